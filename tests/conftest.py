@@ -416,7 +416,7 @@ def postgres_role(database: sb.Database) -> Iterator[str]:
 def without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting reader looks when it is woken, and not once a second."""
     for form in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
-        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
+        monkeypatch.setattr(form, "FALLBACK_POLL_S", 60.0)
 
 
 @pytest.fixture

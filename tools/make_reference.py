@@ -113,7 +113,8 @@ def public_names(module: griffe.Module) -> list[str]:
 
 _WITH_METHODS = {"Instance", "Database", "Transaction", "JoinedTransaction", "ConversationPool", "Worker", "Events"}
 _OURS = {  # methods that other parts of the package call, and no application
-    "catalog_of", "check_process", "looked", "open", "renew", "share", "sleep", "took", "works_as_user",  # Instance
+    "catalog_of", "check_process", "count_polled", "count_received", "open", "renew", "share_events",  # Instance
+    "sleep", "works_as_user",
     "check", "handler_of", "is_async",  # Worker
     "record", "tell", "watches_conversations",  # Events
 }  # fmt: skip

@@ -38,7 +38,7 @@ class AsyncHost:
 
     def _start(self) -> None:
         opened = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
-        opened.share(self._instance)
+        opened.share_events(self._instance)
         resolvers, interval, patience = self._arguments
         self._host = Host(opened, resolvers, interval=interval, patience=patience).start()
 

@@ -356,7 +356,7 @@ class Host:
             self._changed.set()
             return
         watched.due = found.due
-        watched.waiting = max(found.seen.waiting, self.instance.doorbell.waiting(queue_id))
+        watched.waiting = max(found.seen.waiting, self.instance.doorbell.count_asleep(queue_id))
         seen = found.seen._replace(waiting=watched.waiting)
         watched.monitor, decision = look(watched.monitor, seen, self._settings(watched), time.monotonic())
         if not seen.receivable and watched.may_settle(self._oldest):

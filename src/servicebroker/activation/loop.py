@@ -82,7 +82,7 @@ class AsyncTasks:
             folder = self._instance.keys.folder
             keys = None if folder is None else folder.path
             opened = AsyncInstance(self._instance.url, clock=self._instance.clock, upkeep=None, keys=keys)
-            opened.share(self._instance)
+            opened.share_events(self._instance)
             self._opened = opened
             await opened.open()
         return await self._opened.open()

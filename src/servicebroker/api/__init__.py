@@ -11,7 +11,7 @@ a restricted role. `shared/preparation.py` finds out which, once.
 
 **A reader that waits** lists itself in `waiting_readers`. A SEND that sees it notifies at its commit, and the reader's
 bell rings (`aio/doorbell.py`). If notifications follow each other closely, the process polls instead
-(`shared/rush.py`). A reader looks once a second in any case.
+(`shared/polling_mode.py`). A reader polls once a second in any case.
 
 **The rules.**
 
@@ -25,7 +25,8 @@ bell rings (`aio/doorbell.py`). If notifications follow each other closely, the 
   runs it, on a connection of the same pool (`aio/scripts.py`).
 
 **Where.** Definitions: `aio/definitions.py`; each other subject has the file of its name. Definitions that must not
-block others: `aio/giving_way.py`. What is due without readers: `aio/upkeep.py`. Workers: `aio/working.py`,
-`aio/processing.py`, `aio/guarded.py` (failures). Pools: `aio/pool.py`. Requests: `aio/requesting.py`. SENDs that wait:
-`aio/pipelined.py`. SQLAlchemy and Django: `aio/foreign.py`. Begin with `aio/verbs.py`, then `aio/transaction.py`.
+block others: `aio/lock_retry.py`. Timers, lifetimes and space without readers: `aio/upkeep.py`. Workers:
+`aio/working.py`, `aio/processing.py`, `aio/failure_policy.py`. Pools: `aio/pool.py`. Requests: `aio/requesting.py`.
+SENDs that wait: `aio/pipelined.py`. SQLAlchemy and Django: `aio/foreign.py`. Begin with `aio/verbs.py`, then
+`aio/transaction.py`.
 """

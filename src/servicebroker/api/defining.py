@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def present(database: Database) -> Application:
-    """What the database has."""
+    """Return the application that the database has."""
     return database._do(find_present(database.database_id, database.name))
 
 
 def differences(
     database: Database, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
-    """What `define` would do, and what the database has beyond the definition."""
+    """Return the changes that `define` would make, and the objects that the definition does not name."""
     wanted, there = read(definition), present(database)
     return changes(wanted, there), not_defined(wanted, there)
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker import operations
 from servicebroker.api import certificates, master_keys
-from servicebroker.api.giving_way import MOMENTS, RISING
+from servicebroker.api.lock_retry import LOCK_TIMEOUTS_MS, RISING_LOCK_TIMEOUTS_MS
 from servicebroker.api.wrappers import operated
 from servicebroker.engine.catalog import alter, database_options
 from servicebroker.engine.catalog.catalog import Catalog
@@ -53,10 +53,11 @@ class Definitions(ABC):
         """Run the steps of DDL."""
 
     @abstractmethod
-    def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
-        """Run the steps of DDL that others may be in the way of, as often as it takes.
+    def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
+        """Run the steps of DDL, and retry while readers or senders are in the way.
 
-        `moments` are `RISING` for what takes the lock of `lock_delivery`, against those who begin to send.
+        `timeouts_ms` are `RISING_LOCK_TIMEOUTS_MS` for steps that take the lock of `lock_delivery`, which each new
+        conversation takes, too.
         """
 
     @abstractmethod
@@ -178,7 +179,7 @@ class Definitions(ABC):
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        """Run steps of DDL with the database for themselves. Who may not do it ends nobody."""
+        """Run steps of DDL with the database for themselves. A user without the right ends no session."""
 
     def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:
@@ -186,7 +187,7 @@ class Definitions(ABC):
             self._alone(transmission.deliver_conversation(remembered, handle, now))
 
     def _remove_dropped_queues(self) -> None:
-        """The second half of DROP QUEUE, also for a process that died between the two."""
+        """Run the second half of DROP QUEUE, also for a process that died between the two."""
         for queue_id in self._alone(alter.dropped_queues()):
             self._alone(alter.remove_dropped_queue(queue_id))
 
@@ -206,14 +207,14 @@ def _alone(definitions: Definitions, operation: Definition[Any]) -> Any:
     return definitions._alone(definitions._steps(operation))
 
 
-def _giving_way(definitions: Definitions, operation: Definition[Any]) -> None:
-    """Run what readers and senders may be in the way of."""
-    definitions._giving_way(lambda: definitions._steps(operation))
+def _retry_locked(definitions: Definitions, operation: Definition[Any]) -> None:
+    """Run a definition, and retry while readers and senders are in the way."""
+    definitions._retry_locked(lambda: definitions._steps(operation))
 
 
 def _delivering(definitions: Definitions, operation: Definition[Any]) -> None:
-    """Run what delivers waiting messages, then the conversations that somebody was sending on."""
-    definitions._deliver_left(definitions._giving_way(lambda: definitions._steps(operation), RISING))
+    """Run a definition that delivers waiting messages, then deliver conversations on which others were sending."""
+    definitions._deliver_left(definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS))
 
 
 def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -> None:
@@ -221,8 +222,8 @@ def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -
 
 
 def _alter_queue(definitions: Definitions, operation: operations.AlterQueue) -> None:
-    """Run its parts, each as a transaction: who has one of the tables open may be about to open the other."""
-    left, warning = definitions._giving_way(lambda: definitions._steps(operation), RISING)
+    """Run its parts, each as a transaction: a user with one of the tables open may be about to open the other."""
+    left, warning = definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
     definitions._deliver_left(left)
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
@@ -240,17 +241,17 @@ def _drop_queue(definitions: Definitions, operation: operations.DropQueue) -> No
 
 
 def _create_service(definitions: Definitions, operation: operations.CreateService) -> None:
-    definitions._giving_way(lambda: definitions._steps(operation), RISING)
+    definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
 
 
 def _alter_service(definitions: Definitions, operation: operations.AlterService) -> None:
     """Run it, then deliver what waited for the queue that the service has left."""
-    definitions._giving_way(lambda: definitions._steps(operation))
+    definitions._retry_locked(lambda: definitions._steps(operation))
 
     def delivering() -> Steps[list[UUID]]:
         return transmission.deliver_free(definitions.catalog, definitions.instance.clock())
 
-    definitions._deliver_left(definitions._giving_way(delivering, RISING))
+    definitions._deliver_left(definitions._retry_locked(delivering, RISING_LOCK_TIMEOUTS_MS))
 
 
 def _alter_database(definitions: Definitions, operation: operations.AlterDatabase) -> None:
@@ -278,7 +279,9 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
     if operation.enable_broker:
         definitions._deliver_left(alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
-        left = definitions._giving_way(lambda: rights.authorized(enabling(), user, permission), RISING)
+        left = definitions._retry_locked(
+            lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
+        )
         definitions._deliver_left(left)
     if operation.honor_broker_priority is not None:
         shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
@@ -288,14 +291,14 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         alone(lambda: set_read_only(number, definitions.name))
 
 
-_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # those that do not run alone, in one transaction
-    operations.DropContract: _giving_way,
+_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # definitions that need more than one transaction on their own
+    operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,
     operations.AlterQueue: _alter_queue,
     operations.DropQueue: _drop_queue,
     operations.CreateService: _create_service,
     operations.AlterService: _alter_service,
-    operations.DropService: _giving_way,
+    operations.DropService: _retry_locked,
     operations.CreateRoute: _delivering,
     operations.AlterRoute: _delivering,
     operations.DropRoute: _delivering,

@@ -1,12 +1,14 @@
 # Made from aio/doorbell.py by tools/make_sync.py: change that file, then run `make sync`.
-"""How a reader that waits is woken: it lists itself, a SEND that sees it notifies, and its bell rings.
+"""The doorbell: it wakes readers that wait for messages.
 
-Messages of one group wake one reader of the process, and with it those that wait for a certain conversation or group:
-woken all at once, sixteen readers would look sixteen times for each message. Where several groups may have got
-messages, who was woken wakes the next as soon as it has found something. What changes the queue itself wakes all.
+A waiting reader lists itself in a table, a SEND that sees it there notifies, and the reader's bell rings.
 
-Where notifications follow each other closely the process takes itself off the list, and one of its sleepers looks from
-time to time instead (api/shared/rush.py), until a few have found nothing.
+Messages of one group wake one reader of the process, and the readers that wait for a certain conversation or group:
+woken all at once, sixteen readers would poll sixteen times for each message. If messages of several groups may have
+come, each woken reader wakes the next one as soon as it has found a message. A change of the queue itself wakes all.
+
+If notifications follow each other closely, the process leaves the table. One of its sleeping readers polls instead
+(api/shared/polling_mode.py), until a few polls have found nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +23,23 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.api.shared.rush import Rush
+from servicebroker.api.shared.polling_mode import PollingMode
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.concurrency import Background, Event, Lock
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run_alone
 
-_LOOK = 0.5  # seconds between looks at whether the instance was closed
+_CLOSE_CHECK_S = 0.5  # between two looks at whether the instance was closed
 
 
 class Doorbell:
     """One LISTEN connection for all waiting readers of a process, started by the first.
 
     Attributes:
-        service_changes: of queues at which readers wait, how often a service was altered or dropped; forgotten when
-            that may have changed.
+        service_changes: for queues with waiting readers, how often a service was altered or dropped; removed if that
+            number may have changed.
+        losses: how often the connection was lost.
     """
 
     def __init__(self, url: str, engine: type[Direct]) -> None:
@@ -45,63 +48,66 @@ class Doorbell:
         self._lock = Lock()
         self._waiting: dict[int, list[Bell]] = {}
         self._registered: set[int] = set()
-        self._rushes: dict[int, Rush] = {}
+        self._polling: dict[int, PollingMode] = {}
         self.service_changes: dict[int, int] = {}
         self._registrar: psycopg.Connection[Any] | None = None
         self._background: Background | None = None
         self._closed, self._listens = Event(), Event()
         self.losses = 0
 
-    def hears(self, queue_id: int) -> bool:
-        """Whether others of this process wait at the queue: then it costs nothing to listen before the first look."""
-        return queue_id in self._registered or self._is_rushed(queue_id)
+    def is_registered(self, queue_id: int) -> bool:
+        """Return whether readers of this process wait at the queue: then listening before polling costs nothing."""
+        return queue_id in self._registered or self._is_polled(queue_id)
 
     @contextlib.contextmanager
-    def listening(self, queue_id: int, *, choosy: bool) -> Iterator[Bell]:
-        """A bell that rings when a message was sent to the queue. The caller looks again after entering.
+    def listening(self, queue_id: int, *, filtered: bool) -> Iterator[Bell]:
+        """Give the block a bell that rings when a message was sent to the queue. The caller polls after entering.
 
-        `choosy` is who does not take the first message that comes, but one of a certain conversation or group.
+        `filtered`: the reader takes messages of a certain conversation or group only.
         """
-        bell = Bell(choosy=choosy)
+        bell = Bell(filtered=filtered)
         try:
             self._enter(queue_id, bell)
             yield bell
         finally:
             self._leave(queue_id, bell)
 
-    def found(self, queue_id: int, bell: Bell) -> bool:
-        """The bell's reader is done with what it has found, and waits on. Whether it was listed all the while.
+    def keep_waiting(self, queue_id: int, bell: Bell) -> bool:
+        """Keep waiting after a message.
 
-        As if it had left and come back, but that nothing is written. What the bell rings for is for its own next look.
+        Returns False if the queue was unregistered meanwhile, so that a message may have been missed. The effect is
+        that of leaving and entering again, but nothing is written. If the bell has rung, it stays so for the next poll.
         """
         with self._lock:
             bells = self._waiting[queue_id]
             bells.remove(bell)
-            if queue_id in self._rushes:
-                self._rushes[queue_id].found()
-            if bell.is_one_of_several:
-                bell.is_one_of_several = False
-                _wake_one(bells, several=True)
-            bells.append(bell)  # who sleeps longest stands first
-            was_listed = self.hears(queue_id)
+            if queue_id in self._polling:
+                self._polling[queue_id].note_message()
+            if bell.wakes_next:
+                bell.wakes_next = False
+                _wake_one(bells, wakes_next=True)
+            bells.append(bell)  # the reader that sleeps longest stands first
+            was_listed = self.is_registered(queue_id)
             if not was_listed:
                 self._register()
             return was_listed
 
-    def share(self, queue_id: int) -> None:
-        """A reader has found something and is busy with it: one that sleeps looks whether there is more."""
+    def wake_another(self, queue_id: int) -> None:
+        """Let a sleeping reader poll for more, while another reader is busy with a message."""
         if queue_id in self._waiting:
             with self._lock:
                 bells = self._waiting.get(queue_id, ())
-                if len(bells) > 1 or any(bell.sleeps for bell in bells):  # else it would ring its own
-                    _wake_one(bells, several=False)
+                if len(bells) > 1 or any(
+                    bell.is_asleep for bell in bells
+                ):  # otherwise the only bell is the caller's own
+                    _wake_one(bells, wakes_next=False)
 
-    def waiting(self, queue_id: int) -> int:
-        """How many readers of this process sleep until a message comes to the queue."""
-        return sum(bell.sleeps for bell in self._waiting.get(queue_id, ()))
+    def count_asleep(self, queue_id: int) -> int:
+        """Return how many readers of this process sleep until a message comes to the queue."""
+        return sum(bell.is_asleep for bell in self._waiting.get(queue_id, ()))
 
     def close(self) -> None:
-        """Stop listening; who still waits looks once more, and finds the instance closed."""
+        """Stop listening. Readers that still wait poll once more, and find the instance closed."""
         self._closed.set()
         if self._background is not None:
             self._background.stop()
@@ -115,33 +121,33 @@ class Doorbell:
         with self._lock:
             self._start()
             self._waiting.setdefault(queue_id, []).append(bell)
-            if not self.hears(queue_id):
+            if not self.is_registered(queue_id):
                 self._register()
 
     def _leave(self, queue_id: int, bell: Bell) -> None:
         with self._lock:
             bells = self._waiting.get(queue_id, [])
-            if bell in bells:  # not when it was interrupted before it entered
+            if bell in bells:  # not if the reader was interrupted before it entered
                 bells.remove(bell)
-                if queue_id in self._rushes:
-                    self._rushes[queue_id].found()
+                if queue_id in self._polling:
+                    self._polling[queue_id].note_message()
                 if not bells:
                     del self._waiting[queue_id]
-                    if not self._is_rushed(queue_id):
+                    if not self._is_polled(queue_id):
                         self.service_changes.pop(queue_id, None)
                         self._register()
-                elif bell.is_ringing or bell.is_one_of_several:
-                    _wake_one(bells, several=bell.is_one_of_several)
+                elif bell.is_ringing or bell.wakes_next:
+                    _wake_one(bells, wakes_next=bell.wakes_next)
 
     def _start(self) -> None:
         if self._background is None:
             self._background = Background(self._listen, "servicebroker doorbell")
-            self._listens.wait(_LOOK)
+            self._listens.wait(_CLOSE_CHECK_S)
 
     def _register(self) -> None:
-        """List the queues whose messages we are to be notified of, and no others.
+        """Store the queues whose messages notify this process, and no others.
 
-        Where that fails nobody notifies us, and the reader's own poll still finds every message.
+        If that fails, no notification comes, and the readers' own polls still find every message.
         """
         self._registered = set()
         for _ in range(2):  # the first may find that the connection was lost
@@ -149,7 +155,7 @@ class Doorbell:
                 return
             try:
                 registrar = self._registrar = self._registrar or self._connect()
-                wanted = [queue_id for queue_id in self._waiting if not self._is_rushed(queue_id)]
+                wanted = [queue_id for queue_id in self._waiting if not self._is_polled(queue_id)]
                 run_alone(registrar, self._engine.wait_for(wanted))
                 self._registered = set(wanted)
                 return
@@ -158,8 +164,8 @@ class Doorbell:
                     self._registrar.close()
                 self._registrar = None
 
-    def _drawn(self, queue_id: int) -> int | None:
-        """The last number of arrival that a message of the queue has drawn; None where it cannot be told."""
+    def _last_number(self, queue_id: int) -> int | None:
+        """Return the last number of arrival that a message of the queue has drawn; None if it cannot be found out."""
         if self._registrar is not None:
             with contextlib.suppress(psycopg.Error):
                 return run_alone(self._registrar, self._engine.drawn(queue_id))
@@ -172,26 +178,30 @@ class Doorbell:
         while not self._closed.is_set():
             try:
                 with connect(self._url, application_name="servicebroker doorbell") as connection:
-                    connection.interval = _LOOK
+                    connection.interval = _CLOSE_CHECK_S
                     connection.execute("listen servicebroker")
                     self._listens.set()
                     if self.losses:
                         with self._lock:
-                            self._register()  # a server that crashed has forgotten
+                            self._register()  # a server that crashed has lost it
                     while not self._closed.is_set():
-                        due = min((rush.due for rush in self._rushes.values()), default=math.inf)
-                        pause = max(0.001, min(_LOOK, due - time.monotonic()))
+                        next_poll = min((mode.next_poll for mode in self._polling.values()), default=math.inf)
+                        pause = max(0.001, min(_CLOSE_CHECK_S, next_poll - time.monotonic()))
                         for notice in connection.notifies(timeout=pause, stop_after=1):
                             self._notified(notice.payload)
-                        self._look()
+                        self._poll()
             except (psycopg.Error, InstanceError):
                 self.losses += 1
-                self._rushes.clear()
+                self._polling.clear()
                 self.service_changes.clear()
-                self._closed.wait(_LOOK)
+                self._closed.wait(_CLOSE_CHECK_S)
 
     def _notified(self, payload: str) -> None:
-        """`QUEUE GROUP`: messages of a group came; `QUEUE`: of several, perhaps; `-QUEUE`: the queue has changed."""
+        """Wake readers for a notification.
+
+        `QUEUE GROUP`: messages of a group came; `QUEUE`: messages of several groups, perhaps; `-QUEUE`: the queue was
+        changed.
+        """
         queue_id, _, group = payload.partition(" ")
         if not re.fullmatch(r"-?\d{1,10}", queue_id):  # anybody may NOTIFY
             return
@@ -201,80 +211,80 @@ class Doorbell:
             if changed:
                 self.service_changes.pop(abs(int(queue_id)), None)
             for bell in bells:
-                if changed or bell.is_choosy:
+                if changed or bell.is_filtered:
                     bell.ring(changed=changed)
             if not changed:
-                _wake_one(bells, several=not group)
-                if not bells and int(queue_id) not in self._rushes:
+                _wake_one(bells, wakes_next=not group)
+                if not bells and int(queue_id) not in self._polling:
                     return  # anybody may NOTIFY any number
-                rush = self._rushes.setdefault(int(queue_id), Rush())
-                rush.notified(time.monotonic())
-                if rush.is_on and int(queue_id) in self._registered:
+                mode = self._polling.setdefault(int(queue_id), PollingMode())
+                mode.note_notification(time.monotonic())
+                if mode.is_on and int(queue_id) in self._registered:
                     self._register()
 
-    def _look(self) -> None:
-        """In a rush, and after it, let one who sleeps look; it wakes the next when it has found something."""
+    def _poll(self) -> None:
+        """In polling mode and after it, let one sleeping reader poll; it wakes the next one if it finds a message."""
         now = time.monotonic()
-        for queue_id, rush in list(self._rushes.items()):
-            if rush.due <= now:
+        for queue_id, mode in list(self._polling.items()):
+            if mode.next_poll <= now:
                 with self._lock:
                     bells = self._waiting.get(queue_id, ())
-                    rush.attended = now if bells else rush.attended
-                    drawn = self._drawn(queue_id) if rush.asks(now) else None
-                    if rush.look(now, drawn):
+                    mode.last_attended = now if bells else mode.last_attended
+                    last_number = self._last_number(queue_id) if mode.needs_count(now) else None
+                    if mode.plan_poll(now, last_number):
                         self._register()
                         if not bells:
                             self.service_changes.pop(queue_id, None)
                     for bell in bells:
-                        if bell.is_choosy:
+                        if bell.is_filtered:
                             bell.ring()
-                    _wake_one([bell for bell in bells if bell.sleeps], several=True)
+                    _wake_one([bell for bell in bells if bell.is_asleep], wakes_next=True)
 
-    def _is_rushed(self, queue_id: int) -> bool:
-        return queue_id in self._rushes and self._rushes[queue_id].is_on
+    def _is_polled(self, queue_id: int) -> bool:
+        return queue_id in self._polling and self._polling[queue_id].is_on
 
 
 class Bell:
-    """Rings once for any number of messages that came.
+    """The bell of a waiting reader. It rings once for any number of messages that came.
 
     Attributes:
-        is_choosy: its reader waits for a certain conversation or group.
-        sleeps: its reader sleeps; otherwise it looks, or is busy with what it has found.
-        is_one_of_several: it rang for several groups, perhaps, and rings the next when its reader has found one.
+        is_filtered: the reader waits for a certain conversation or group.
+        is_asleep: the reader sleeps; otherwise it polls, or is busy with a message.
+        wakes_next: messages of several groups may have come, so a reader that finds one wakes the next reader.
     """
 
-    def __init__(self, *, choosy: bool) -> None:
-        self.is_choosy = choosy
-        self.sleeps = False
-        self.is_one_of_several = False
+    def __init__(self, *, filtered: bool) -> None:
+        self.is_filtered = filtered
+        self.is_asleep = False
+        self.wakes_next = False
         self._changed = False
         self._event = Event()
 
     @property
     def is_ringing(self) -> bool:
-        """Whether its reader has not begun to look since it rang."""
+        """Return whether the reader has not begun to poll since the bell rang."""
         return self._event.is_set()
 
-    def ring(self, *, changed: bool = False, several: bool = False) -> None:
+    def ring(self, *, changed: bool = False, wakes_next: bool = False) -> None:
         """Wake the reader."""
-        self.sleeps = False
-        self.is_one_of_several = self.is_one_of_several or several
+        self.is_asleep = False
+        self.wakes_next = self.wakes_next or wakes_next
         self._changed = self._changed or changed
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until the bell rings, at most `seconds`: whether the queue itself may have changed meanwhile."""
-        self.sleeps = not self._event.is_set()
+        """Sleep until the bell rings, at most `seconds`. Return whether the queue itself may have changed meanwhile."""
+        self.is_asleep = not self._event.is_set()
         rang = self._event.wait(seconds)
-        self.sleeps = False
+        self.is_asleep = False
         self._event.clear()
         changed, self._changed = self._changed, False
         return changed or not rang
 
 
-def _wake_one(bells: Sequence[Bell], *, several: bool) -> None:
-    """The one that sleeps longest; where none sleeps, one that will look again or, when it leaves, ring the next."""
-    able = (bell for bell in bells if not bell.is_choosy)
-    first = min(able, key=lambda bell: not bell.sleeps, default=None)
+def _wake_one(bells: Sequence[Bell], *, wakes_next: bool) -> None:
+    """Wake the reader that sleeps longest; else one that will poll again or, when it leaves, wake the next."""
+    unfiltered = (bell for bell in bells if not bell.is_filtered)
+    first = min(unfiltered, key=lambda bell: not bell.is_asleep, default=None)
     if first is not None:
-        first.ring(several=several)
+        first.ring(wakes_next=wakes_next)

@@ -1,9 +1,10 @@
 # Made from aio/exclusive.py by tools/make_sync.py: change that file, then run `make sync`.
-"""A broker database alone, as ENABLE_BROKER, NEW_BROKER and DROP DATABASE need it (docs/reference/rules.md#databases).
+"""Exclusive use of a broker database, for ENABLE_BROKER, NEW_BROKER and DROP DATABASE.
 
-Who uses the database is who holds a lock on one of its queues' tables: a transaction that has sent into it or received
-from it. Those that run are waited for, or ended; then the tables are locked, but never for longer than a moment while
-somebody else waits for us, so that nobody dies of a deadlock but we ourselves, who try again.
+The rules: docs/reference/rules.md#databases. A transaction uses the database if it has sent into it or received from
+it: then it holds a lock on the table of one of the queues. Running transactions are waited for, or ended. Then the
+tables are locked, but only for a moment while others wait, so that no transaction but this one, which tries again, dies
+of a deadlock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from servicebroker.store.statements import Steps
 
 T = TypeVar("T")
 
-_LOOK = 0.02  # seconds between two looks at whether they have ended
+_POLL_INTERVAL_S = 0.02  # between two looks at whether the transactions have ended
 
 
 def alone(
@@ -34,10 +35,10 @@ def alone(
     in_use: BrokerError,
     steps: Callable[[], Steps[T]],
 ) -> T:
-    """Do these steps in a transaction that has the database for itself. `connection` is in autocommit mode.
+    """Run the steps in a transaction that has the database for itself. `connection` is in autocommit mode.
 
     Raises:
-        BrokerError: `in_use`, when it is and we do not wait.
+        BrokerError: `in_use`, if others use the database and `termination` does not wait.
     """
 
     def exclusive(attempt: int) -> Steps[T]:
@@ -62,4 +63,4 @@ def _outlast(connection: DirectConnection, database_id: int, there: list[User], 
         if deadline is not None and time.monotonic() >= deadline:
             run(connection, end_users(there))
             return
-        sleep(_LOOK)
+        sleep(_POLL_INTERVAL_S)

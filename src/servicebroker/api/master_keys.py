@@ -1,5 +1,5 @@
 # Made from aio/master_keys.py by tools/make_sync.py: change that file, then run `make sync`.
-"""How a database runs the statements of its master key: who opens it, and with what."""
+"""Statements of the master key, as a database runs them."""
 
 from __future__ import annotations
 

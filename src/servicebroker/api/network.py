@@ -49,15 +49,15 @@ class Network(ABC):
 
     @abstractmethod
     def connection(self) -> AbstractContextManager[DirectConnection]:
-        """A connection of the pool."""
+        """Lend a connection of the pool."""
 
     @abstractmethod
     def key_folder(self) -> KeyFolder:
-        """Where the private keys are."""
+        """Return the folder of private keys."""
 
     @abstractmethod
     def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
-        """The broker database of that name."""
+        """Return the broker database of that name."""
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation of the whole instance, one of `servicebroker.operations`. Each method of one does this.
@@ -119,7 +119,7 @@ class Network(ABC):
         return self._administer(known_peers.accept(name, self.clock()))
 
     def _administer(self, steps: Steps[T]) -> T:
-        """DDL of the instance, one at a time."""
+        """Run DDL of the instance, one definition at a time."""
 
         def checked() -> Steps[T]:
             yield from logins.demand_administrator()
@@ -200,7 +200,7 @@ def _create_certificate(instance: Network, operation: operations.CreateTransport
 
 
 def _issue(instance: Network, operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
-    """A new certificate of this instance, which the one before it vouches for."""
+    """Make a new certificate of this instance, signed by the one before it."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
     own = instance._administer(transport_certificates.myself())
@@ -216,7 +216,7 @@ def _issue(instance: Network, operation: operations.CreateTransportCertificate) 
 
 
 def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
-    """The certificate in a file, and the private key in another one, if it is given."""
+    """Read the certificate in a file, and the private key in another file, if one is given."""
     assert operation.file is not None
     facts = read(in_thread(read_file, operation.file))
     if operation.private_key_file is None:
@@ -226,7 +226,7 @@ def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, Priv
 
 
 def _private_key(instance: Network, certificate: TransportCertificate) -> PrivateKey | None:
-    """The key of one of our certificates, when it is here and nobody else's."""
+    """Return the private key of a certificate of this instance, if its file is here and can be opened."""
     with suppress(InstanceError, BrokerError):
         file = (instance.key_folder()).find(certificate.facts.thumbprint)
         return None if file is None else read_key(in_thread(read_file, file), None, certificate.facts)
@@ -242,7 +242,7 @@ def _alter_certificate(instance: Network, operation: operations.AlterTransportCe
     if not by_password:
         in_thread(folder.write, found.facts.thumbprint, pem)
     instance._administer(transport_certificates.set_by_password(found, by_password))
-    if by_password:  # the daemon opens no such file: it is told first
+    if by_password:  # the daemon cannot open such a file, so the row says so first
         in_thread(folder.write, found.facts.thumbprint, pem)
 
 
@@ -261,7 +261,7 @@ def _backup_certificate(instance: Network, operation: operations.BackupCertifica
 
 
 def _open(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:
-    """The private key that is in the key folder."""
+    """Open the private key that is in the key folder."""
     file = (instance.key_folder()).find(certificate.facts.thumbprint)
     if file is None:
         raise BrokerError(15556, f"certificate '{certificate.name}'")
@@ -273,7 +273,7 @@ def _open(instance: Network, certificate: TransportCertificate, password: str | 
 
 
 def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
-    """What stands in the file of a private key."""
+    """Return the content of the file of a private key."""
     if password is not None:
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
     return in_thread(key_pem, key, password) + as_pem(facts.der)

@@ -1,5 +1,5 @@
 # Made from aio/poison.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Who counts rollbacks: one for each open instance, outside of every transaction, since a ROLLBACK undoes a count."""
+"""Counting rollbacks: once for each open instance, outside of every transaction, since a ROLLBACK undoes a count."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Connections = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 
 
 class PoisonDetector:
-    """Switches a queue off, by `disable`, after five rollbacks in a row.
+    """Automatic poison detection: disable a queue after five rollbacks in a row.
 
-    `connections` lends one that no transaction is open on.
+    `connections` lends a connection without an open transaction.
     """
 
     def __init__(
@@ -55,20 +55,20 @@ class PoisonDetector:
         self._events, self._rollbacks, self._lock = other._events, other._rollbacks, other._lock
 
     def took(self, transaction: int, queue_id: int) -> None:
-        """A transaction of ours has just taken messages; how it ends will be told, unless this process dies."""
+        """Note that a transaction of this process took messages. It reports its end, unless the process dies."""
 
     def received(self, transaction: int, queues: Iterable[int]) -> None:
-        """A transaction that somebody else ends has taken messages from these queues."""
+        """Note that a transaction, which others end, took messages from these queues."""
         with self._lock:
             self._rollbacks.received(transaction, queues)
 
     def committed(self, queues: Iterable[int]) -> None:
-        """A transaction that took messages was committed."""
+        """Note that a transaction which took messages was committed."""
         with self._lock:
             self._rollbacks.committed(queues)
 
     def rolled_back(self, connection: psycopg.Connection[Any], queues: Iterable[int]) -> None:
-        """A transaction that took messages was rolled back; `connection` is free now."""
+        """Count the rollback of a transaction that took messages; `connection` is free now."""
         with self._lock:
             reached = self._rollbacks.rolled_back(queues)
         for queue_id in reached:
@@ -79,24 +79,24 @@ class PoisonDetector:
                 self._disable(connection, queue_id)
 
     def travels(self, connection: psycopg.Connection[Any], taken: set[tuple[int, int]]) -> None:
-        """A transaction took these, by its id and queue; its COMMIT goes with the connection's next statement."""
+        """Note what a transaction took, by its id and queue. Its COMMIT goes with the connection's next statement."""
         self._travelling[connection] = taken
 
     def arrived(self, connection: psycopg.Connection[Any]) -> None:
-        """That COMMIT was done."""
+        """Note that this COMMIT was done."""
         self.committed({queue_id for _, queue_id in self._travelling.pop(connection, ())})
 
     def unanswered(self, connection: psycopg.Connection[Any]) -> None:
-        """The connection is given back: if a COMMIT travelled and nobody knows of its end, that will be asked for."""
+        """When the connection is given back, note a COMMIT whose end is unknown, so that `judge` asks for it."""
         for transaction, queue_id in self._travelling.pop(connection, ()):
             self.received(transaction, [queue_id])
 
     def dropped(self, connection: psycopg.Connection[Any]) -> bool:
-        """A COMMIT that travelled has failed, and its rollback is not to count. Whether there was one."""
+        """Forget a COMMIT that travelled and failed; its rollback does not count. Return whether there was one."""
         return self._travelling.pop(connection, None) is not None
 
     def look(self, queue_id: int) -> None:
-        """Before a RECEIVE: ask how transactions have ended, when that may have switched the queue off."""
+        """Before a RECEIVE, ask how transactions have ended, if that may have disabled the queue."""
         with self._lock:
             due = self._rollbacks.is_due(queue_id)
         if due:
@@ -104,7 +104,7 @@ class PoisonDetector:
                 self.judge(connection)
 
     def judge(self, connection: psycopg.Connection[Any]) -> None:
-        """Ask how the transactions have ended that are not known of."""
+        """Ask the server for the end of transactions whose end is unknown."""
         with self._lock:
             pending = self._rollbacks.pending()
         try:

@@ -1,5 +1,5 @@
 # Made from aio/processing.py by tools/make_sync.py: change that file, then run `make sync`.
-"""A procedure that is run on what RECEIVE takes, each time as a transaction; COMMIT travels with the next RECEIVE."""
+"""Running a procedure on what RECEIVE takes, a transaction each time; COMMIT travels with the next RECEIVE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from servicebroker.api.guarded import Guard
+from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction, translated
 from servicebroker.api.turns import Procedure, hold, undoes_all
@@ -31,14 +31,14 @@ def process(
     *,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
-    guard: Guard | None = None,
+    guard: FailureHandler | None = None,
 ) -> int:
     """`Database.process` of what a RECEIVE takes, which also ends between two transactions once `stopping` says so.
 
-    `guard`: what a reader that processes again and again knows already, instead of `poison`.
+    `guard` is the failure handler of a reader that processes again and again, instead of `poison`.
     """
     if poison is not None:
-        guard = Guard(database, operation.queue, poison, exits=stopping is None)
+        guard = FailureHandler(database, operation.queue, poison, exits=stopping is None)
     is_asked = stopping or _never
     each, done = operation.at_once, 0
 
@@ -51,7 +51,7 @@ def process(
         done += taken
         return taken
 
-    database._waiting(operation.queue, once, operation.patience, choosy=False, enough=lambda _: is_asked())
+    database._waiting(operation.queue, once, operation.patience, filtered=False, enough=lambda _: is_asked())
     return done
 
 
@@ -63,10 +63,10 @@ def _drain(
     database: Database,
     operation: Receive,
     procedure: Procedure,
-    guard: Guard | None,
+    guard: FailureHandler | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
-    """Process what the queue has, on one connection: how many messages those were, and whether one has lost it."""
+    """Process the messages of the queue on one connection. Return how many, and whether one has lost the connection."""
     done = 0
     there = database._find(operation.queue)
 
@@ -76,7 +76,7 @@ def _drain(
         nonlocal is_shared
         if not is_shared:
             is_shared = True
-            database.instance.doorbell.share(there.queue_id)
+            database.instance.doorbell.wake_another(there.queue_id)
         return procedure(transaction, messages)
 
     with database.instance.connection() as connection, translated(also_theirs=True):
@@ -98,9 +98,9 @@ def _drain(
                     _commit(database, connection, guard)
                     break
             if guard is not None:
-                guard.rest(connection)
+                guard.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # no message is to blame; what a procedure has set in this session may be
+            if guard is not None:  # no message is to blame, but perhaps what a procedure has set in this session
                 connection.close()
             raise
         finally:
@@ -108,8 +108,8 @@ def _drain(
     return done, False
 
 
-def _commit(database: Database, connection: DirectConnection, guard: Guard | None) -> None:
-    """The last COMMIT, which would have travelled with the next RECEIVE."""
+def _commit(database: Database, connection: DirectConnection, guard: FailureHandler | None) -> None:
+    """Send the last COMMIT, which would have travelled with the next RECEIVE."""
     if guard is not None:
         guard.commit(connection)
         return
@@ -153,7 +153,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             done += len(turn.messages)
             if transaction._is_over():
                 break
-        if done and failure is None:  # with nothing to do no RECEIVE follows, which a COMMIT could travel with
+        if done and failure is None:  # if nothing was done, no RECEIVE follows that COMMIT could travel with
             transaction._let_commit_travel()
     if failure is not None:
         raise failure

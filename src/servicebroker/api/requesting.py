@@ -42,9 +42,9 @@ Procedure: TypeAlias = Callable[[Any, list[Message]], object]  # of a transactio
 LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
 _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
 _STOP_PATIENCE_S = 2.0
-_NOT_THERE = 8426  # no such conversation
-_CHANGED = 8468  # a service of the queue was altered or dropped
-_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that its handler has ended
+_UNKNOWN_CONVERSATION_ERROR = 8426
+_SERVICE_CHANGED_ERROR = 8468
+_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended the conversation
 
 _LOG = logging.getLogger("servicebroker")
 
@@ -70,7 +70,7 @@ class Waiter:
 
 
 def request(verbs: Verbs, operation: Request) -> Message:
-    """Do what `Request` says."""
+    """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
     group = operation.group(database.instance.clock(), uuid4())
@@ -89,7 +89,7 @@ def request(verbs: Verbs, operation: Request) -> Message:
 
 
 def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
-    """Do what `BeginRequest` says, in the caller's transaction if there is one."""
+    """Run `BeginRequest`, in the caller's transaction if there is one."""
     group = operation.group(verbs.instance.clock(), uuid4())
     if verbs is not verbs.database:
         return _begin(verbs, operation, group)
@@ -98,7 +98,7 @@ def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
 
 
 def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
-    """Do what `WaitForAnswer` says."""
+    """Run `WaitForAnswer`."""
     verbs._refuse_transaction("WAIT FOR ANSWER")
     operation.check()
     database = verbs.database
@@ -108,7 +108,7 @@ def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
     waiter = Waiter(operation.handle, watcher)
     try:
         watcher.enter(waiter)
-        waiter.ready.set()  # it may be there already
+        waiter.ready.set()  # the answer may be there already
         return _wait(database, waiter, operation.timeout, deadline)
     finally:
         waiter.watcher.leave(waiter)
@@ -177,7 +177,7 @@ def _take(database: Database, waiter: Waiter) -> list[Message]:
         try:
             return _receive(database, queue.name, waiter.handle)
         except BrokerError as refused:
-            if refused.number != _NOT_THERE:
+            if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
             found: AnswerQueue = database._do(database.engine.find_answer_queue(waiter.handle))
             if found == queue:
@@ -200,9 +200,9 @@ def _handle_late(database: Database, queue: str, handle: UUID, procedure: Proced
         try:
             messages = transaction.receive(queue, conversation_handle=handle)
         except BrokerError as refused:
-            if refused.number != _NOT_THERE:
+            if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            return False  # somebody else has had it
+            return False  # another process has taken it
         if not messages:
             return False
         with tracing.current(transaction._processing):
@@ -240,7 +240,7 @@ class Watchers:
     def of_service(self, verbs: Verbs, service: str, handle: UUID) -> Watcher:
         """Return the watcher for the queue of a service, from which a conversation was begun.
 
-        It is remembered as long as the watcher runs, who is told when the service goes to another queue.
+        It is remembered as long as the watcher runs, which learns when the service moves to another queue.
         """
         key = verbs.database.user, service
         known = self._by_service.get(key)
@@ -261,12 +261,12 @@ class Watchers:
             return known
 
     def stop(self) -> None:
-        """Let them end with their next look, and wake all callers: they find the instance closed."""
+        """Let the watchers end with their next poll, and wake all callers, which find the instance closed."""
         for watcher in list(self._by_queue.values()):
             watcher.stop()
 
     def join(self) -> None:
-        """Wait until they have ended."""
+        """Wait until the watchers have ended."""
         for watcher in list(self._by_queue.values()):
             watcher.join()
 
@@ -285,7 +285,7 @@ class Watcher:
         self._database = database
         self._lock = Lock()
         self._entered: set[Waiter] = set()
-        self._watched: dict[UUID, list[Waiter]] = {}  # those that are asleep
+        self._watched: dict[UUID, list[Waiter]] = {}  # waiters that are asleep
         self._background: Background | None = None
 
     def enter(self, waiter: Waiter) -> None:
@@ -313,7 +313,7 @@ class Watcher:
                     del self._watched[waiter.handle]
 
     def stop(self) -> None:
-        """End with the next look, and wake all callers."""
+        """End with the next poll, and wake all callers."""
         self.is_running = False
         self._wake(list(self._watched))
 
@@ -327,7 +327,7 @@ class Watcher:
         while self.is_running:
             try:
                 self._database._waiting(
-                    self.queue.name, self._look, LINGER_S, choosy=True, enough=lambda _: not self.is_running
+                    self.queue.name, self._look, LINGER_S, filtered=True, enough=lambda _: not self.is_running
                 )
             except (ServiceBrokerError, psycopg.Error) as problem:  # callers find out themselves what it is
                 report(_LOG, logging.DEBUG, "requests of %s: %s", self.queue.name, str(problem))
@@ -340,12 +340,12 @@ class Watcher:
 
     def _pause(self, problem: Exception) -> None:
         """Wait a moment, since the next watcher may fail as this one, unless a service has only gone elsewhere."""
-        has_changed = isinstance(problem, BrokerError) and problem.number == _CHANGED
+        has_changed = isinstance(problem, BrokerError) and problem.number == _SERVICE_CHANGED_ERROR
         if self.is_running and not has_changed:
             Event().wait(_RETRY_PAUSE_S)
 
     def _look(self) -> int:
-        """Ask which conversations have messages, and wake their callers. Return how many."""
+        """Wake the callers whose conversations have messages. Return how many."""
         handles = list(self._watched)
         if not handles:
             return 0

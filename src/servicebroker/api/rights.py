@@ -24,14 +24,14 @@ class Rights(ABC):
 
     @abstractmethod
     def connection(self) -> AbstractContextManager[DirectConnection]:
-        """A connection of the pool."""
+        """Lend a connection of the pool."""
 
     grant_rights = operated(operations.GrantRights)
 
     revoke_rights = operated(operations.RevokeRights)
 
     def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """What a role can really do, by PostgreSQL's catalogs; without one, each that has to do with the instance.
+        """Return what a role can really do, by PostgreSQL's catalogs; without one, of each role with rights here.
 
         Raises:
             BrokerError: 15007 no such role.

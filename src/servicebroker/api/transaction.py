@@ -95,7 +95,7 @@ class JoinedTransaction(Verbs):
                 raise
 
     def _drop_what_waits(self) -> None:
-        """New conversations that wait are undone with the savepoint that they were begun behind; here none wait."""
+        """Drop new conversations that wait, with the savepoint behind which they began. None wait here."""
 
     def release_locks(self) -> None:
         """Give back group locks that a transaction with savepoints has left, after you have ended it.
@@ -127,7 +127,7 @@ class JoinedTransaction(Verbs):
 
 
 class Transaction(JoinedTransaction, TransactionScripts):
-    """A transaction of ours. `connection` is the live psycopg connection, for the application's statements.
+    """A transaction of the database. `connection` is the psycopg connection, for the application's statements.
 
     It begins on the server with its first statement, a verb's or the application's, and in the same round trip. A new
     conversation may wait for its first messages; it leaves with them before the next statement, or with COMMIT.
@@ -146,7 +146,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = True  # the connection serves somebody else from now on
+        self._ended = True  # from now on others use the connection
         self._forget_owner()
         if self.database.instance.is_forked:
             self._leave_to_parent(kind)
@@ -158,13 +158,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
             return
         if kind is not None:
             self._new.drop()
-        if self.connection.ahead and not self.connection.waiting.verbs:  # nothing was done
+        if self.connection.ahead and not self.connection.waiting.verbs:  # no statement was run
             self.connection.ahead.pop()
             send_ahead(self.connection)  # the COMMIT of the transaction before, perhaps
             if self._has_worked:
                 self.database.instance.tally.add(ROLLBACKS)
             return
-        known = not is_idle(self.connection)  # else it was ended on the connection, by whatever
+        known = not is_idle(self.connection)  # else somebody has ended it on the connection
         if kind is None and known and self._commit_travels and self._can_wait():
             self._put_commit_ahead()
             return
@@ -184,7 +184,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._clean_up(committed=committed, known=known)
 
     def _commit(self) -> None:
-        """COMMIT. New conversations that nothing goes before need none: their statement is a transaction by itself."""
+        """Commit. If only new conversations wait, their statement is a transaction by itself and needs no COMMIT."""
         connection = self.connection
         if connection.pgconn.transaction_status == TransactionStatus.INERROR:
             connection.rollback()
@@ -222,7 +222,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         finally:
             self._pipeline = before
             if self.connection.closed or self.connection.pgconn.transaction_status == TransactionStatus.INERROR:
-                self.connection.waiting.verbs = None  # nothing of the transaction will be
+                self.connection.waiting.verbs = None  # nothing of the transaction will be committed
             self._send_what_waits()
 
     def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
@@ -261,8 +261,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
         send_what_waits(self.connection)
 
     def _receive_and_save(self, operation: Receive, savepoint: bytes) -> list[Message]:
-        """RECEIVE, and a savepoint behind it, which undoes nothing that belongs to it."""
-        if tracing.is_on():  # it goes on with the messages' traces
+        """Run RECEIVE and set a savepoint behind it. A rollback to that undoes nothing of the RECEIVE."""
+        if tracing.is_on():  # RECEIVE is followed by a statement for the traces
             messages = self.run(operation)
             run_command(self.connection, savepoint)
             return messages
@@ -273,12 +273,12 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._savepoint = b""
 
     def _let_commit_travel(self) -> None:
-        """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
+        """Let COMMIT travel with the first statement of the transaction that follows at once on this connection."""
         self._send_what_waits()
         self._commit_travels = True
 
     def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
-        """ROLLBACK, which no poison detection counts; then these steps, before anybody else has the group's lock."""
+        """Roll back without counting for poison detection, then run the steps before others get the group's lock."""
         run(self.connection, _kept(self.database.engine.keep_lock(group)))
         self._taken.clear()
         self._was_put_back = True
@@ -288,12 +288,12 @@ class Transaction(JoinedTransaction, TransactionScripts):
             in_transaction(self.connection, steps)
 
     def _was_rolled_back(self) -> bool:
-        """Whether a transaction that took messages, and was ended on the connection, has undone that."""
+        """Return whether the transaction, which took messages and was ended on the connection, was rolled back."""
         ids = [transaction for transaction, _ in self._taken]
         return "aborted" in (run(self.connection, outcomes(ids))).values()
 
     def _is_over(self) -> bool:
-        """Whether somebody has ended it on the connection, or the connection is lost."""
+        """Return whether somebody has ended the transaction on the connection, or the connection is lost."""
         return self.connection.closed or is_idle(self.connection)
 
     def _can_wait(self) -> bool:
@@ -318,7 +318,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._count(committed=committed, known=known)
 
     def _count(self, *, committed: bool, known: bool) -> None:
-        """Tell the poison detection how a transaction that received has ended."""
+        """Tell poison detection how a transaction that received has ended."""
         poison, connection = self.database.instance.poison, self.connection
         queues = {queue_id for _, queue_id in self._taken}
         known = known and len({transaction for transaction, _ in self._taken}) == 1
@@ -350,7 +350,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
-    _is_counted = True  # by the poison detection, where it is rolled back
+    _is_counted = True  # by poison detection, if the transaction is rolled back
     _savepoint = b""
 
     def _do(self, steps: Steps[T]) -> T:
@@ -368,14 +368,14 @@ class Transaction(JoinedTransaction, TransactionScripts):
             raise
 
     def _forget_owner(self) -> None:
-        """The thread or task that has begun the transaction has one less open."""
+        """Count one open transaction less for the thread or task that began this one."""
         opened = self.instance.open_transactions
         opened[self._owner] -= 1
         if not opened[self._owner]:
             del opened[self._owner]
 
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
-        """End in a forked child, where nothing may be said on the connection: the transaction is the parent's."""
+        """End in a forked child without a word on the connection: the transaction is the parent's."""
         self.connection.ahead.clear()
         self.connection.waiting.verbs = None
         if kind is None:
@@ -388,12 +388,12 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
 
 def is_full_disk(error: BaseException | None) -> bool:
-    """Whether a transaction has failed for what no message is to blame for: no poison detection counts that."""
+    """Return whether the disk was full, for which no message is to blame: poison detection does not count it."""
     return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
 def raise_in_our_words(problem: psycopg.Error) -> NoReturn:
-    """Raise what PostgreSQL refuses in our own words, where there are some."""
+    """Raise the broker's error for an error of PostgreSQL, or that error if there is none."""
     said = in_our_words(problem)
     if said is None:
         raise problem
@@ -401,7 +401,7 @@ def raise_in_our_words(problem: psycopg.Error) -> NoReturn:
 
 
 def find_reason(connection: psycopg.Connection[Any], engine: Direct, refused: BrokerError) -> None:
-    """Raise 8442 where something was not found because its database was dropped."""
+    """Raise 8442 if something was not found because its database was dropped."""
     if refused.number in NOT_FOUND and not connection.closed:
         try:
             run(connection, engine.check_database())
@@ -414,7 +414,7 @@ def _kept(keeping: Statement) -> Steps[None]:
 
 
 def release_kept(connection: psycopg.Connection[Any]) -> None:
-    """Give back the group locks that an ended transaction has left on a connection of ours, or the connection."""
+    """Release the group locks that an ended transaction left on a connection of the pool; if that fails, close it."""
     if not kept.is_kept(connection):
         return
     try:
@@ -425,15 +425,15 @@ def release_kept(connection: psycopg.Connection[Any]) -> None:
 
 
 def translated(*, also_theirs: bool = False) -> AbstractContextManager[None]:
-    """What PostgreSQL refuses in our own words. `also_theirs`: statements of the application run here too.
+    """Translate errors of PostgreSQL into the broker's. `also_theirs`: statements of the application run here, too.
 
-    Those keep their errors as they are, but for a deadlock and a transaction or connection that is lost.
+    Their errors stay as they are, except for a deadlock and a lost transaction or connection.
     """
     return _Translated(also_theirs)
 
 
 class _Translated(AbstractContextManager[None]):
-    """`translated`; a class, since each verb has one."""
+    """The context manager of `translated`; a class, since each verb enters one."""
 
     __slots__ = ("_also_theirs",)
 

@@ -31,8 +31,8 @@ example "Add a field to an operation" is in docs/architecture.md.
 **Definitions.** CREATE, ALTER, DROP, GRANT and their like are operations, too. Python (`operated(CreateQueue)` in
 api/aio/definitions.py), T-SQL (`bound` in tsql/interpreter/definitions/binding.py takes the fields from clauses of the
 same names) and `define` (`changes` in application.py) make the value. `run` of a database runs it: in one transaction,
-giving way to readers, or in several transactions (`_RUNNERS` in api/aio/definitions.py). The steps are in
-`INTERPRETERS` of engine/catalog/definitions.py; the double has its own in testing/definitions.py.
+retrying while readers are in the way, or in several transactions (`_RUNNERS` in api/aio/definitions.py). The steps are
+in `INTERPRETERS` of engine/catalog/definitions.py; the double has its own in testing/definitions.py.
 """
 
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 import psycopg
 
 from servicebroker.api.database import Database
-from servicebroker.api.giving_way import MOMENTS
+from servicebroker.api.lock_retry import LOCK_TIMEOUTS_MS
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.catalog.databases import ensure_database, find_database, is_trustworthy
@@ -141,10 +141,10 @@ class SessionDatabase(Database):
             return self.verbs._do(steps)
         return super()._do(steps)
 
-    def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
+    def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
         if self._machine.transactions.count:  # what it holds it cannot give up: a circle is for the server to end
             return self._alone(steps())
-        return super()._giving_way(steps, moments)
+        return super()._retry_locked(steps, timeouts_ms)
 
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError

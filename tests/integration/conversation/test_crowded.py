@@ -15,7 +15,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.api.instance import Instance
-from servicebroker.api.shared import rush
+from servicebroker.api.shared import polling_mode
 from support import (
     ORDER,
     REPLY,
@@ -187,7 +187,7 @@ def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, mu
     handles = [open_dialog(database)[0] for _ in range(6)]
     readers = [in_thread(database.receive, STOCK_QUEUE, top=1, wait=60) for _ in range(7)]
     bells = database.instance.doorbell._waiting
-    eventually(lambda: [bell.sleeps for bell in bells.get(queue_number(database, STOCK_QUEUE), ())] == [True] * 7)
+    eventually(lambda: [bell.is_asleep for bell in bells.get(queue_number(database, STOCK_QUEUE), ())] == [True] * 7)
     with database.transaction() as transaction:
         if multicast:
             transaction.send(handles, ORDER, b"x")
@@ -203,7 +203,7 @@ def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, mu
 @pytest.mark.feature(65)
 def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are off the list of those to notify, miss nothing, hear of changes, and are on the list again afterwards."""
-    monkeypatch.setattr(rush, "_CLOSE", 10.0)
+    monkeypatch.setattr(polling_mode, "_BURST_GAP_S", 10.0)
     handles = [open_dialog(database)[0] for _ in range(3)]
     taken: list[int] = []
 
@@ -221,8 +221,8 @@ def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch
     for ends in (True, False):
         eventually(lambda: query(database, listed) == [(1,)])
         if not ends:
-            monkeypatch.setattr(rush, "_LONGEST", math.inf)
-            monkeypatch.setattr(rush, "_LAST", math.inf)
+            monkeypatch.setattr(polling_mode, "_MAX_INTERVAL_S", math.inf)
+            monkeypatch.setattr(polling_mode, "_LAST_INTERVAL_S", math.inf)
         while query(database, listed) == [(1,)]:
             sent.append(handles[len(sent) % 3])
             database.send(sent[-1], ORDER, b"x")
@@ -267,12 +267,12 @@ def free_group(database: sb.Database, taken: set[UUID]) -> UUID:
 def test_made_up_numbers_of_queues_are_not_remembered(database: sb.Database) -> None:
     doorbell = database.instance.doorbell
     reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
-    eventually(lambda: doorbell.hears(queue_number(database, STOCK_QUEUE)))
+    eventually(lambda: doorbell.is_registered(queue_number(database, STOCK_QUEUE)))
     with database.instance.connection() as connection:
         connection.execute("select pg_notify('servicebroker', (900000 + n)::text) from generate_series(1, 1000) n")
         connection.execute("select pg_notify('servicebroker', %s)", (str(queue_number(database, STOCK_QUEUE)),))
     # notifications come in order: the others were heard; other tests have had queues of the instance
-    eventually(lambda: queue_number(database, STOCK_QUEUE) in doorbell._rushes)
-    assert max(doorbell._rushes) < 900_000
+    eventually(lambda: queue_number(database, STOCK_QUEUE) in doorbell._polling)
+    assert max(doorbell._polling) < 900_000
     database.send(begin(database), ORDER, b"a teapot")
     assert bodies(reader.result()) == [b"a teapot"]

@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.guarded import Guard
+from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.processing import process as run
 from servicebroker.api.working import _handle as handle_messages
 from servicebroker.operations import Receive
@@ -272,7 +272,7 @@ def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: boo
         if message.conversation_handle in handles:
             transaction.send(message.conversation_handle, REPLY, b"done")
 
-    guard = Guard(database, STOCK_QUEUE, worker.poison, exits=False, answers_ends=answers_ends)
+    guard = FailureHandler(database, STOCK_QUEUE, worker.poison, exits=False, answers_ends=answers_ends)
     receive = Receive(STOCK_QUEUE, top=1, groups=50, wait=0)
     run(database, receive, partial(handle_messages, worker), guard=guard)
 

@@ -51,7 +51,7 @@ def test_who_gets_no_connection_hears_what_the_server_says(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One caller alone, while the server takes no further session."""
-    monkeypatch.setattr(instances, "FIRST_PATIENCE", 0.2)
+    monkeypatch.setattr(instances, "FIRST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(instances, "PATIENCE", 1.0)
     url = make_instance_url()
     with sb.Instance(url, upkeep=None, connections=2) as instance:

@@ -538,7 +538,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
         database.send(handle, ORDER, b"before")
         assert bodies(database.receive(STOCK_QUEUE)) == [b"before"]
         reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
-        eventually(lambda: instance.doorbell.waiting(queue_number(database, STOCK_QUEUE)))
+        eventually(lambda: instance.doorbell.count_asleep(queue_number(database, STOCK_QUEUE)))
         server = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions still answer

@@ -450,12 +450,12 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(StatementCounts, "add", counting)
     for face in (sb.api.verbs, sb.api.aio.verbs):
-        monkeypatch.setattr(face, "FALLBACK_POLL", 60.0)
+        monkeypatch.setattr(face, "FALLBACK_POLL_S", 60.0)
     return count
 
 
 def _waits(database: sb.Database) -> bool:
-    return database.instance.doorbell.waiting(queue_number(database, STOCK_QUEUE)) == 1
+    return database.instance.doorbell.count_asleep(queue_number(database, STOCK_QUEUE)) == 1
 
 
 _OF_A_WAIT = ("plain_verbs.wait_for.insert_readers", "plain_verbs.wait_for.delete_readers", "receive.service_changes")

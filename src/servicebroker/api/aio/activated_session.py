@@ -26,29 +26,29 @@ _NO_SERVER_RIGHTS = (
 
 @dataclass
 class Observed:
-    """What a task has done since it began, or since `begin`."""
+    """The RECEIVEs of a task since it began, or since `begin`."""
 
     has_received: bool = False
     has_taken: bool = False  # messages, or a group
-    found_nothing: bool = False  # its last RECEIVE or GET CONVERSATION GROUP, but for RECEIVEs WHERE that found nothing
-    left_open: bool = False  # a transaction that it neither committed nor rolled back
+    found_nothing: bool = False  # its last RECEIVE or GET CONVERSATION GROUP; a RECEIVE WHERE without result is skipped
+    left_open: bool = False  # a transaction that the task neither committed nor rolled back
 
     def begin(self) -> None:
-        """Another call of the procedure begins."""
+        """Begin another call of the procedure."""
         self.has_received = self.has_taken = self.found_nothing = self.left_open = False
 
-    def note(self, *, took: bool, choosy: bool = False) -> None:
-        """A RECEIVE or GET CONVERSATION GROUP was executed. `choosy`: of a certain conversation or group only."""
+    def note(self, *, took: bool, filtered: bool = False) -> None:
+        """Note a RECEIVE or GET CONVERSATION GROUP. `filtered`: of a certain conversation or group only."""
         self.has_received = True
         self.has_taken |= took
-        if took or not choosy:
+        if took or not filtered:
             self.found_nothing = not took
 
 
 class AsyncActivatedSession(AsyncInstance):
-    """An instance for one task. What it borrows first is its own connection, so that its number says who does what.
+    """An instance for one task. It borrows its own connection first, so that one backend id stands for the task.
 
-    It is neither opened nor closed; `instance` is open. Verbs of the instance itself are refused.
+    It is neither opened nor closed; `instance` is open. Operations of the instance itself are refused.
 
     Attributes:
         own: its connection.
@@ -68,7 +68,7 @@ class AsyncActivatedSession(AsyncInstance):
         self._home = ("", "")  # its database and principal
 
     async def enter(self, name: str, user: str) -> AsyncDatabase:
-        """The database that the task works in, as its principal.
+        """Return the database that the task works in, as its principal.
 
         Raises:
             BrokerError: 911, 916, 15517.
@@ -78,7 +78,7 @@ class AsyncActivatedSession(AsyncInstance):
         return database
 
     async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
-        """Its own database as its own principal, another one as guest.
+        """Return its own database as its own principal, another database as guest.
 
         Raises:
             BrokerError: 911, 916, 15517 as anybody else, 15247 to create one.
@@ -126,22 +126,22 @@ class AsyncActivatedSession(AsyncInstance):
     def _refuse(self) -> NoReturn:
         raise BrokerError(15247, hint=_NO_SERVER_RIGHTS)
 
-    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
-        """A RECEIVE took so many messages; `choosy`: of a certain conversation or group."""
-        self.observed.note(took=messages > 0, choosy=choosy)
-        super().took(queue_id, messages, choosy=choosy)
+    def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
+        """Count the messages that a RECEIVE took; `filtered`: of a certain conversation or group."""
+        self.observed.note(took=messages > 0, filtered=filtered)
+        super().count_received(queue_id, messages, filtered=filtered)
 
-    def looked(self, found: bool) -> None:
-        """A GET CONVERSATION GROUP has found one, or none."""
+    def count_polled(self, found: bool) -> None:
+        """Note whether a GET CONVERSATION GROUP found a group."""
         self.observed.note(took=found)
 
     async def sleep(self, bell: Bell, seconds: float) -> bool:
-        """The same, unless the task is to end: then nothing that comes is taken any more.
+        """Sleep as an instance does, unless the task is to end: then the task takes no further message.
 
         Raises:
-            InstanceError: it is.
+            InstanceError: the task is to end.
         """
-        self._bells.add(bell)  # first, so that who ends it finds it, or is found out here
+        self._bells.add(bell)  # first: then `end_waiting` finds the bell, or the check below finds that it was called
         try:
             self._check_that_it_may_wait()
             changed = await super().sleep(bell, seconds)
@@ -161,14 +161,14 @@ class AsyncActivatedSession(AsyncInstance):
             bell.ring()
 
     def cut(self) -> None:
-        """End all that the task does in the database, now; what it tries later is refused. From any thread."""
+        """End at once all that the task does in the database, and refuse what follows. Any thread may call this."""
         self._is_cut = True
         for connection in (self.own, *self._others):
             cut(connection)
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncDirectConnection]:
-        """Its own connection, for the length of a `with` block; another one while that is lent."""
+        """Lend its own connection for the length of a `with` block; another connection while that is lent."""
         if self._is_cut:
             raise InstanceError("Activation has ended in this process, and this procedure was undone.")
         if self._is_lent:
@@ -195,7 +195,7 @@ class AsyncActivatedSession(AsyncInstance):
         await release_kept(self.own)
 
     async def roll_back(self) -> None:
-        """End what the procedure has left open."""
+        """End the transaction that the procedure has left open."""
         if self.own.closed:
             return
         if self.own.info.transaction_status != TransactionStatus.IDLE:
@@ -204,5 +204,5 @@ class AsyncActivatedSession(AsyncInstance):
 
     @property
     def is_lent(self) -> bool:
-        """Whether somebody still works on the task's connection."""
+        """Return whether somebody still works on the task's connection."""
         return self._is_lent

@@ -113,7 +113,7 @@ async def _read_key(database: AsyncDatabase, facts: Facts, operation: CreateCert
 
 
 async def _keep(database: AsyncDatabase, key: PrivateKey, password: str | None) -> KeptKey:
-    """The private key as it is stored."""
+    """Encrypt a private key as it is stored."""
     if password is None:
         return KeptKey(BY_MASTER_KEY, seal(await find_master_key(database), key_bytes(key), PRIVATE_KEY))
     checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
@@ -155,7 +155,7 @@ def write_backup(operation: BackupCertificate, facts: Facts, key: PrivateKey | N
 
 
 def after(start: datetime, days: int) -> datetime:
-    """So many days later.
+    """Return the time so many days later.
 
     Raises:
         BrokerError: 402 that is no date.
@@ -167,7 +167,7 @@ def after(start: datetime, days: int) -> datetime:
 
 
 def read_file(file: File) -> bytes:
-    """What is in a file.
+    """Read a file.
 
     Raises:
         BrokerError: 402 no name of a file, 15208 it cannot be read.
@@ -180,7 +180,7 @@ def read_file(file: File) -> bytes:
 
 
 def write_file(file: File, data: bytes) -> None:
-    """A new file that only its owner may read.
+    """Write a new file that only its owner may read.
 
     Raises:
         BrokerError: 402 no name of a file, 15240 it is there already, or cannot be written.

@@ -14,7 +14,7 @@ import psycopg
 from servicebroker.api.aio.certificates import find_certificate, open_key
 from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.exclusive import alone
-from servicebroker.api.aio.giving_way import MOMENTS, find_patience, giving_way, hurried
+from servicebroker.api.aio.lock_retry import LOCK_TIMEOUTS_MS, find_lock_patience, retry_locked, with_lock_timeout
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.requesting import process_late_answers
 from servicebroker.api.aio.scripts import AsyncScripts
@@ -180,7 +180,9 @@ class AsyncDatabase(
         async with self.transaction() as transaction:
             inside = copy.copy(self)
             inside._within = transaction
-            inside.catalog = self.instance._new_catalog(None if self.user.is_dbo else self.user)  # what may be undone
+            inside.catalog = self.instance._new_catalog(
+                None if self.user.is_dbo else self.user
+            )  # for definitions that may be undone
             await transaction._do(only(alter.lock_catalog(self.user.name)))
             yield inside
 
@@ -210,7 +212,7 @@ class AsyncDatabase(
     async def explain_route(
         self, service: str, broker_instance: str | UUID | None = None, *, from_outside: bool = False
     ) -> Explanation:
-        """What routing decides now about a conversation to `service` that begins in this database.
+        """Explain the routing of a conversation to `service` that begins in this database now.
 
         Args:
             service: the name of the service, compared byte by byte.
@@ -296,12 +298,15 @@ class AsyncDatabase(
         async with self.transaction() as transaction:
             return await transaction._do(locked())
 
-    async def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
-        """`_alone`, without ending a reader that waits for us in a circle; whoever begins to send gets in between."""
-        if self._within is not None:  # what it holds it cannot give up: a circle is for the server to end
+    async def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
+        """Run the steps as `_alone` does, and retry while others are in the way (`lock_retry.py`)."""
+        if self._within is not None:  # the transaction keeps its locks: the server ends a deadlock
             return await self._alone(steps())
-        patience = await self._do(find_patience())
-        return await giving_way(lambda number: self._alone(hurried(steps(), moments[number % len(moments)])), patience)
+
+        def attempt(number: int) -> Awaitable[T]:
+            return self._alone(with_lock_timeout(steps(), timeouts_ms[number % len(timeouts_ms)]))
+
+        return await retry_locked(attempt, await self._do(find_lock_patience()))
 
     async def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 async def present(database: AsyncDatabase) -> Application:
-    """What the database has."""
+    """Return the application that the database has."""
     return await database._do(find_present(database.database_id, database.name))
 
 
 async def differences(
     database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
-    """What `define` would do, and what the database has beyond the definition."""
+    """Return the changes that `define` would make, and the objects that the definition does not name."""
     wanted, there = read(definition), await present(database)
     return changes(wanted, there), not_defined(wanted, there)
 

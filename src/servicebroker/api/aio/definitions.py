@@ -10,7 +10,7 @@ from uuid import UUID
 
 from servicebroker import operations
 from servicebroker.api.aio import certificates, master_keys
-from servicebroker.api.aio.giving_way import MOMENTS, RISING
+from servicebroker.api.aio.lock_retry import LOCK_TIMEOUTS_MS, RISING_LOCK_TIMEOUTS_MS
 from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.catalog import alter, database_options
 from servicebroker.engine.catalog.catalog import Catalog
@@ -52,10 +52,11 @@ class AsyncDefinitions(ABC):
         """Run the steps of DDL."""
 
     @abstractmethod
-    async def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
-        """Run the steps of DDL that others may be in the way of, as often as it takes.
+    async def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
+        """Run the steps of DDL, and retry while readers or senders are in the way.
 
-        `moments` are `RISING` for what takes the lock of `lock_delivery`, against those who begin to send.
+        `timeouts_ms` are `RISING_LOCK_TIMEOUTS_MS` for steps that take the lock of `lock_delivery`, which each new
+        conversation takes, too.
         """
 
     @abstractmethod
@@ -177,7 +178,7 @@ class AsyncDefinitions(ABC):
     async def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        """Run steps of DDL with the database for themselves. Who may not do it ends nobody."""
+        """Run steps of DDL with the database for themselves. A user without the right ends no session."""
 
     async def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:
@@ -185,7 +186,7 @@ class AsyncDefinitions(ABC):
             await self._alone(transmission.deliver_conversation(remembered, handle, now))
 
     async def _remove_dropped_queues(self) -> None:
-        """The second half of DROP QUEUE, also for a process that died between the two."""
+        """Run the second half of DROP QUEUE, also for a process that died between the two."""
         for queue_id in await self._alone(alter.dropped_queues()):
             await self._alone(alter.remove_dropped_queue(queue_id))
 
@@ -205,14 +206,16 @@ async def _alone(definitions: AsyncDefinitions, operation: Definition[Any]) -> A
     return await definitions._alone(definitions._steps(operation))
 
 
-async def _giving_way(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
-    """Run what readers and senders may be in the way of."""
-    await definitions._giving_way(lambda: definitions._steps(operation))
+async def _retry_locked(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
+    """Run a definition, and retry while readers and senders are in the way."""
+    await definitions._retry_locked(lambda: definitions._steps(operation))
 
 
 async def _delivering(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
-    """Run what delivers waiting messages, then the conversations that somebody was sending on."""
-    await definitions._deliver_left(await definitions._giving_way(lambda: definitions._steps(operation), RISING))
+    """Run a definition that delivers waiting messages, then deliver conversations on which others were sending."""
+    await definitions._deliver_left(
+        await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
+    )
 
 
 async def _create_queue(definitions: AsyncDefinitions, operation: operations.CreateQueue) -> None:
@@ -220,8 +223,8 @@ async def _create_queue(definitions: AsyncDefinitions, operation: operations.Cre
 
 
 async def _alter_queue(definitions: AsyncDefinitions, operation: operations.AlterQueue) -> None:
-    """Run its parts, each as a transaction: who has one of the tables open may be about to open the other."""
-    left, warning = await definitions._giving_way(lambda: definitions._steps(operation), RISING)
+    """Run its parts, each as a transaction: a user with one of the tables open may be about to open the other."""
+    left, warning = await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
     await definitions._deliver_left(left)
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
@@ -239,17 +242,17 @@ async def _drop_queue(definitions: AsyncDefinitions, operation: operations.DropQ
 
 
 async def _create_service(definitions: AsyncDefinitions, operation: operations.CreateService) -> None:
-    await definitions._giving_way(lambda: definitions._steps(operation), RISING)
+    await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
 
 
 async def _alter_service(definitions: AsyncDefinitions, operation: operations.AlterService) -> None:
     """Run it, then deliver what waited for the queue that the service has left."""
-    await definitions._giving_way(lambda: definitions._steps(operation))
+    await definitions._retry_locked(lambda: definitions._steps(operation))
 
     def delivering() -> Steps[list[UUID]]:
         return transmission.deliver_free(definitions.catalog, definitions.instance.clock())
 
-    await definitions._deliver_left(await definitions._giving_way(delivering, RISING))
+    await definitions._deliver_left(await definitions._retry_locked(delivering, RISING_LOCK_TIMEOUTS_MS))
 
 
 async def _alter_database(definitions: AsyncDefinitions, operation: operations.AlterDatabase) -> None:
@@ -277,7 +280,9 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
     if operation.enable_broker:
         await definitions._deliver_left(await alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
-        left = await definitions._giving_way(lambda: rights.authorized(enabling(), user, permission), RISING)
+        left = await definitions._retry_locked(
+            lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
+        )
         await definitions._deliver_left(left)
     if operation.honor_broker_priority is not None:
         await shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
@@ -287,14 +292,14 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         await alone(lambda: set_read_only(number, definitions.name))
 
 
-_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # those that do not run alone, in one transaction
-    operations.DropContract: _giving_way,
+_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # definitions that need more than one transaction on their own
+    operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,
     operations.AlterQueue: _alter_queue,
     operations.DropQueue: _drop_queue,
     operations.CreateService: _create_service,
     operations.AlterService: _alter_service,
-    operations.DropService: _giving_way,
+    operations.DropService: _retry_locked,
     operations.CreateRoute: _delivering,
     operations.AlterRoute: _delivering,
     operations.DropRoute: _delivering,

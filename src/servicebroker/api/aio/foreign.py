@@ -1,4 +1,4 @@
-"""Transactions of other libraries: verbs on the connection of psycopg that SQLAlchemy's or Django's is on."""
+"""Transactions of other libraries: verbs on the psycopg connection under a connection of SQLAlchemy or Django."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SQLALCHEMY, _DJANGO = "sqlalchemy", "django"
-_PAST = {"asyncpg", "psycopg2"}  # drivers that people come with
+_OTHER_DRIVERS = {"asyncpg", "psycopg2"}
 
 
 class AsyncForeignTransaction(AsyncJoinedTransaction):
     """The verbs in a transaction of SQLAlchemy or Django; their savepoints hold for what is sent and received, too.
 
-    `connection` is that of psycopg which the last verb was on.
+    `connection` is the psycopg connection of the last verb.
     """
 
     def __init__(self, database: AsyncDatabase, given: Any) -> None:
@@ -47,7 +47,7 @@ class AsyncForeignTransaction(AsyncJoinedTransaction):
             yield
 
     async def _find_connection(self) -> None:
-        """The connection of this moment; asking for it sets the savepoints that the library has put off."""
+        """Find the current connection. Asking for it sets the savepoints that the library has put off."""
         found: object
         if self._library == _DJANGO:
             self._given.ensure_connection()
@@ -69,15 +69,15 @@ class AsyncForeignTransaction(AsyncJoinedTransaction):
 
 
 def _library_of(given: object) -> str:
-    """Whose it is; a class of the application's may stand between.
+    """Return the library that an object belongs to; its class may be derived by the application.
 
     Raises:
-        JoinError: it is none of these.
+        JoinError: it belongs to neither.
     """
     modules = {kind.__module__.partition(".")[0] for kind in type(given).__mro__}
     if _DJANGO in modules and hasattr(given, "ensure_connection"):
         return _DJANGO
-    if _SQLALCHEMY in modules and hasattr(type(given), "connection"):  # not of itself: that may be refused
+    if _SQLALCHEMY in modules and hasattr(type(given), "connection"):  # of the class: the object may refuse
         return _SQLALCHEMY
     raise JoinError(_refusal(given))
 
@@ -89,7 +89,7 @@ def _refusal(given: object) -> str:
             "This connection is of the other form: a database of open_async joins asynchronous connections and "
             "sessions, one of open the others."
         )
-    if driver in _PAST:
+    if driver in _OTHER_DRIVERS:
         return f"{driver} is another driver than psycopg 3, which the verbs need: use a URL postgresql+psycopg://."
     return (
         f"join takes a connection of psycopg 3, or a session or connection of SQLAlchemy or Django, not {shown(given)}."
@@ -97,7 +97,7 @@ def _refusal(given: object) -> str:
 
 
 def _give_back_at_the_end(pool: Any) -> None:
-    """Group locks that a session keeps beyond savepoints go back when the transaction's connection does."""
+    """Release the group locks of a session when the transaction's connection goes back to the pool."""
     from sqlalchemy import event
 
     if not event.contains(pool, "checkin", _checked_in):
@@ -111,4 +111,4 @@ def _checked_in(connection: object, record: Any) -> None:
 
 async def _give_back(connection: psycopg.AsyncConnection[Any]) -> None:
     await kept.release(connection)
-    await connection.rollback()  # the transaction that asking has begun
+    await connection.rollback()  # the transaction that releasing has begun

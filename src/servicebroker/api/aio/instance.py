@@ -54,14 +54,15 @@ from servicebroker.store.process_id import process_id
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.statements import Steps
 
-UPKEEP = 30.0  # seconds between two looks of the background for what is due
+UPKEEP_INTERVAL_S = 30.0  # between two rounds of the background
 _LOG = logging.getLogger("servicebroker")
-_AT_ONCE = 0.5  # seconds
-PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
+_CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
+# to wait for a connection; after the first seconds, find out whether the server can be reached
+CONNECTION_TIMEOUT_S, FIRST_TIMEOUT_S = 30, 2
 
 
 def checked_target(target: object) -> str:
-    """A data folder or a PostgreSQL server, as a str.
+    """Return a data folder or the URL of a PostgreSQL server as a str.
 
     Raises:
         InstanceError: it names neither.
@@ -94,7 +95,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
     """
 
-    works_as_user = False  # whether its databases are those of one user of one of them, as in an activated task
+    works_as_user = False  # whether it is bound to one user of one database, as in an activated task
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         *,
         clock: Clock | None = None,
         connections: int = 20,
-        upkeep: float | None = UPKEEP,
+        upkeep: float | None = UPKEEP_INTERVAL_S,
         maximum_body: int = MAX_BODY_BYTES,
         keys: str | os.PathLike[str] | None = None,
         draw: Callable[[], UUID] = uuid4,
@@ -121,18 +122,18 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
-        self._losses = 0  # of the doorbell's connection, after which those of the pool were looked at
-        self._lent = 0  # connections so far: as long as the number rises, who waits has a turn coming
+        self._losses = 0  # of the doorbell's connection, when the pool was last checked
+        self._lent = 0  # connections so far: as long as the number rises, waiting callers will get one
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
-        self.seen_by_threads: Any = None  # what T-SQL under asyncio sees of it
+        self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
         self._process = process_id()
         self.open_transactions: Counter[object] = Counter()  # of each thread, or task
         self.watchers = AsyncWatchers()
 
     async def open(self) -> Self:
-        """Open it, unless it is open.
+        """Open the instance, unless it is open.
 
         Raises:
             InstanceError: it cannot be made, reached or used; the message says why.
@@ -157,7 +158,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         return self
 
     async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
-        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+        """Return the broker database of that name, compared without case; made if it is missing and `create` is set.
 
         `user` is the principal to work as. Without it, it is the one that the connection's PostgreSQL role is mapped
         to (`Database.create_user`), else dbo for a role with the rights of the schema's owner, else guest.
@@ -171,7 +172,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
     async def key_folder(self) -> KeyFolder:
-        """Where the private keys of the instance are: what it was opened with, or `keys` in its data folder.
+        """Return the folder of private keys: the one it was opened with, or `keys` in its data folder.
 
         For a server by URL it is a folder of the instance's own in the user's data.
         """
@@ -180,44 +181,44 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         return self.keys.locate(await self.identifier())
 
     async def identifier(self) -> UUID:
-        """The identifier of the instance, which the certificate of a domain carries."""
+        """Return the identifier of the instance, which the certificate of a domain carries."""
         async with self.connection() as connection:
             return await run(connection, find_instance())
 
     def catalog_of(self, user: User) -> Catalog:
-        """What this process remembers of the catalog for a principal."""
+        """Return the catalog cache of a principal."""
         return self.catalog if user.is_dbo else self._catalogs.setdefault(user, self._new_catalog(user))
 
     def _new_catalog(self, user: User | None = None) -> Catalog:
         return Catalog(user, self.tally.enqueued, self.keys)
 
     async def status(self) -> tuple[list[QueueStatus], Backlog]:
-        """Every queue with its services, depth and oldest message; and what waits for delivery."""
+        """Return every queue with its services, depth and oldest message, and the messages that wait for delivery."""
         async with self.connection() as connection, translated():
             return await run(connection, queue_statuses()), await run(connection, transmission_status())
 
     async def check(self) -> Report:
-        """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
+        """Check the consistency of all that is stored, as DBCC CHECKDB does. Reads every queue."""
         async with self.connection() as connection, translated():
             return await run(connection, check(self.clock()))
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
-        """A connection of the pool, in autocommit mode, for the length of a `with` block."""
+        """Lend a connection of the pool, in autocommit mode, for the length of a `with` block."""
         return _Borrowed(self)
 
     async def renew(self) -> None:
-        """Replace the connections that were lost with the server, if it was lost since the last time."""
+        """Replace the connections of the pool that were lost, if the server was lost since the last time."""
         if self._pool is not None and self._losses != self.doorbell.losses:
             self._losses = self.doorbell.losses
             await self._pool.check()
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that has opened the instance."""
+        """Return whether this process was forked from the one that opened the instance."""
         return self._process != process_id()
 
     def check_process(self) -> None:
-        """Refuse what would go over connections of another process: each would read the other's answers.
+        """Refuse to use connections of another process: each process would read the other's answers.
 
         Raises:
             InstanceError: this process was forked from the one that has opened the instance.
@@ -228,28 +229,28 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
                 "open the instance in this process, after the fork."
             )
 
-    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
-        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained.
+    def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
+        """Count the messages that a RECEIVE took, so that the background gives back the space of a drained queue.
 
-        `choosy` is one of a certain conversation or group: when it finds nothing, the queue may have more.
+        `filtered`: it was of a certain conversation or group, so the queue may have more even if it took nothing.
         """
-        if self._upkeep is not None and (messages or not choosy):
-            self._upkeep.took(queue_id, messages)
+        if self._upkeep is not None and (messages or not filtered):
+            self._upkeep.count_received(queue_id, messages)
 
     async def sleep(self, bell: Bell, seconds: float) -> bool:
-        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        """Wait for the bell, at most `seconds`. Return whether the queue itself may have changed meanwhile."""
         return await bell.wait(seconds)
 
-    def looked(self, found: bool) -> None:
-        """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""
+    def count_polled(self, found: bool) -> None:
+        """Note whether a GET CONVERSATION GROUP found a group; the session of an activated task overrides this."""
 
-    def share(self, other: Any) -> None:
+    def share_events(self, other: Any) -> None:
         """Count rollbacks and record events together with another open form of the same instance."""
         self.events = other.events
         self.poison.share(other.poison)
 
     async def close(self) -> None:
-        """Leave the instance; an embedded server stops with its last user. What a forked child has is its parent's."""
+        """Close the instance; an embedded server stops with its last user. In a forked child nothing is closed."""
         if self.is_forked:
             return
         if self._upkeep is not None:
@@ -259,7 +260,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
                 await self._tell(self._pool)
             self.watchers.stop()
             await self._pool.close()
-            await self.doorbell.close()  # whoever it wakes is to find the instance closed
+            await self.doorbell.close()  # last: readers that it wakes find the instance closed
             await self.watchers.join()
         if self._server is not None:
             await in_thread(self._server.close)
@@ -268,9 +269,9 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         return self.engine.disable_queue(queue_id, self.clock())
 
     async def _tell(self, connections: AsyncDirectPool) -> None:
-        """Add to the totals what was counted last, if that is to be had at once."""
+        """Add the last counts to the totals, if a connection is free at once."""
         try:
-            async with connections.connection(timeout=_AT_ONCE) as connection:
+            async with connections.connection(timeout=_CLOSE_TIMEOUT_S) as connection:
                 await tell(connection, self.tally)
                 await tell_statements(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
@@ -283,7 +284,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             self.check_process()
         try:
             try:
-                connection = await self._pool.getconn(timeout=FIRST_PATIENCE)
+                connection = await self._pool.getconn(timeout=FIRST_TIMEOUT_S)
             except PoolTimeout:
                 connection = await self._get_later(self._pool)
             self._lent += 1
@@ -309,32 +310,32 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             await finish(self._put(self._pool, left))
 
     async def _get_later(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
-        """Wait for a connection as long as others get theirs."""
+        """Wait for a connection as long as other callers get theirs."""
         await self._look()
         while True:
             lent = self._lent
             try:
-                return await connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+                return await connections.getconn(timeout=CONNECTION_TIMEOUT_S - FIRST_TIMEOUT_S)
             except PoolTimeout:
                 if self._lent == lent:
                     raise
 
     async def _refusal(self, connections: AsyncDirectPool) -> InstanceError:
-        """Say why there was no connection: the server has no room for another one, or all are in use."""
+        """Return why there was no connection: the server has no room for another one, or all are in use."""
         try:
             await self._look()
         except InstanceError as problem:
             return problem
         held = connections.get_stats()["pool_size"]
-        said = f"No connection to PostgreSQL could be had in {PATIENCE} s: "
+        said = f"No connection to PostgreSQL could be had in {CONNECTION_TIMEOUT_S} s: "
         if held < connections.max_size:
             return InstanceError(f"{said}{held} of this instance are in use, and the server took no other meanwhile.")
         return InstanceError(f"{said}all {held} connections of this instance are in use.")
 
     async def _look(self) -> None:
-        """Find out whether the server is down; one of those who wait for a connection does it for all."""
+        """Find out whether the server is down; one of the waiting callers does it for all."""
         async with self._looking:
-            if time.monotonic() - self._looked > FIRST_PATIENCE:
+            if time.monotonic() - self._looked > FIRST_TIMEOUT_S:
                 await (await connect(self.url)).close()
                 self._looked = time.monotonic()
 
@@ -342,7 +343,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         await release_kept(connection)
         lost = connection.closed
         await connections.putconn(connection)
-        if lost:  # the server has gone, or will have lost the others too
+        if lost:  # the server is gone, or has lost the other connections, too
             await connections.check()
 
     def __await__(self) -> Generator[Any, Any, Self]:
@@ -358,7 +359,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
 
 class _Borrowed(AbstractAsyncContextManager[AsyncDirectConnection]):
-    """A connection of an instance's pool for the length of a `with` block; a class, since each verb has one."""
+    """The context manager of `connection`; a class, since each verb enters one."""
 
     __slots__ = ("_connection", "_instance")
 

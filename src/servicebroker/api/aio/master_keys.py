@@ -1,4 +1,4 @@
-"""How a database runs the statements of its master key: who opens it, and with what."""
+"""Statements of the master key, as a database runs them."""
 
 from __future__ import annotations
 

@@ -48,15 +48,15 @@ class AsyncNetwork(ABC):
 
     @abstractmethod
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
-        """A connection of the pool."""
+        """Lend a connection of the pool."""
 
     @abstractmethod
     async def key_folder(self) -> KeyFolder:
-        """Where the private keys are."""
+        """Return the folder of private keys."""
 
     @abstractmethod
     async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
-        """The broker database of that name."""
+        """Return the broker database of that name."""
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation of the whole instance, one of `servicebroker.operations`. Each method of one does this.
@@ -118,7 +118,7 @@ class AsyncNetwork(ABC):
         return await self._administer(known_peers.accept(name, self.clock()))
 
     async def _administer(self, steps: Steps[T]) -> T:
-        """DDL of the instance, one at a time."""
+        """Run DDL of the instance, one definition at a time."""
 
         def checked() -> Steps[T]:
             yield from logins.demand_administrator()
@@ -203,7 +203,7 @@ async def _create_certificate(instance: AsyncNetwork, operation: operations.Crea
 async def _issue(
     instance: AsyncNetwork, operation: operations.CreateTransportCertificate
 ) -> tuple[Facts, PrivateKey | None]:
-    """A new certificate of this instance, which the one before it vouches for."""
+    """Make a new certificate of this instance, signed by the one before it."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
     own = await instance._administer(transport_certificates.myself())
@@ -219,7 +219,7 @@ async def _issue(
 
 
 async def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
-    """The certificate in a file, and the private key in another one, if it is given."""
+    """Read the certificate in a file, and the private key in another file, if one is given."""
     assert operation.file is not None
     facts = read(await in_thread(read_file, operation.file))
     if operation.private_key_file is None:
@@ -229,7 +229,7 @@ async def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts
 
 
 async def _private_key(instance: AsyncNetwork, certificate: TransportCertificate) -> PrivateKey | None:
-    """The key of one of our certificates, when it is here and nobody else's."""
+    """Return the private key of a certificate of this instance, if its file is here and can be opened."""
     with suppress(InstanceError, BrokerError):
         file = (await instance.key_folder()).find(certificate.facts.thumbprint)
         return None if file is None else read_key(await in_thread(read_file, file), None, certificate.facts)
@@ -245,7 +245,7 @@ async def _alter_certificate(instance: AsyncNetwork, operation: operations.Alter
     if not by_password:
         await in_thread(folder.write, found.facts.thumbprint, pem)
     await instance._administer(transport_certificates.set_by_password(found, by_password))
-    if by_password:  # the daemon opens no such file: it is told first
+    if by_password:  # the daemon cannot open such a file, so the row says so first
         await in_thread(folder.write, found.facts.thumbprint, pem)
 
 
@@ -264,7 +264,7 @@ async def _backup_certificate(instance: AsyncNetwork, operation: operations.Back
 
 
 async def _open(instance: AsyncNetwork, certificate: TransportCertificate, password: str | None) -> PrivateKey:
-    """The private key that is in the key folder."""
+    """Open the private key that is in the key folder."""
     file = (await instance.key_folder()).find(certificate.facts.thumbprint)
     if file is None:
         raise BrokerError(15556, f"certificate '{certificate.name}'")
@@ -276,7 +276,7 @@ async def _open(instance: AsyncNetwork, certificate: TransportCertificate, passw
 
 
 async def _key_file(key: PrivateKey, facts: Facts, password: str | None) -> bytes:
-    """What stands in the file of a private key."""
+    """Return the content of the file of a private key."""
     if password is not None:
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
     return await in_thread(key_pem, key, password) + as_pem(facts.der)

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 ENDED_ON_ITS_CONNECTION = (
     "The transaction was committed or rolled back on its connection: leave the block to end it, and begin another one."
 )
-MOST_SENDS = 1_000  # that wait
+MOST_SENDS = 1_000  # that wait on a connection
 MOST_BYTES = 8 * 1024 * 1024  # of their bodies
-MOST_DIALOGS = 100  # that wait: the statement looks for each message's conversation among them
+MOST_DIALOGS = 100  # that wait: the statement searches them for the conversation of each message
 
 
 async def send_what_waits(connection: AsyncDirectConnection) -> None:
@@ -68,11 +68,11 @@ class AsyncPipeline:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time that what waits leaves."""
+        """Return whether no further SEND may wait."""
         return len(self._waiting) >= MOST_SENDS or self._bytes >= MOST_BYTES
 
     def wait(self, operation: Send[int]) -> int:
-        """A SEND that leaves before the next statement on the connection. Returns its place."""
+        """Let a SEND wait until the next statement on the connection. Return its place."""
         place = len(self.numbers) + len(self._waiting)
         send = checked_send(place, operation, self._database.instance.maximum_body)
         self._waiting.append(send)
@@ -81,7 +81,7 @@ class AsyncPipeline:
         return place
 
     def sent(self, number: int) -> int:
-        """A SEND that did not wait has this number, and nothing waits any more. Returns its place."""
+        """Note the number of a SEND that did not wait, while no other one waits. Return its place."""
         self.numbers.append(number)
         return len(self.numbers) - 1
 
@@ -94,7 +94,7 @@ class AsyncPipeline:
             numbers = yield from database.engine.in_broker(database.engine.send_together(sends))
             is_done = True
         finally:
-            if not is_done:  # what this process remembers of them may be why
+            if not is_done:  # the cause may be what this process remembers of the conversations
                 for send in sends:
                     database.catalog.forget(send.handle)
         self.numbers += [numbers[send.place] for send in sends]
@@ -102,22 +102,22 @@ class AsyncPipeline:
 
 
 class AsyncWaitingDialogs:
-    """What waits on one connection, on which a transaction is open or about to begin.
+    """New conversations and their first messages, which wait on a connection with an open transaction, or before one.
 
-    It leaves before the next statement on the connection, whoever runs that, unless somebody takes it.
+    They leave before the next statement on the connection, whoever runs that, unless `take` returns their steps.
     """
 
     def __init__(self, instance: AsyncInstance, connection: AsyncDirectConnection) -> None:
         self._instance = instance
         self._connection = connection
-        self._engine: Direct | None = None  # of those that wait
+        self._engine: Direct | None = None  # the engine of the dialogs that wait
         self._clear()
 
     def __bool__(self) -> bool:
         return bool(self._dialogs)
 
     async def run(self, engine: Direct, operation: Operation[Any]) -> list[Any]:
-        """Let an operation wait, and return its result in a list. An empty one: it has to be run.
+        """Let an operation wait, and return its result in a list. If the list is empty, the operation must be run.
 
         Raises:
             BrokerError: what the operation says of its fields, 8410.
@@ -134,7 +134,7 @@ class AsyncWaitingDialogs:
         return []
 
     async def begin(self, engine: Direct, operation: BeginDialog, group: UUID | None = None) -> list[Any]:
-        """Let BEGIN DIALOG wait, as `run`; `group` is the id of the group that is made for it."""
+        """Let BEGIN DIALOG wait, as `run` does; `group` is the id of the new group."""
         dialog = engine.foresee(operation, group) if self._may_wait() else None
         if dialog is None:
             return []
@@ -166,17 +166,17 @@ class AsyncWaitingDialogs:
 
     @property
     def is_one_statement(self) -> bool:
-        """Whether something waits, and leaves in one statement if its way is what it was."""
+        """Return whether something waits that leaves in one statement, unless the catalog has changed."""
         engine, pending = self._engine, Pending([*self._dialogs.values()], self._sends)
         return bool(self._dialogs) and engine is not None and engine.is_one_statement(pending)
 
     def take(self) -> Steps[None]:
-        """Return the steps of what waits, for who runs them; nothing waits any more."""
+        """Return the steps of what waits. The caller runs them; nothing waits any more."""
         self._connection.waiting.verbs = None
         return self._steps([*self._dialogs.values()])
 
     def drop(self) -> None:
-        """Forget what waits: it is undone."""
+        """Forget what waits, since it is undone."""
         if self._dialogs:
             self._connection.waiting.verbs = None
             self._clear()
@@ -208,7 +208,7 @@ class AsyncWaitingDialogs:
             yield from engine.in_broker(engine.begin_together(pending))
             is_done = True
         finally:
-            if not is_done:  # what this process remembers of them may be why
+            if not is_done:  # the cause may be what this process remembers of the services
                 engine.forget_ways(dialogs)
         self._instance.tally.add(SENDS, messages)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
 END_OF_STREAM = "EndOfStream"
-ATTEMPTS = 10  # conversations that one SEND tries
+MAX_ATTEMPTS = 10  # conversations that one SEND tries
 _UNUSABLE = {8426, 8429}  # the conversation is gone, or nothing can be sent there any more
 
 
@@ -144,7 +144,7 @@ class AsyncConversationPool:
         check_wait(wait)
         queue = await self.database._do(recycling.queue_of(self._line.database_id, self._line.from_service))
         done = 0
-        await self.recycle()  # what a process that died has left
+        await self.recycle()  # messages that a process noted before it died
         while taken := await self._take(queue, wait):
             done += taken
             await self.recycle()
@@ -172,12 +172,12 @@ class AsyncConversationPool:
         return done
 
     async def errors(self) -> list[ConversationError]:
-        """The Errors that ended conversations of this initiator's pools, oldest first, the last thousand."""
+        """Return the last thousand Errors that ended conversations of this initiator's pools, oldest first."""
         return await self.database._do(recycling.errors(self._line.database_id, self._line.from_service))
 
     @staticmethod
     def target(procedure: Procedure, *, end_of_stream: str = END_OF_STREAM) -> Procedure:
-        """A procedure for the target's `process`: runs yours on the application's messages and ends what has ended.
+        """Make a procedure for the target's `process`: it runs yours on messages and ends conversations that are over.
 
         Yours gets what RECEIVE took but for `end_of_stream`, EndDialog and Error, each of which ends this side of its
         conversation.
@@ -208,7 +208,7 @@ class AsyncConversationPool:
             raise InstanceError("A pool sends inside a transaction: begin one on the connection first.")
         session = self._session(transaction, key)
         handle, sent = await transaction._do(recycling.take(self._line, session, messages))
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             if handle is None:
                 handle, sent = await self._begin(transaction, session), messages
             try:
@@ -223,7 +223,7 @@ class AsyncConversationPool:
                 return handle
             await transaction._do(recycling.renew(handle, messages))
             handle = None
-        raise InstanceError(f"Nothing could be sent on {ATTEMPTS} conversations in a row: {refused}") from refused
+        raise InstanceError(f"Nothing could be sent on {MAX_ATTEMPTS} conversations in a row: {refused}") from refused
 
     def _session(self, transaction: AsyncJoinedTransaction, key: str | None) -> str:
         if key is not None:
@@ -246,14 +246,14 @@ class AsyncConversationPool:
         return handle
 
     async def _end_stream(self, transaction: AsyncJoinedTransaction, handle: UUID) -> None:
-        """The row first; then nobody can send there any more, and the target is told."""
+        """Release the row first, so that nobody sends there any more; then tell the target."""
         end_of_stream = await transaction._do(recycling.release(handle))
         if end_of_stream is None:
             return
         try:
             await transaction.send(handle, end_of_stream)
         except BrokerError as refused:
-            if refused.number not in _UNUSABLE:  # it has ended already: nobody is to be told
+            if refused.number not in _UNUSABLE:  # the conversation has ended already: no target to tell
                 raise
 
     async def _take(self, queue: str, wait: float) -> int:

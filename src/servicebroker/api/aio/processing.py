@@ -1,4 +1,4 @@
-"""A procedure that is run on what RECEIVE takes, each time as a transaction; COMMIT travels with the next RECEIVE."""
+"""Running a procedure on what RECEIVE takes, a transaction each time; COMMIT travels with the next RECEIVE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from servicebroker.api.aio.guarded import AsyncGuard
+from servicebroker.api.aio.failure_policy import AsyncFailureHandler
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
 from servicebroker.api.aio.turns import Procedure, hold, undoes_all
 from servicebroker.api.shared import tracing
@@ -30,14 +30,14 @@ async def process(
     *,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
-    guard: AsyncGuard | None = None,
+    guard: AsyncFailureHandler | None = None,
 ) -> int:
     """`Database.process` of what a RECEIVE takes, which also ends between two transactions once `stopping` says so.
 
-    `guard`: what a reader that processes again and again knows already, instead of `poison`.
+    `guard` is the failure handler of a reader that processes again and again, instead of `poison`.
     """
     if poison is not None:
-        guard = AsyncGuard(database, operation.queue, poison, exits=stopping is None)
+        guard = AsyncFailureHandler(database, operation.queue, poison, exits=stopping is None)
     is_asked = stopping or _never
     each, done = operation.at_once, 0
 
@@ -50,7 +50,7 @@ async def process(
         done += taken
         return taken
 
-    await database._waiting(operation.queue, once, operation.patience, choosy=False, enough=lambda _: is_asked())
+    await database._waiting(operation.queue, once, operation.patience, filtered=False, enough=lambda _: is_asked())
     return done
 
 
@@ -62,10 +62,10 @@ async def _drain(
     database: AsyncDatabase,
     operation: Receive,
     procedure: Procedure,
-    guard: AsyncGuard | None,
+    guard: AsyncFailureHandler | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
-    """Process what the queue has, on one connection: how many messages those were, and whether one has lost it."""
+    """Process the messages of the queue on one connection. Return how many, and whether one has lost the connection."""
     done = 0
     there = await database._find(operation.queue)
 
@@ -75,7 +75,7 @@ async def _drain(
         nonlocal is_shared
         if not is_shared:
             is_shared = True
-            await database.instance.doorbell.share(there.queue_id)
+            await database.instance.doorbell.wake_another(there.queue_id)
         return await procedure(transaction, messages)
 
     async with database.instance.connection() as connection, translated(also_theirs=True):
@@ -97,9 +97,9 @@ async def _drain(
                     await _commit(database, connection, guard)
                     break
             if guard is not None:
-                await guard.rest(connection)
+                await guard.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # no message is to blame; what a procedure has set in this session may be
+            if guard is not None:  # no message is to blame, but perhaps what a procedure has set in this session
                 await connection.close()
             raise
         finally:
@@ -107,8 +107,10 @@ async def _drain(
     return done, False
 
 
-async def _commit(database: AsyncDatabase, connection: AsyncDirectConnection, guard: AsyncGuard | None) -> None:
-    """The last COMMIT, which would have travelled with the next RECEIVE."""
+async def _commit(
+    database: AsyncDatabase, connection: AsyncDirectConnection, guard: AsyncFailureHandler | None
+) -> None:
+    """Send the last COMMIT, which would have travelled with the next RECEIVE."""
     if guard is not None:
         await guard.commit(connection)
         return
@@ -156,7 +158,7 @@ async def _take_groups(
             done += len(turn.messages)
             if transaction._is_over():
                 break
-        if done and failure is None:  # with nothing to do no RECEIVE follows, which a COMMIT could travel with
+        if done and failure is None:  # if nothing was done, no RECEIVE follows that COMMIT could travel with
             await transaction._let_commit_travel()
     if failure is not None:
         raise failure

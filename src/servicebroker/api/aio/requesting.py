@@ -41,9 +41,9 @@ Procedure: TypeAlias = Callable[[Any, list[Message]], Awaitable[object]]  # of a
 LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
 _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
 _STOP_PATIENCE_S = 2.0
-_NOT_THERE = 8426  # no such conversation
-_CHANGED = 8468  # a service of the queue was altered or dropped
-_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that its handler has ended
+_UNKNOWN_CONVERSATION_ERROR = 8426
+_SERVICE_CHANGED_ERROR = 8468
+_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended the conversation
 
 _LOG = logging.getLogger("servicebroker")
 
@@ -69,7 +69,7 @@ class AsyncWaiter:
 
 
 async def request(verbs: AsyncVerbs, operation: Request) -> Message:
-    """Do what `Request` says."""
+    """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
     group = operation.group(database.instance.clock(), uuid4())
@@ -88,7 +88,7 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
 
 
 async def begin_request(verbs: AsyncVerbs, operation: BeginRequest) -> UUID:
-    """Do what `BeginRequest` says, in the caller's transaction if there is one."""
+    """Run `BeginRequest`, in the caller's transaction if there is one."""
     group = operation.group(verbs.instance.clock(), uuid4())
     if verbs is not verbs.database:
         return await _begin(verbs, operation, group)
@@ -97,7 +97,7 @@ async def begin_request(verbs: AsyncVerbs, operation: BeginRequest) -> UUID:
 
 
 async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Message:
-    """Do what `WaitForAnswer` says."""
+    """Run `WaitForAnswer`."""
     verbs._refuse_transaction("WAIT FOR ANSWER")
     operation.check()
     database = verbs.database
@@ -107,7 +107,7 @@ async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Messag
     waiter = AsyncWaiter(operation.handle, watcher)
     try:
         await watcher.enter(waiter)
-        waiter.ready.set()  # it may be there already
+        waiter.ready.set()  # the answer may be there already
         return await _wait(database, waiter, operation.timeout, deadline)
     finally:
         await finish(waiter.watcher.leave(waiter))
@@ -176,7 +176,7 @@ async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
         try:
             return await finish(_receive(database, queue.name, waiter.handle))
         except BrokerError as refused:
-            if refused.number != _NOT_THERE:
+            if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
             found: AnswerQueue = await database._do(database.engine.find_answer_queue(waiter.handle))
             if found == queue:
@@ -199,9 +199,9 @@ async def _handle_late(database: AsyncDatabase, queue: str, handle: UUID, proced
         try:
             messages = await transaction.receive(queue, conversation_handle=handle)
         except BrokerError as refused:
-            if refused.number != _NOT_THERE:
+            if refused.number != _UNKNOWN_CONVERSATION_ERROR:
                 raise
-            return False  # somebody else has had it
+            return False  # another process has taken it
         if not messages:
             return False
         with tracing.current(transaction._processing):
@@ -239,7 +239,7 @@ class AsyncWatchers:
     async def of_service(self, verbs: AsyncVerbs, service: str, handle: UUID) -> AsyncWatcher:
         """Return the watcher for the queue of a service, from which a conversation was begun.
 
-        It is remembered as long as the watcher runs, who is told when the service goes to another queue.
+        It is remembered as long as the watcher runs, which learns when the service moves to another queue.
         """
         key = verbs.database.user, service
         known = self._by_service.get(key)
@@ -260,12 +260,12 @@ class AsyncWatchers:
             return known
 
     def stop(self) -> None:
-        """Let them end with their next look, and wake all callers: they find the instance closed."""
+        """Let the watchers end with their next poll, and wake all callers, which find the instance closed."""
         for watcher in list(self._by_queue.values()):
             watcher.stop()
 
     async def join(self) -> None:
-        """Wait until they have ended."""
+        """Wait until the watchers have ended."""
         for watcher in list(self._by_queue.values()):
             await watcher.join()
 
@@ -284,7 +284,7 @@ class AsyncWatcher:
         self._database = database
         self._lock = Lock()
         self._entered: set[AsyncWaiter] = set()
-        self._watched: dict[UUID, list[AsyncWaiter]] = {}  # those that are asleep
+        self._watched: dict[UUID, list[AsyncWaiter]] = {}  # waiters that are asleep
         self._background: Background | None = None
 
     async def enter(self, waiter: AsyncWaiter) -> None:
@@ -312,7 +312,7 @@ class AsyncWatcher:
                     del self._watched[waiter.handle]
 
     def stop(self) -> None:
-        """End with the next look, and wake all callers."""
+        """End with the next poll, and wake all callers."""
         self.is_running = False
         self._wake(list(self._watched))
 
@@ -326,7 +326,7 @@ class AsyncWatcher:
         while self.is_running:
             try:
                 await self._database._waiting(
-                    self.queue.name, self._look, LINGER_S, choosy=True, enough=lambda _: not self.is_running
+                    self.queue.name, self._look, LINGER_S, filtered=True, enough=lambda _: not self.is_running
                 )
             except (ServiceBrokerError, psycopg.Error) as problem:  # callers find out themselves what it is
                 report(_LOG, logging.DEBUG, "requests of %s: %s", self.queue.name, str(problem))
@@ -339,12 +339,12 @@ class AsyncWatcher:
 
     async def _pause(self, problem: Exception) -> None:
         """Wait a moment, since the next watcher may fail as this one, unless a service has only gone elsewhere."""
-        has_changed = isinstance(problem, BrokerError) and problem.number == _CHANGED
+        has_changed = isinstance(problem, BrokerError) and problem.number == _SERVICE_CHANGED_ERROR
         if self.is_running and not has_changed:
             await Event().wait(_RETRY_PAUSE_S)
 
     async def _look(self) -> int:
-        """Ask which conversations have messages, and wake their callers. Return how many."""
+        """Wake the callers whose conversations have messages. Return how many."""
         handles = list(self._watched)
         if not handles:
             return 0

@@ -23,14 +23,14 @@ class AsyncRights(ABC):
 
     @abstractmethod
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
-        """A connection of the pool."""
+        """Lend a connection of the pool."""
 
     grant_rights = operated(operations.GrantRights)
 
     revoke_rights = operated(operations.RevokeRights)
 
     async def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """What a role can really do, by PostgreSQL's catalogs; without one, each that has to do with the instance.
+        """Return what a role can really do, by PostgreSQL's catalogs; without one, of each role with rights here.
 
         Raises:
             BrokerError: 15007 no such role.

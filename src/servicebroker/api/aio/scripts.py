@@ -48,11 +48,11 @@ class AsyncScripts:
 
 
 class AsyncTransactionScripts:
-    """Nothing: T-SQL inside a transaction has only the blocking form."""
+    """An empty base: T-SQL inside a transaction has only the blocking form."""
 
 
 def _seen_by_threads(instance: AsyncInstance) -> ThreadInstance:
-    """The instance as threads see it, made once: T-SQL remembers what it has found out of each."""
+    """Return the instance as threads see it, made once, since T-SQL keeps what it finds out about each instance."""
     loop, seen = asyncio.get_running_loop(), instance.seen_by_threads
     if not isinstance(seen, ThreadInstance) or not seen.is_of(instance, loop):
         seen = instance.seen_by_threads = ThreadInstance(instance, loop)
@@ -60,10 +60,10 @@ def _seen_by_threads(instance: AsyncInstance) -> ThreadInstance:
 
 
 async def _in_own_thread(work: Callable[[], T]) -> T:
-    """Work that blocks and needs the event loop meanwhile.
+    """Run work that blocks and needs the event loop meanwhile, in a thread of its own.
 
-    The threads of the loop's executor are few, and the loop itself needs them to open a connection: were all of them
-    waiting for the loop, nothing would go on.
+    The executor of the loop has few threads, and the loop itself needs them to open a connection. If all of them waited
+    for the loop, nothing would go on.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
@@ -96,12 +96,12 @@ class ThreadInstance(Instance):
         self.doorbell = ThreadDoorbell(instance.doorbell, awaited)  # type: ignore[assignment] # has its methods
 
     def is_of(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether it shows that instance, as it was opened last, in that event loop."""
+        """Return whether this is the view of that instance, as it was opened last, in that event loop."""
         return self._inner is instance and self._loop is loop and self.doorbell.is_of(instance.doorbell)  # type: ignore[attr-defined]
 
     @contextmanager
     def connection(self) -> Iterator[DirectConnection]:
-        """A connection of the pool, for this thread alone until the block ends."""
+        """Lend a connection of the pool to this thread alone, until the block ends."""
         with _entered(self._inner.connection(), self._awaited) as lent, blocking(lent) as connection:
             try:
                 yield connection
@@ -110,22 +110,22 @@ class ThreadInstance(Instance):
                     release_kept(connection)
 
     def close(self) -> None:
-        """Nothing: the instance is closed where it was opened."""
+        """Do nothing: the instance is closed where it was opened."""
 
     def renew(self) -> None:
         """Replace the connections that were lost with the server."""
         self._awaited(self._inner.renew())
 
-    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
-        """A RECEIVE took so many messages."""
-        self._loop.call_soon_threadsafe(lambda: self._inner.took(queue_id, messages, choosy=choosy))
+    def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
+        """Count the messages that a RECEIVE took."""
+        self._loop.call_soon_threadsafe(lambda: self._inner.count_received(queue_id, messages, filtered=filtered))
 
-    def looked(self, found: bool) -> None:
-        """A GET CONVERSATION GROUP has found one, or none."""
-        self._loop.call_soon_threadsafe(self._inner.looked, found)
+    def count_polled(self, found: bool) -> None:
+        """Note whether a GET CONVERSATION GROUP found a group."""
+        self._loop.call_soon_threadsafe(self._inner.count_polled, found)
 
     def sleep(self, bell: Any, seconds: float) -> bool:
-        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        """Wait for the bell, at most `seconds`. Return whether the queue itself may have changed meanwhile."""
         return self._awaited(self._inner.sleep(bell, seconds))
 
 
@@ -134,26 +134,26 @@ class ThreadDoorbell:
 
     def __init__(self, inner: Doorbell, awaited: Awaited[Any]) -> None:
         self._inner, self._awaited = inner, awaited
-        self.hears, self.waiting = inner.hears, inner.waiting
+        self.is_registered, self.count_asleep = inner.is_registered, inner.count_asleep
         self.service_changes = inner.service_changes
 
     def is_of(self, doorbell: Doorbell) -> bool:
-        """Whether it shows that one."""
+        """Return whether this is the view of that doorbell."""
         return self._inner is doorbell
 
     @contextmanager
-    def listening(self, queue_id: int, *, choosy: bool) -> Iterator[Bell]:
-        """A bell that rings when a message was sent to the queue."""
-        with _entered(self._inner.listening(queue_id, choosy=choosy), self._awaited) as bell:
+    def listening(self, queue_id: int, *, filtered: bool) -> Iterator[Bell]:
+        """Give the block a bell that rings when a message was sent to the queue."""
+        with _entered(self._inner.listening(queue_id, filtered=filtered), self._awaited) as bell:
             yield bell
 
-    def found(self, queue_id: int, bell: Bell) -> bool:
-        """The bell's reader is done with what it has found, and waits on. Whether it was listed all the while."""
-        return bool(self._awaited(self._inner.found(queue_id, bell)))
+    def keep_waiting(self, queue_id: int, bell: Bell) -> bool:
+        """Keep waiting after a message. Return False if a message may have been missed."""
+        return bool(self._awaited(self._inner.keep_waiting(queue_id, bell)))
 
-    def share(self, queue_id: int) -> None:
-        """A reader has found something and is busy with it: one that sleeps looks whether there is more."""
-        self._awaited(self._inner.share(queue_id))
+    def wake_another(self, queue_id: int) -> None:
+        """Let a sleeping reader poll for more, while another reader is busy with a message."""
+        self._awaited(self._inner.wake_another(queue_id))
 
 
 @contextmanager

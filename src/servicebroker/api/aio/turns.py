@@ -1,4 +1,4 @@
-"""Turns of a procedure: the messages of one call, what undoes the call, and what puts the messages back.
+"""Turns of a procedure: the messages of one call, undoing the call, and putting the messages back.
 
 Alone in its transaction, a turn has received its messages before the savepoint, and only a ROLLBACK puts them back.
 
@@ -34,19 +34,19 @@ Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[obj
 SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
 _RELEASE = b"release savepoint servicebroker_procedure"
-_DEADLOCK = 1205
+_DEADLOCK_ERROR = 1205
 _TRANSACTION_ROLLBACK = "40"  # the class of SQLSTATE of deadlocks and serialization failures
 
 
 class AsyncTurn:
-    """The messages that a transaction has received, all that it has."""
+    """All messages that a transaction has received."""
 
     def __init__(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
         self.transaction = transaction
         self.messages = messages
 
     async def run(self, procedure: Procedure) -> None:
-        """Call the procedure. What it lets wait for the next statement leaves now, as a part of its work."""
+        """Call the procedure, then send what waits for the next statement as a part of its work."""
         with tracing.current(self.transaction._processing):
             check_result(await procedure(self.transaction, self.messages))
         await self.transaction._send_what_waits()
@@ -70,18 +70,18 @@ class AsyncGroupTurn(AsyncTurn):
 
     @property
     def is_end(self) -> bool:
-        """Whether the group has nothing but the EndDialog of each of its conversations."""
+        """Return whether the group has nothing but the EndDialog of each of its conversations."""
         return all(message.is_end_dialog for message in self.messages)
 
     async def begin(self, *, is_first: bool) -> bool:
-        """Take the messages behind a savepoint; whether they are still there.
+        """Take the messages behind a savepoint. Return whether they were still there.
 
-        A turn before may have received them, or ended their conversation.
+        An earlier turn may have received them, or ended their conversation.
         """
         commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
         self.transaction.connection.ahead += [Ahead(command, _nothing) for command in commands]
         if not await self._take():
-            await super().undo()  # those that are left come again
+            await super().undo()  # messages that are left come again
             return False
         if tracing.is_on():
             await self.transaction._trace(self._queue.name, self.messages, alone=False)
@@ -104,7 +104,7 @@ class AsyncGroupTurn(AsyncTurn):
 
 
 async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncGroupTurn]:
-    """Lock the groups that a RECEIVE would take from: a turn for each, with the messages that stay in the queue."""
+    """Lock the groups that a RECEIVE would take from. Return a turn for each, with messages that stay in the queue."""
     messages = await transaction.run(operation.held)
     found = await transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
@@ -112,7 +112,7 @@ async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncG
 
 
 async def answer_ends(transaction: AsyncTransaction, queue_id: int, turns: list[AsyncGroupTurn]) -> list[Message]:
-    """Answer the ends among the turns together, and take these turns out: their messages."""
+    """Answer the turns that are ends together, and remove them from `turns`. Return their messages."""
     ends = [message for turn in turns if turn.is_end for message in turn.messages]
     if not ends:
         return []
@@ -123,15 +123,15 @@ async def answer_ends(transaction: AsyncTransaction, queue_id: int, turns: list[
 
 
 def undoes_all(problem: BaseException | None) -> bool:
-    """Whether a failure is that of the whole transaction: a deadlock, or a conflict with another transaction."""
+    """Return whether a failure is one of the whole transaction: a deadlock, or a conflict with another transaction."""
     while problem is not None:
         if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
             return True
-        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK:
+        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK_ERROR:
             return True
         problem = problem.__cause__
     return False
 
 
 def _nothing() -> None:
-    """A savepoint is sent once, and nobody waits for it."""
+    """Do nothing when a savepoint has arrived."""

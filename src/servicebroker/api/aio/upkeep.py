@@ -1,4 +1,4 @@
-"""The background of an open instance, which looks now and then for what is due, and is told what to deliver."""
+"""The background of an open instance: due timers and lifetimes, delivery, space, totals."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Steps
 
 _LOG = logging.getLogger("servicebroker")
-_PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
-_STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
-_TICK = 1.0  # seconds between two looks whether a queue was drained
-_TOTALS = 5.0  # seconds between two times that counts are added to the totals
-_STATEMENTS = 30.0  # the same of statements, which an idle process has too: its background looks around
-_SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
-_TRIES = 10  # one in each tick
-_DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
-_AFTER_FAULT = 5.0  # seconds until it begins anew
-_PROMOTION = 5.0  # seconds between looks at whether a standby was promoted
-_ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
-_CLOSED = 1_000  # closed endpoints in one round: 3,000 conversations a second leave as fast as they end
+_STOP_PATIENCE_S = 2.0  # that `close` waits for a round to end; then it closes the connection of the round
+_STATEMENT_TIMEOUT_MS = 10_000  # a round that waits for others gives up and comes again
+_TICK_S = 1.0  # between two looks at whether a queue was drained
+_TOTALS_INTERVAL_S = 5.0  # between two times that counts are added to the totals
+_STATEMENTS_INTERVAL_S = 30.0  # the same for statements: an idle process runs some, too, in its background
+_MIN_RETRY_S, _MAX_RETRY_S = 0.02, 1.0  # until the next look at messages that others hold: ever longer
+_SPACE_ATTEMPTS = 10  # to give space back, one in each tick
+_DRAINED_MESSAGES = 10_000  # taken here from a queue: enough to give its space back as soon as it is empty
+_FAULT_PAUSE_S = 5.0  # until the background begins anew
+_PROMOTION_POLL_S = 5.0  # between two looks at whether a standby was promoted
+_MAX_PIECES = 100  # of some hundred rows each; the rest waits for the next time
+_CLOSED_AT_ONCE = 1_000  # closed endpoints in one piece: 3,000 conversations a second leave as fast as they end
 
 
 class Upkeep:
-    """Runs `upkeep` every `interval` seconds, and `deliver` as soon as the server's own SEND has put something down.
+    """The background of an instance: it runs `upkeep` every `interval` seconds, and `deliver` after a SEND in SQL.
 
-    It listens for that on a connection of its own. A queue that this process has drained gives its space back within a
-    second or so. A round that fails, because the server is down or restarts, is made up for by the next one.
+    It listens for such SENDs on a connection of its own. A queue that this process has drained gives its space back
+    within a second or so. If a round fails, because the server is down or restarts, the next round does its work.
     """
 
     def __init__(
@@ -86,63 +86,63 @@ class Upkeep:
         self._interval = interval
         self._closed = Event()
         self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
-        self._since = 0  # what was sent by older transactions has been looked at
-        self._tries = 0  # left, to find nobody at a table that was drained
+        self._since = 0  # transaction id: messages of older transactions were looked at
+        self._tries = 0  # attempts left to find a drained table unused
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._background = Background(self._run, "servicebroker upkeep")
 
-    def took(self, queue_id: int, messages: int) -> None:
-        """A RECEIVE of this process has taken so many messages; none: the queue is empty."""
+    def count_received(self, queue_id: int, messages: int) -> None:
+        """Count the messages that a RECEIVE of this process took; none: the queue is empty."""
         if messages:
             self._taken[queue_id] += messages
-        elif self._taken.pop(queue_id, 0) >= _DRAINED:
-            self._tries = _TRIES
+        elif self._taken.pop(queue_id, 0) >= _DRAINED_MESSAGES:
+            self._tries = _SPACE_ATTEMPTS
 
     async def close(self) -> None:
-        """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
+        """Stop, also in the middle of a round, which commits its work piece by piece."""
         self._closed.set()
         connection = self._connection
         if connection is not None:
-            with suppress(psycopg.Error):  # the server is gone: that has ended it
-                await connection.cancel_safe(timeout=_PATIENCE)
+            with suppress(psycopg.Error):  # the server is gone, and the round with it
+                await connection.cancel_safe(timeout=_STOP_PATIENCE_S)
             await self._wake()
-        await self._background.stop(_PATIENCE)
+        await self._background.stop(_STOP_PATIENCE_S)
 
     async def _wake(self) -> None:
         try:
             async with await connect(self._url, application_name="servicebroker upkeep") as connection:
                 await connection.execute(f"notify {DELIVERY_CHANNEL}")
-        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down: that has woken it
+        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down, which has woken the round
             _LOG.debug("upkeep: %s", problem)
 
     async def _run(self) -> None:
-        pause = _TICK
+        pause = _TICK_S
         while not self._closed.is_set():
             began = time.monotonic()
             try:
                 async with await connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
                     await self._serve(connection)
-            except psycopg.errors.ReadOnlySqlTransaction:  # a standby: its primary does all this
-                await self._closed.wait(min(_PROMOTION, self._interval))
+            except psycopg.errors.ReadOnlySqlTransaction:  # on a standby: its primary does all this
+                await self._closed.wait(min(_PROMOTION_POLL_S, self._interval))
             except (psycopg.Error, ServiceBrokerError) as problem:
                 cut = isinstance(problem, psycopg.errors.QueryCanceled) and not self._closed.is_set()
                 _LOG.log(logging.WARNING if cut else logging.DEBUG, "upkeep: %s", problem)
                 held = time.monotonic() - began > self._interval
-                pause = _TICK if held else 2 * pause
+                pause = _TICK_S if held else 2 * pause
                 await self._closed.wait(min(pause, self._interval))
-            except Exception as problem:  # a fault of ours, or of the application's clock: timers fire nevertheless
+            except Exception as problem:  # a fault here or in the application's clock: timers fire nevertheless
                 report(_LOG, logging.ERROR, "upkeep begins anew: %s", told(problem), exc_info=problem)
-                pause = _TICK
-                await self._closed.wait(min(_AFTER_FAULT, self._interval))
+                pause = _TICK_S
+                await self._closed.wait(min(_FAULT_PAUSE_S, self._interval))
             finally:
                 self._connection = None
 
     async def _serve(self, connection: AsyncDirectConnection) -> None:
-        connection.interval = _TICK
-        await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
+        connection.interval = _TICK_S
+        await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT_MS}")
         await connection.execute(f"listen {DELIVERY_CHANNEL}")
-        due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf
+        due, pause, heard, told = time.monotonic() + self._interval, _MIN_RETRY_S, True, -math.inf
         counted, sampled = time.monotonic(), -math.inf
         while not self._closed.is_set():
             if self._tries:
@@ -158,26 +158,26 @@ class Upkeep:
             left = heard and await self._deliver(connection)
             if time.monotonic() >= told:
                 await tell(connection, self._tally)
-                told = time.monotonic() + _TOTALS
-            if time.monotonic() >= counted + _STATEMENTS:
+                told = time.monotonic() + _TOTALS_INTERVAL_S
+            if time.monotonic() >= counted + _STATEMENTS_INTERVAL_S:
                 await tell_statements(connection)
                 counted = time.monotonic()
             if time.monotonic() >= sampled + SAMPLE_INTERVAL_S:
                 await take_sample(connection)
                 sampled = time.monotonic()
-            seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
-            pause = min(2 * pause, _LATER) if left else _SOON
+            seconds = min(pause if left else _TICK_S, max(0.0, due - time.monotonic()))
+            pause = min(2 * pause, _MAX_RETRY_S) if left else _MIN_RETRY_S
             heard = await _hears(connection, seconds) or left
 
     async def _deliver(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """`deliver` what was sent since the last time; at first all. A large backlog is not read again each time."""
+        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time."""
         unfinished = await run(connection, oldest_writer())
-        if unfinished < self._since:  # another server, or one that has crashed: it gives these numbers out again
+        if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
             self._since = 0
         try:
             left = await deliver(connection, self._clock(), self._catalog, self._since)
         except psycopg.errors.QueryCanceled:
-            self._since = self._since or unfinished  # the rest is for `upkeep`
+            self._since = self._since or unfinished  # `upkeep` delivers the rest
             raise
         if not left:
             self._since = unfinished
@@ -185,7 +185,7 @@ class Upkeep:
 
 
 async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bool:
-    """Sleep, until something is to be delivered, at most so many seconds. Returns whether it is."""
+    """Sleep until a message is to be delivered, at most so many seconds. Return whether there is one."""
     heard = False
     async for _ in connection.notifies(timeout=seconds, stop_after=1):
         heard = True
@@ -193,13 +193,13 @@ async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bo
 
 
 async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
-    """Add what was counted to the totals; with the next ones, when that fails."""
+    """Add the counts to the totals; if that fails, they are added with the next ones."""
     counts = tally.take()
     if not counts:
         return
     try:
         await run(connection, add_totals(counts))
-    except psycopg.errors.InsufficientPrivilege as problem:  # a role that may not is not counted
+    except psycopg.errors.InsufficientPrivilege as problem:  # the counts of a role without the right are dropped
         _LOG.debug("totals: %s", problem)
     except BaseException:
         tally.put_back(counts)
@@ -207,7 +207,7 @@ async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
 
 
 async def tell_clock(connection: psycopg.AsyncConnection[Any], ahead: timedelta, now: datetime) -> None:
-    """Say that the clock of this machine is wrong, for doctor."""
+    """Store that the clock of this machine is wrong, for doctor."""
     try:
         await run_alone(connection, note_wrong_clock(ahead, now))
     except psycopg.errors.InsufficientPrivilege as problem:
@@ -215,7 +215,7 @@ async def tell_clock(connection: psycopg.AsyncConnection[Any], ahead: timedelta,
 
 
 async def take_sample(connection: psycopg.AsyncConnection[Any]) -> None:
-    """What happens in the queues, for their history; a role that may not leaves it to others."""
+    """Sample the queues for their history; a role without the right leaves that to others."""
     try:
         await run_alone(connection, sample())
     except psycopg.errors.InsufficientPrivilege as problem:
@@ -223,7 +223,7 @@ async def take_sample(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def tell_statements(connection: psycopg.AsyncConnection[Any]) -> None:
-    """The same with the statements that this process has run on the server of `connection`."""
+    """Add the statements that this process has run on the server of `connection` to the totals."""
     counts = counts_of(connection)
     taken = counts.take()
     found = [StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in taken.items()]
@@ -239,9 +239,9 @@ async def tell_statements(connection: psycopg.AsyncConnection[Any]) -> None:
 async def deliver(
     connection: psycopg.AsyncConnection[Any], now: datetime, catalog: Callable[[], Catalog] = Catalog, since: int = 0
 ) -> bool:
-    """Deliver what waits and need not; the built-in service answers. True when something is left over, for soon.
+    """Deliver messages that need not wait any more, and let the built-in service answer.
 
-    With `since`, of what waits only that which this transaction and later ones have sent.
+    `since` is a transaction id: messages of older transactions are skipped. Return whether messages are left for soon.
     """
     answers = await in_transaction(connection, take_answers(catalog(), now))
     for failure in answers.failures:
@@ -256,21 +256,23 @@ async def deliver(
 
 
 async def give_back(connection: psycopg.AsyncConnection[Any], stopped: Callable[[], bool]) -> bool:
-    """Give back the space of queues that are large and empty. Returns whether no large one is left."""
+    """Give back the space of queues that are large and empty. Return whether no large one is left."""
     left = 0
     for queue_id in await run(connection, bloated_queues()):
         if stopped():
             return False
         try:
             left += not await run(connection, give_space_back(queue_id))
-        except psycopg.errors.QueryCanceled as problem:  # its table is not searched in time; others have their turn
+        except (
+            psycopg.errors.QueryCanceled
+        ) as problem:  # its table is not searched in time; the other queues have their turn
             _LOG.debug("upkeep: %s", problem)
             left += 1
     return not left
 
 
 async def keep_trail(connection: psycopg.AsyncConnection[Any], now: datetime) -> None:
-    """The tables as the trail wants them, those that are new too; what somebody is at has its turn the next time."""
+    """Prepare the tables for the trail, new ones too. A table in use has its turn the next time."""
     try:
         statements = await run(connection, partitions(now))
         statements += [change.statement for change in await run(connection, changes())]
@@ -286,11 +288,11 @@ async def upkeep(
     stopped: Callable[[], bool] = lambda: False,
     catalog: Callable[[], Catalog] = Catalog,
 ) -> bool:
-    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode.
+    """Do everything that is due at `now`, in small transactions. `connection` is in autocommit mode.
 
-    True when `deliver` has left something over, for soon.
+    Return whether `deliver` has left messages for soon.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_PIECES):
         queues = await run(connection, due_queues(now))
         for queue_id in queues:
             if stopped():
@@ -298,10 +300,10 @@ async def upkeep(
             await run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    dated = (expire_ended, drop_late, partial(remove_closed, limit=_CLOSED), sweep, forget_old)
+    dated = (expire_ended, drop_late, partial(remove_closed, limit=_CLOSED_AT_ONCE), sweep, forget_old)
     pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_PIECES):
             if stopped() or not await in_transaction(connection, piece()):
                 break
     if stopped():

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOG = logging.getLogger("servicebroker")
-_ATTEMPTS = 10  # to look up the names of messages that were taken
+_NAME_ATTEMPTS = 10  # to look up the names of messages that were taken
 
-FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
+FALLBACK_POLL_S = 1.0  # a waiting reader polls at least this often, whatever wakes it
 
 
 class AsyncVerbs(ABC):
-    """SEND, RECEIVE and the rest. `database` is where names are looked up; `instance` and `engine` are its own."""
+    """SEND, RECEIVE and the other verbs. Names are looked up in `database`; `instance` and `engine` are those of it."""
 
     database: AsyncDatabase
     instance: AsyncInstance
@@ -86,7 +86,7 @@ class AsyncVerbs(ABC):
         return result
 
     async def _alone(self, steps: Steps[T]) -> T:
-        """Run administration as a transaction of its own: a database does.
+        """Run administration as a transaction of its own, which only a database does.
 
         Raises:
             BrokerError: 402.
@@ -94,11 +94,11 @@ class AsyncVerbs(ABC):
         raise BrokerError(402, "operation", "administration in a transaction", "one that a database runs")
 
     async def _run_definition(self, operation: Operation[T]) -> T:
-        """Run what is no verb: definitions are run by a database."""
+        """Refuse an operation that is no verb; a database runs definitions."""
         raise BrokerError(402, "operation", shown(operation), "a verb of servicebroker.operations")
 
-    def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
-        """A verb is run: should its transaction be rolled back, that is counted."""
+    def _works(self) -> None:  # noqa: B027 # only a transaction counts its rollback
+        """Note that a verb is run: if its transaction is rolled back, that is counted."""
 
     def _tell(self, event: Happened) -> None:
         instance = self.instance
@@ -106,12 +106,12 @@ class AsyncVerbs(ABC):
         instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
 
     def _is_alone(self) -> bool:
-        """Whether the verb that was just run was a transaction of its own: it is done, or can be done again."""
+        """Return whether the last verb was a transaction of its own: it is committed, or can be run again."""
         return True
 
     @abstractmethod
     def _received(self, queue_id: int, transaction: int) -> None:
-        """Messages were taken from the queue by the transaction of that id: its rollback counts."""
+        """Note that the transaction of that id took messages from the queue: poison detection counts its rollback."""
 
     begin_dialog = operated(BeginDialog)
 
@@ -126,19 +126,19 @@ class AsyncVerbs(ABC):
     wait_for_answer = operated(WaitForAnswer)
 
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
-        """BEGIN DIALOG, in a group that is made for it under an id that nobody else has."""
+        """Run BEGIN DIALOG in a new group, under an id that nobody else has."""
         return await self.run(replace(begin, related_conversation_group=group))
 
     @abstractmethod
     def _refuse_transaction(self, statement: str) -> None:
-        """Refuse a statement that waits for what others do after our COMMIT, if a transaction is open.
+        """If a transaction is open, refuse a statement that waits for what others do after the COMMIT.
 
         Raises:
             BrokerError: 226.
         """
 
     async def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
-        """What was taken, with its names. Those that we do not remember are looked up."""
+        """Return the messages of the rows with their names, and look up names that this process does not remember."""
         labels, database_id = self.engine.catalog.labels, self.engine.user.database_id
         try:
             return receive.named(rows, labels[database_id])
@@ -150,9 +150,9 @@ class AsyncVerbs(ABC):
             return receive.named(rows, receive.nameless(labels[database_id]))
 
     async def _learn_names(self) -> None:
-        """Of messages that nobody else can receive any more: here, and when that fails on other connections."""
+        """Look up the names of messages that nobody else can receive any more; if that fails, on other connections."""
         problem: Exception | None = None
-        for do in (self._do, *[self.database._do] * _ATTEMPTS):
+        for do in (self._do, *[self.database._do] * _NAME_ATTEMPTS):
             try:
                 await do(self.engine.find_labels(anew=True))
                 return
@@ -161,7 +161,7 @@ class AsyncVerbs(ABC):
         _LOG.error("messages were received whose names could not be looked up, and are '': %s", problem)
 
     async def _trace(self, queue: str, messages: Sequence[Message], *, alone: bool) -> None:
-        """What was received goes on under the traces of its senders."""
+        """Continue the traces of the senders of received messages."""
         if alone:
             await shelter(self._try_to_begin_span(queue, messages))
         else:
@@ -174,17 +174,17 @@ class AsyncVerbs(ABC):
             self._process(span)
 
     async def _try_to_begin_span(self, queue: str, messages: Sequence[Message]) -> None:
-        """RECEIVE is committed: no problem with a trace may keep its messages from the caller."""
+        """Begin a span after RECEIVE was committed: no problem with it may keep the messages from the caller."""
         try:
             await self._begin_span(queue, messages)
-        except Exception as problem:  # the application's own sampler and processors run there, too
+        except Exception as problem:  # the sampler and the processors of the application run there
             _LOG.warning("received messages are not traced: %s", problem)
 
     def _process(self, span: Span) -> None:
-        """A span of received messages begins; here it ends at once, since nobody knows what becomes of them."""
+        """Begin the span of received messages. It ends at once, since their processing is not known here."""
         tracing.end(span)
 
-    _processing: Span | None = None  # of the messages that this transaction has received last
+    _processing: Span | None = None  # the span of the messages that this transaction received last
 
     receive = operated(Receive)
 
@@ -199,7 +199,7 @@ class AsyncVerbs(ABC):
     get_transmission_status = operated(GetTransmissionStatus)
 
     async def _find(self, queue: str) -> Queue:
-        """The queue of that name; it takes no connection when this process remembers it."""
+        """Return the queue of that name; without a connection, if this process remembers the queue."""
         engine = self.engine
         known = engine.catalog.queues.get((engine.user.database_id, queue)) if isinstance(queue, str) else None
         if known is not None:
@@ -212,17 +212,17 @@ class AsyncVerbs(ABC):
         once: Callable[[], Awaitable[T]],
         wait: float,
         *,
-        choosy: bool,
+        filtered: bool,
         enough: Callable[[T | None], bool] = bool,
     ) -> T | None:
-        """WAITFOR: what `once` returns as soon as that is `enough`, or after `wait` seconds in which it was nothing.
+        """WAITFOR: run `once` until its result is `enough`, or until it found nothing for `wait` seconds.
 
-        Who is told something that is not enough waits on where it is: `once` has looked since, and in vain.
+        After a result that is not enough, the reader stays registered and waits on. Returns the last result.
         """
         there = await self._find(queue)
         doorbell = self.instance.doorbell
         found: T | None
-        if wait == 0 or not doorbell.hears(there.queue_id):
+        if wait == 0 or not doorbell.is_registered(there.queue_id):
             found = await once()
             if wait == 0 or enough(found):
                 return found
@@ -232,35 +232,35 @@ class AsyncVerbs(ABC):
         def changes() -> Awaitable[int]:
             return self._do(self.engine.service_changes(there))
 
-        async with doorbell.listening(there.queue_id, choosy=choosy) as bell:
+        async with doorbell.listening(there.queue_id, filtered=filtered) as bell:
             services = await self._services(there, bell, changes)
             while not enough(found := await self._unless_away(once, deadline)):
                 if found:
                     deadline = time.monotonic() + wait
-                    was_listed = await doorbell.found(there.queue_id, bell)
+                    was_listed = await doorbell.keep_waiting(there.queue_id, bell)
                     services = await self._services(there, bell, changes)
                     if not was_listed:
                         continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                changed = await self.instance.sleep(bell, min(left, FALLBACK_POLL))
+                changed = await self.instance.sleep(bell, min(left, FALLBACK_POLL_S))
                 if changed and await self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found
 
     async def _services(self, there: Queue, bell: Bell, changes: Callable[[], Awaitable[int]]) -> int:
-        """How often a service of the queue was altered or dropped before the wait; the doorbell remembers it."""
+        """Return how often a service of the queue was altered or dropped before the wait, as the doorbell keeps it."""
         known = self.instance.doorbell.service_changes
         services = known.get(there.queue_id)
         if services is None:
             services = await changes()
-            if not bell.is_ringing:  # it may be about a change
+            if not bell.is_ringing:  # else a change may have rung it
                 known[there.queue_id] = services
         return services
 
     async def _unless_away(self, look: Callable[[], Awaitable[T]], deadline: float) -> T | None:
-        """What `look` finds; None while the server is away, which a reader outside of a transaction sits out."""
+        """Return what `look` finds; outside of a transaction None while the server is away, until the deadline."""
         if not self._is_alone():
             return await look()
         try:

@@ -1,4 +1,4 @@
-"""Workers: readers that go on whatever their handlers raise, until they are asked to end."""
+"""Workers: readers that continue whatever their handlers raise, until they are asked to end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from servicebroker.api.aio.guarded import AsyncGuard
+from servicebroker.api.aio.failure_policy import AsyncFailureHandler
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.model.arguments import check_count
@@ -30,11 +30,11 @@ from servicebroker.store.aio.concurrency import IS_ASYNC, Background, Event, Sto
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
-_WAIT = 10.0  # seconds without a message until `process` begins anew; whether it is to end it sees each second
-_PATIENCE = 5.0  # seconds that readers have which are cut short
-_PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first, the longest
+_IDLE_WAIT_S = 10.0  # without a message until `process` begins anew; it sees within a second that it is to end
+_STOP_PATIENCE_S = 5.0  # for readers that are cut short
+_PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first pause, the longest one
 
-_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that has ended on this side
+_ENDED = {8426, 8427}  # errors of END CONVERSATION if the conversation has ended on this side
 _OURS = "servicebroker."
 
 _LOG = logging.getLogger("servicebroker.worker")
@@ -66,13 +66,13 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
         try:
             for reader in readers:
                 await reader.join()
-        finally:  # who waits may be cancelled itself
+        finally:  # the task that joins may be cancelled itself
             for reader in readers:
-                await reader.stop(_PATIENCE)
+                await reader.stop(_STOP_PATIENCE_S)
 
 
 def _is_replaced(worker: Worker, over: Event) -> bool:
-    """Whether a reader that somebody else has ended begins again: unless the worker is to end."""
+    """Return whether a reader that others have ended begins again: yes, unless the worker is to end."""
     if over.is_set():
         return False
     report(_LOG, logging.ERROR, "A reader of the worker of %s was ended from outside; another begins.", worker.queue)
@@ -80,10 +80,12 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
 
 
 async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
-    """Process what comes until it is over. What ends `process` is told, and after a pause it begins again."""
+    """Process messages until it is over. If `process` fails, log the error, pause and begin again."""
     pause, longest = _PAUSES
-    guard = AsyncGuard(database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends)
-    operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=_WAIT)
+    guard = AsyncFailureHandler(
+        database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends
+    )
+    operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=_IDLE_WAIT_S)
     stop = StopDetector()
     while not over.is_set():
         began = time.monotonic()
@@ -110,7 +112,7 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
 
 
 async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[Message]) -> None:
-    """Call the handlers in the messages' order. What is left of a conversation that was ended goes with it."""
+    """Call the handlers in the order of the messages. Messages of a conversation that was ended are skipped."""
     ended = set()
     for handler, run in groupby(messages, worker.handler_of):
         theirs = [message for message in run if message.conversation_handle not in ended]
@@ -128,7 +130,7 @@ async def _call(handler: Callable[..., Any], transaction: AsyncTransaction, give
 
 
 async def _end(transaction: AsyncTransaction, message: Message) -> None:
-    """Answer what the other side, or the broker, has ended."""
+    """End this side of a conversation that the other side or the broker has ended."""
     if message.is_error:
         code, description = read_error(message.message_body)
         said = "Conversation %s has failed with %d: %s"
@@ -141,7 +143,7 @@ async def _end(transaction: AsyncTransaction, message: Message) -> None:
 
 
 def _judge(worker: Worker, failure: Failure) -> Verdict:
-    """What the worker's policy says, told in the log; at first and at last with where the exception came from."""
+    """Return and log the verdict of the worker's policy; the first and the last one with a traceback."""
     verdict = checked_verdict(worker.poison(failure))
     is_between = isinstance(verdict, Retry) and failure.count > 1
     report(
@@ -175,12 +177,12 @@ def _next_step(verdict: Verdict) -> str:
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """Where an exception came from, without what stands between our reader and the handler."""
+    """Return a traceback without the frames between the reader and the handler."""
     while trace is not None and trace.tb_next is not None and _is_ours(trace):
         trace = trace.tb_next
     return trace
 
 
 def _is_ours(trace: TracebackType) -> bool:
-    name: str = trace.tb_frame.f_globals.get("__name__", "")  # none where `exec` has made the function
+    name: str = trace.tb_frame.f_globals.get("__name__", "")  # missing if `exec` has made the function
     return name.startswith(_OURS)

@@ -1,4 +1,4 @@
-"""What surrounds an operation: counting, traces, a second try, events.
+"""Wrappers of operations: counting, traces, a second try, events.
 
 A wrapper is given what is inside of it, and runs that: once, again, or with other steps. Which wrappers an operation
 has, from the outside to the inside, is said in one place, `WRAPPERS`; innermost are the operation's steps.
@@ -60,7 +60,7 @@ async def counted(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], b
 
 
 async def traced(inner: Runner, verbs: AsyncVerbs, operation: Send[Any] | SendBatch, begin: Begin) -> Any:
-    """A SEND under a span has one of its own, whose context is stored beside the messages."""
+    """Give a SEND under a span one of its own, whose context is stored beside the messages."""
     span = tracing.begin_send(verbs._processing, operation.message_type, operation.messages)
     if span is None:
         return await inner(verbs, operation, begin)
@@ -90,7 +90,7 @@ async def repeated(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], 
 
 
 async def watched(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Broker:Conversation and Broker:Conversation Group are told to who has asked for them."""
+    """Raise the events Broker:Conversation and Broker:Conversation Group for those who have asked for them."""
     if not verbs.instance.events.watches_conversations:
         return await inner(verbs, operation, begin)
     engine = verbs.engine
@@ -108,12 +108,12 @@ async def performed(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) 
 
 
 async def asked(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Run the steps where the verbs run. They change nothing, so a rollback is no rollback of theirs."""
+    """Run the steps where the verbs run. They change nothing, so their rollback is not counted."""
     return await verbs._do(begin())
 
 
 async def waiting(inner: Runner, verbs: AsyncVerbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
-    """WAITFOR: look again until something is found, or the patience ends."""
+    """WAITFOR: run the operation again until it finds messages or the wait is over."""
     operation.check_wait()
     patience = operation.patience
     if patience == 0:
@@ -122,12 +122,12 @@ async def waiting(inner: Runner, verbs: AsyncVerbs, operation: Receive | GetConv
     def once() -> Awaitable[Any]:
         return inner(verbs, operation, begin)
 
-    found = await verbs._waiting(operation.queue, once, patience, choosy=operation.has_condition)
+    found = await verbs._waiting(operation.queue, once, patience, filtered=operation.has_condition)
     return [] if found is None and isinstance(operation, Receive) else found
 
 
 async def delivered(inner: Runner, verbs: AsyncVerbs, operation: Receive, begin: Begin) -> list[Message]:
-    """Make messages of the rows that were taken, and tell who counts, traces or judges receivers."""
+    """Make messages of the rows that were taken; tell counters, traces and poison detection."""
     instance, queue = verbs.instance, await verbs._find(operation.queue)
     await instance.poison.look(queue.queue_id)
     queue_id, (rows, transaction) = await inner(verbs, operation, begin)
@@ -138,14 +138,14 @@ async def delivered(inner: Runner, verbs: AsyncVerbs, operation: Receive, begin:
         messages = await verbs._named(rows, alone=alone)
         if tracing.is_on() and not operation.leaves:
             await verbs._trace(queue.name, messages, alone=alone)
-    instance.took(queue_id, len(messages), choosy=operation.has_condition)
+    instance.count_received(queue_id, len(messages), filtered=operation.has_condition)
     return messages
 
 
 async def noted(inner: Runner, verbs: AsyncVerbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
     """Tell the session of an activated task whether there was a group."""
     group: UUID | None = await inner(verbs, operation, begin)
-    verbs.instance.looked(group is not None)
+    verbs.instance.count_polled(group is not None)
     return group
 
 
@@ -155,14 +155,14 @@ async def administered(verbs: AsyncVerbs, operation: Operation[Any], begin: Begi
 
 
 class Within(NamedTuple):
-    """What runs an operation within its wrappers; `quiet` leaves those out that are for somebody who looks on."""
+    """The runners of an operation within its wrappers; `quiet` is without those that serve observers."""
 
     quiet: Runner
     observed: Runner
 
 
 def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Within:
-    """Return what runs an operation within these wrappers, the first of them outside."""
+    """Return the runners of an operation within these wrappers, the first wrapper outermost."""
     quiet = observed = innermost
     for wrapper in reversed(wrappers):
         observed = partial(wrapper, observed)
@@ -170,7 +170,7 @@ def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Within:
     return Within(quiet, observed)
 
 
-OBSERVERS: tuple[Wrapper, ...] = (traced, watched)  # who traces or watches has them
+OBSERVERS: tuple[Wrapper, ...] = (traced, watched)  # needed only while a trace or an observer is on
 
 _SENDING = _within(counted, traced, repeated, watched)
 WRAPPERS: Mapping[type[Operation[Any]], Within] = {

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio form of the API share, written once.
+"""The parts that the blocking and the asyncio form of the API share, written once.
 
 **The problem.** `tools/make_sync.py` makes the blocking form from `api/aio`, one file for each. What neither waits nor
 runs a statement needs no twin.
@@ -6,10 +6,10 @@ runs a statement needs no twin.
 **What stands where.**
 
 * `open.py`: opening an instance, in both forms.
-* `preparation.py`: a PostgreSQL database is made ready for an instance: schema, home, the rights of the role.
+* `preparation.py`: preparation of a PostgreSQL database for an instance: schema, home, the rights of the role.
 * `tracing.py`: spans of OpenTelemetry. Without it installed nothing of that happens.
-* `tally.py`: what the verbs of a process have done, until it is added to the totals.
-* `rush.py`: when readers look from time to time instead of being notified of each message.
+* `tally.py`: counts of the verbs of a process, until they are added to the totals.
+* `polling_mode.py`: when readers poll instead of being notified of each message.
 
 **The rules.**
 

@@ -1,4 +1,4 @@
-"""Making a PostgreSQL database ready for an instance."""
+"""Preparation of a PostgreSQL database for an instance."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from servicebroker.store.statements import Rows, Steps
 def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False) -> type[Direct]:
     """Bring the schema up to date, and what every instance has; the first time this makes both.
 
-    `clock`, when it is the server's, is set by it. On a standby the primary does the rest, and for a restricted role
-    the owner: there both must be there. `takes_copies` is for the commands that adopt one. Returns how the role may do
-    the verbs.
+    A `clock` that follows the server is set by it. On a standby the primary migrates, and for a restricted role the
+    owner; then the schema must be there. `takes_copies`: a copied database is accepted, for the commands that adopt
+    one. Returns the interpreter of verbs for the role.
 
     Raises:
         InstanceError: the server cannot be reached or used, or is not fit for an instance; the database holds a copy.
@@ -48,7 +48,7 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
     return Direct
 
 
-# it was let in by the gate, and not into the house
+# the role has rights on the functions of the fence, and none on the tables
 _IS_FENCED = (
     "coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace "
     "where nspname = 'servicebroker_fence'), false) "

@@ -1,4 +1,4 @@
-"""What the verbs of one process have done, until the background of its instance adds it to the totals."""
+"""Counts of the verbs of one process, until the background of its instance adds them to the totals."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from servicebroker.engine.diagnosis.totals import ENQUEUED
 
 
 class Tally:
-    """Counts by the name of the counter. Any thread may use it."""
+    """Counts by the name of the counter. Any thread may use one."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def add(self, counter: str, many: int = 1) -> None:
-        """It has happened so many times."""
+        """Add to a counter."""
         with self._lock:
             self._counts[counter] += many
 
     def enqueued(self, priority: int, many: int) -> None:
-        """So many messages of that priority were put into a queue."""
+        """Count messages of a priority that were put into a queue."""
         with self._lock:
             self._counts[ENQUEUED[priority]] += many
 
     def take(self) -> dict[str, int]:
-        """What was counted since the last time."""
+        """Return and reset what was counted since the last time."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return dict(taken)
 
     def put_back(self, counts: Mapping[str, int]) -> None:
-        """These could not be written: they count with the next ones."""
+        """Add counts that could not be written, so that they are written with the next ones."""
         with self._lock:
             self._counts.update(counts)

@@ -33,7 +33,7 @@ _NO_SPAN = nullcontext()
 
 
 def _trace() -> Any:
-    """The module opentelemetry.trace, where this process has it and a tracer provider is set."""
+    """Return the module opentelemetry.trace, if this process has it and a tracer provider is set."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -45,7 +45,7 @@ def _trace() -> Any:
 
 @contextlib.contextmanager
 def _unharmed() -> Iterator[None]:
-    """What the application's tracing raises in the block is told, and ends no verb."""
+    """Log what the application's tracing raises in the block, so that it ends no verb."""
     try:
         yield
     except Exception as problem:
@@ -53,7 +53,7 @@ def _unharmed() -> Iterator[None]:
 
 
 def begin_send(within: Span | None, message_type: str, many: int) -> Span | None:
-    """The span of a SEND, when there is a sampled one above it: that of the caller, else `within`."""
+    """Begin the span of a SEND below a sampled one: that of the caller, else `within`. None without one."""
     if "opentelemetry.trace" not in sys.modules or (trace := _trace()) is None:
         return None
     with _unharmed():
@@ -82,12 +82,12 @@ def _begin_send(trace: Any, within: Span | None, message_type: str, many: int) -
 
 
 def is_on() -> bool:
-    """Whether this process traces: a SEND may have a span, and a RECEIVE looks for contexts."""
+    """Return whether this process traces: a SEND may have a span, and a RECEIVE looks for contexts."""
     return "opentelemetry.trace" in sys.modules and _trace() is not None
 
 
 def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[bytes]) -> Span | None:
-    """The span of what becomes of these messages; None when they bring no contexts."""
+    """Begin the span of processing these messages; None if they bring no contexts."""
     if not contexts or (trace := _trace()) is None:
         return None
     with _unharmed():
@@ -123,7 +123,7 @@ def current(span: Span | None) -> AbstractContextManager[object]:
 
 
 def fail(span: Span | None, problem: BaseException) -> None:
-    """What the span stands for has failed."""
+    """Mark the span as failed."""
     if span is None:
         return
     with contextlib.suppress(Exception):  # the text of an exception may fail, and so may the application's exporter

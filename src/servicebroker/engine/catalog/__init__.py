@@ -14,7 +14,7 @@ new state.
   version when it is used. A change that makes an entry wrong renews the version: `renew_versions` for queues,
   permissions and validation, `renew_routes` for routes.
 * A definition may wait for readers and senders while they wait for it. So it retries after a short lock timeout:
-  `api/giving_way.py`.
+  `api/lock_retry.py`.
 * A queue is a table with functions of its own, made from `store/queue.sql`.
 * Triggers of the catalog record who has defined each object (`store/audit.sql`).
 

@@ -61,7 +61,7 @@ def get_transmission_status(database_id: int, operation: GetTransmissionStatus) 
 def lock_delivery() -> Statement:
     """Take the lock that delivering parked messages needs exclusively, see `lock_parking`.
 
-    New SENDs queue up behind this lock, so no statement under it may wait long: see api/giving_way.py.
+    New SENDs queue up behind this lock, so no statement under it may wait long: see api/lock_retry.py.
     """
     return SQL("lock_delivery", (locks.DELIVERY,))
 

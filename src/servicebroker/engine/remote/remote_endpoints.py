@@ -14,7 +14,7 @@ from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.incoming import Kept, impossible
 from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Row, Statement, Steps
 
 SQL = SqlFile(__file__)
 
@@ -124,18 +124,7 @@ _OWN_COLUMNS = RemoteEndpoint._fields.index("failure")
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
     behind = [made(_Behind, row[_OWN_COLUMNS:]) for row in rows]
-    endpoints = [
-        RemoteEndpoint(
-            *row[:_OWN_COLUMNS],
-            failure=None if more.failure_code is None else (more.failure_code, more.failure_text),
-            kept={},
-            security=more.security,
-            keys=more.keys,
-            by_service_master_key=more.by_service_master_key,
-            receive_token=more.receive_token,
-        )
-        for row, more in zip(rows, behind, strict=True)
-    ]
+    endpoints = [_endpoint(row[:_OWN_COLUMNS], more) for row, more in zip(rows, behind, strict=True)]
     kept = yield from _find_kept(
         {
             endpoint.conversation_handle: endpoint.receive_sequence
@@ -144,6 +133,12 @@ def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
         }
     )
     return [_with_kept(endpoint, kept.get(endpoint.conversation_handle)) for endpoint in endpoints]
+
+
+def _endpoint(own: Row, more: _Behind) -> RemoteEndpoint:
+    failure = None if more.failure_code is None else (more.failure_code, more.failure_text)
+    keys = more.security, more.keys, more.by_service_master_key
+    return RemoteEndpoint._make([*own, failure, {}, *keys, more.receive_token, False])
 
 
 def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> RemoteEndpoint:

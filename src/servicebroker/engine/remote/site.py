@@ -138,8 +138,9 @@ def find_site(
     enabled = frozenset(one.broker for one in databases if one.is_enabled)
     first = found[0] if found else None
     if here is None:
-        has_endpoint = first is not None and first.port is not None
-        here = Here(own_addresses(first.host, first.port), first.forwards) if has_endpoint else Here()
+        here = Here()
+        if first is not None and first.port is not None:
+            here = Here(own_addresses(first.host, first.port), first.forwards)
     site = Site(brokers, enabled, here.addresses, here.forwards, unreachable=here.unreachable)
     return Located(site, databases, homes, first.chance if first else 0.0)
 

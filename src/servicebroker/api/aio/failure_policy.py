@@ -1,13 +1,13 @@
-# Made from aio/guarded.py by tools/make_sync.py: change that file, then run `make sync`.
-"""A procedure whose failures a policy judges: each is undone to a savepoint, counted under the group's lock, answered.
+"""Failures of a procedure: undone to a savepoint, counted under the group's lock, and judged by a policy.
 
-RECEIVE comes first and the savepoint next, in its round trip: a message that is processed costs none more. What a
-policy gives back to the queue needs a ROLLBACK of all of it; the session keeps the group's lock until the failure is
-counted.
+RECEIVE comes first and the savepoint next, in its round trip: a message that is processed costs none more. If a policy
+returns messages to the queue, all of the transaction is rolled back; the session keeps the group's lock until the
+failure is counted.
 
-Some failures come when the transaction is gone already: its COMMIT is refused, for one by a deferred constraint, the
-procedure has rolled it back, or its connection is lost. The message is in the queue again then. The guard remembers
-the failure, and gives it to the policy when it receives the message next, without running the procedure (decision 330).
+Some failures come when the transaction is gone already: its COMMIT was refused, for example by a deferred constraint,
+the procedure has rolled it back, or its connection was lost. Then the message is in the queue again. The handler
+remembers the failure, and gives it to the policy when it receives the message next, without running the procedure
+(decision 330).
 A connection may be lost for other reasons than its message: only the second loss in a row is the message's failure.
 """
 
@@ -20,9 +20,9 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api.aio.transaction import AsyncTransaction
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold, undoes_all
 from servicebroker.api.shared import tracing
-from servicebroker.api.transaction import Transaction
-from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold, undoes_all
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
@@ -41,23 +41,23 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
-from servicebroker.store.concurrency import StopDetector
-from servicebroker.store.direct import DirectConnection
-from servicebroker.store.running import run_alone
+from servicebroker.store.aio.concurrency import StopDetector, finish
+from servicebroker.store.aio.direct import AsyncDirectConnection
+from servicebroker.store.aio.running import run_alone
 
 if TYPE_CHECKING:
-    from servicebroker.api.database import Database
+    from servicebroker.api.aio.database import AsyncDatabase
 
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
-_DEADLOCK = 1205
-_REMEMBERED = 1000  # failures whose messages have not come again; others may have dealt with them
+_DEADLOCK_ERROR = 1205
+_MAX_UNJUDGED = 1000  # failures whose messages have not come again; others may have dealt with these
 
 _Key: TypeAlias = tuple[UUID, int, int]
 
 
-class Guard:
-    """What one reader of a queue knows of failures; it takes messages and runs a procedure on them.
+class AsyncFailureHandler:
+    """A reader's failure handler: it takes messages, runs a procedure on them, and lets the policy judge failures.
 
     Args:
         exits: whether KeyboardInterrupt and SystemExit in the main thread are a stop by the owner of the reader.
@@ -65,7 +65,7 @@ class Guard:
     """
 
     def __init__(
-        self, database: Database, queue: str, policy: Policy, *, exits: bool, answers_ends: bool = False
+        self, database: AsyncDatabase, queue: str, policy: Policy, *, exits: bool, answers_ends: bool = False
     ) -> None:
         self._database = database
         self._engine = database.engine
@@ -73,16 +73,16 @@ class Guard:
         self._policy = policy
         self._exits = exits
         self._answers_ends = answers_ends
-        self._failing: set[UUID] = set()  # conversations whose message we have counted a failure of
-        self._one_by_one = 0  # so many messages are taken singly: one of a batch has failed
-        self._processed: list[Message] = []  # whose COMMIT is not confirmed
+        self._failing: set[UUID] = set()  # conversations with a message whose failure was counted here
+        self._one_by_one = 0  # messages to take singly, since one of a batch has failed
+        self._processed: list[Message] = []  # messages whose COMMIT is not confirmed
         self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
-    def take(self, connection: DirectConnection, operation: Receive, procedure: Procedure) -> int:
-        """RECEIVE and process: how many messages were dealt with or put back; 0 when there is nothing to take.
+    async def take(self, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure) -> int:
+        """Receive and process messages. Return how many were processed or put back; 0 if there is none to take.
 
-        Where the connection is closed afterwards, a message has lost it, and is in the queue again.
+        If the connection is closed afterwards, a message has lost it, and is in the queue again.
         """
         if self._one_by_one:
             self._one_by_one -= 1
@@ -90,57 +90,59 @@ class Guard:
         messages: list[Message] = []
         is_processed = False
         try:
-            with Transaction(self._database, connection) as transaction:
+            async with AsyncTransaction(self._database, connection) as transaction:
                 if operation.groups > 1:
-                    turns = hold(transaction, operation)
+                    turns = await hold(transaction, operation)
                     self._processed = messages = [message for turn in turns for message in turn.messages]
-                    self._process_groups(transaction, turns, procedure)
+                    await self._process_groups(transaction, turns, procedure)
                 else:
-                    self._processed = messages = transaction._receive_and_save(operation, SAVEPOINT)
-                    if messages and self._process(Turn(transaction, messages), procedure):
-                        self._succeeded(transaction, messages)
+                    self._processed = messages = await transaction._receive_and_save(operation, SAVEPOINT)
+                    if messages and await self._process(AsyncTurn(transaction, messages), procedure):
+                        await self._succeeded(transaction, messages)
                 is_processed = bool(messages)
         except (psycopg.Error, ServiceBrokerError) as problem:
-            if not self._is_of_a_message(connection, problem, is_processed=is_processed):
+            if not await self._is_of_a_message(connection, problem, is_processed=is_processed):
                 raise
         return len(messages) or len(self._processed)
 
-    def commit(self, connection: DirectConnection) -> None:
+    async def commit(self, connection: AsyncDirectConnection) -> None:
         """Send the last COMMIT, which would have travelled with the next RECEIVE."""
         try:
-            with Transaction(self._database, connection):
+            async with AsyncTransaction(self._database, connection):
                 pass
         except (psycopg.Error, ServiceBrokerError) as problem:
-            if not self._is_of_a_message(connection, problem, is_processed=False):
+            if not await self._is_of_a_message(connection, problem, is_processed=False):
                 raise
 
-    def rest(self, connection: DirectConnection) -> None:
-        """There is nothing to take: forget the failures of messages that others have dealt with."""
-        run_alone(connection, self._engine.sweep_failures(self._queue_id()))
+    async def sweep(self, connection: AsyncDirectConnection) -> None:
+        """If no message is left, forget the failures of messages that others have processed."""
+        await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
-    def _process_groups(self, transaction: Transaction, turns: list[GroupTurn], procedure: Procedure) -> None:
+    async def _process_groups(
+        self, transaction: AsyncTransaction, turns: list[AsyncGroupTurn], procedure: Procedure
+    ) -> None:
         """Process one turn after the other, until one has ended the transaction."""
         succeeded: list[Message] = []
         if self._answers_ends:
-            succeeded = answer_ends(transaction, self._queue_id(), turns)
+            succeeded = await answer_ends(transaction, await self._queue_id(), turns)
         for place, turn in enumerate(turns):
-            if not turn.begin(is_first=place == 0):
+            if not await turn.begin(is_first=place == 0):
                 continue
-            if self._process(turn, procedure):
+            if await self._process(turn, procedure):
                 succeeded += turn.messages
             if transaction._was_put_back or transaction._is_over():
                 return
         if succeeded:
-            self._succeeded(transaction, succeeded)
+            await self._succeeded(transaction, succeeded)
 
-    def _process(self, turn: Turn, procedure: Procedure) -> bool:
-        """Run the procedure on the messages of a turn; whether it has succeeded."""
+    async def _process(self, turn: AsyncTurn, procedure: Procedure) -> bool:
+        """Run the procedure on the messages of a turn. Return whether it has succeeded."""
         transaction, messages = turn.transaction, turn.messages
         failure = self._remembered(messages)
         stop = StopDetector(exits=self._exits)
         if failure is None:
             try:
-                turn.run(procedure)
+                await turn.run(procedure)
             except BaseException as problem:
                 if stop.is_stop(problem):
                     transaction._is_counted = False
@@ -148,7 +150,7 @@ class Guard:
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
         if transaction._is_over():
-            self._ended_by_procedure(transaction, failure)
+            await self._ended_by_procedure(transaction, failure)
             return False
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
             failure = InstanceError("A statement of the procedure failed, and it went on.")
@@ -156,28 +158,30 @@ class Guard:
             return True
         if len(self._processed) > len(messages) and undoes_all(failure):
             self._one_by_one = len(self._processed)
-            Turn(transaction, messages).put_back()  # of all of them: this one's savepoint is too little
+            await AsyncTurn(transaction, messages).put_back()  # of all of them: this one's savepoint is too little
             return False
-        turn.undo()
-        self._failed(turn, failure, stop)
+        await turn.undo()
+        await self._failed(turn, failure, stop)
         return False
 
-    def _ended_by_procedure(self, transaction: Transaction, failure: Exception | None) -> None:
-        """The procedure has ended its transaction, or lost its connection."""
+    async def _ended_by_procedure(self, transaction: AsyncTransaction, failure: Exception | None) -> None:
+        """Judge a procedure that has ended its transaction, or lost its connection."""
         if transaction.connection.closed:
             transaction._is_counted = False
             raise InstanceError("The procedure has lost the connection of its transaction.") from failure
-        if transaction._was_rolled_back():
+        if await transaction._was_rolled_back():
             transaction._is_counted = False
             problem = failure or InstanceError("The procedure has rolled its transaction back.")
             self._remember(self._processed, problem)
         elif failure is not None:
             raise failure
 
-    def _is_of_a_message(self, connection: DirectConnection, problem: Exception, *, is_processed: bool) -> bool:
-        """Whether messages are to blame for an error outside of their procedure; it is remembered for the policy.
+    async def _is_of_a_message(
+        self, connection: AsyncDirectConnection, problem: Exception, *, is_processed: bool
+    ) -> bool:
+        """Return whether messages are to blame for an error outside of their procedure, and remember it for the policy.
 
-        `is_processed`: it came at the end of their transaction, not within.
+        `is_processed`: the error came at the end of their transaction, not within.
         """
         poison, messages = self._database.instance.poison, self._processed
         if connection.closed:
@@ -201,13 +205,13 @@ class Guard:
         return True
 
     def _remember(self, messages: list[Message], problem: Exception) -> None:
-        """The transaction of these messages is undone, and nobody has judged that yet."""
+        """Remember that the transaction of these messages was undone, for the policy to judge."""
         report(_LOG, logging.INFO, "%s: what a message did was undone: %s", self._queue, told(problem))
-        if len(messages) > 1:  # which one?
+        if len(messages) > 1:  # find out which one
             self._one_by_one = len(messages)
             return
         self._unjudged[_key(messages[0])] = problem
-        while len(self._unjudged) > _REMEMBERED:
+        while len(self._unjudged) > _MAX_UNJUDGED:
             del self._unjudged[next(iter(self._unjudged))]
 
     def _remembered(self, messages: list[Message]) -> Exception | None:
@@ -215,46 +219,46 @@ class Guard:
             return None
         return self._unjudged.pop(_key(messages[0]), None)
 
-    def _succeeded(self, transaction: Transaction, messages: list[Message]) -> None:
-        """Forget the failures of these messages, and let the COMMIT travel: nothing else is left."""
+    async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
+        """Forget the failures of these messages, and let the COMMIT travel with the next RECEIVE."""
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed:
-            transaction._do(self._engine.forget_failures(list(failed)))
+            await transaction._do(self._engine.forget_failures(list(failed)))
             self._failing -= failed
-        transaction._is_counted = False  # should COMMIT be refused, the policy judges that
-        transaction._let_commit_travel()
+        transaction._is_counted = False  # if COMMIT is refused, the policy judges that
+        await transaction._let_commit_travel()
 
-    def _failed(self, turn: Turn, problem: Exception, stop: StopDetector) -> None:
-        if len(turn.messages) > 1:  # which one?
+    async def _failed(self, turn: AsyncTurn, problem: Exception, stop: StopDetector) -> None:
+        if len(turn.messages) > 1:  # find out which one
             self._one_by_one = len(turn.messages)
-            turn.put_back()
+            await turn.put_back()
             return
         (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
         now, text = self._database.instance.clock(), told(problem)
-        before = transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
+        before = await transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
         known = before._replace(failures=before.failures + 1)
         failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
         verdict = self._judge(failure, stop)
         if isinstance(verdict, Retry):
             self._failing.add(message.conversation_handle)
-            queue_id = self._queue_id()
-            turn.put_back(self._engine.track_failure(queue_id, message, known, text, float(verdict.after)))
+            queue_id = await self._queue_id()
+            await turn.put_back(self._engine.track_failure(queue_id, message, known, text, float(verdict.after)))
             if transaction._was_put_back:
-                self.rest(transaction.connection)
+                await finish(self.sweep(transaction.connection))
             return
         try:
-            self._obey(transaction, failure, known, verdict)
+            await self._obey(transaction, failure, known, verdict)
         except ServiceBrokerError as refused:
-            if transaction._is_over() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK):
+            if transaction._is_over() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK_ERROR):
                 raise
             said = "%s: a message is set aside, since %s failed: %s"
             report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
-            turn.undo()
-            self._obey(transaction, failure, known, SetAside())
+            await turn.undo()
+            await self._obey(transaction, failure, known, SetAside())
 
     def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
-        """What the policy says of a failure; where the policy itself fails, what the default one says."""
+        """Return the verdict of the policy; if the policy itself fails, that of the default policy."""
         try:
             return checked_verdict(self._policy(failure))
         except BaseException as problem:
@@ -264,27 +268,27 @@ class Guard:
             report(_LOG, logging.ERROR, said, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
-    def _obey(self, transaction: Transaction, failure: Failure, known: Tracked, verdict: Verdict) -> None:
-        """Do what a verdict says, in the transaction that has received the message; all but `Retry`."""
+    async def _obey(self, transaction: AsyncTransaction, failure: Failure, known: Tracked, verdict: Verdict) -> None:
+        """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
-        transaction._do(self._engine.forget_failures([message.conversation_handle]))
+        await transaction._do(self._engine.forget_failures([message.conversation_handle]))
         self._failing.discard(message.conversation_handle)
         if isinstance(verdict, EndWithError):
-            transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
+            await transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
         elif isinstance(verdict, SetAside):
-            queue_id, text, trace = self._queue_id(), told(failure.error), traceback_of(failure.error)
-            transaction._do(self._engine.set_aside(queue_id, message, known, text, trace))
+            queue_id, text, trace = await self._queue_id(), told(failure.error), traceback_of(failure.error)
+            await transaction._do(self._engine.set_aside(queue_id, message, known, text, trace))
         elif isinstance(verdict, Reply):
-            _reply(transaction, message.conversation_handle, verdict)
+            await _reply(transaction, message.conversation_handle, verdict)
 
-    def _queue_id(self) -> int:
+    async def _queue_id(self) -> int:
         database = self._database
-        return (database._find(self._queue)).queue_id
+        return (await database._find(self._queue)).queue_id
 
 
-def _reply(transaction: Transaction, handle: UUID, reply: Reply) -> None:
+async def _reply(transaction: AsyncTransaction, handle: UUID, reply: Reply) -> None:
     try:
-        transaction.send(handle, reply.message_type, reply.body)
+        await transaction.send(handle, reply.message_type, reply.body)
     except BrokerError as refused:
         if refused.number not in _UNANSWERABLE:
             raise
@@ -292,5 +296,5 @@ def _reply(transaction: Transaction, handle: UUID, reply: Reply) -> None:
 
 
 def _key(message: Message) -> _Key:
-    """What the same message has when it is received again."""
+    """Return the key that a message still has when it is received again."""
     return message.conversation_handle, message.message_sequence_number, message.message_type_id

@@ -1,0 +1,105 @@
+"""When readers poll by themselves: the arithmetic of api/shared/polling_mode.py."""
+
+from __future__ import annotations
+
+import math
+
+from servicebroker.api.shared.polling_mode import PollingMode
+
+
+def begun_mode(start: float = 0.0) -> tuple[PollingMode, float]:
+    """A polling mode that has just begun, and when."""
+    mode = PollingMode()
+    now = start
+    while not mode.is_on:
+        now += 0.004
+        mode.note_notification(now)
+    return mode, now
+
+
+def test_a_few_notifications_or_slow_ones_are_none() -> None:
+    mode = PollingMode()
+    for number in range(1000):
+        mode.note_notification(number * 0.02)
+        assert not mode.is_on
+    for burst in range(100, 1000):
+        for number in range(5):
+            mode.note_notification(burst + number * 0.001)
+        assert not mode.is_on
+
+
+def test_notifications_that_follow_each_other_closely_are_one() -> None:
+    mode, now = begun_mode()
+    assert now < 0.1
+    assert now < mode.next_poll < now + 0.01
+
+
+def test_it_ends_when_some_looks_have_found_nothing() -> None:
+    """Then they are notified again, and look some more times, until the transactions of then have ended."""
+    mode, now = begun_mode()
+    begun, over, pauses = now, [], []
+    while mode.next_poll < math.inf:
+        pauses.append(mode.next_poll - now)
+        now = mode.next_poll
+        if mode.plan_poll(now):
+            over.append(now - begun)
+        assert mode.is_on is (not over)
+    assert pauses == sorted(pauses)
+    assert len(pauses) < 12
+    assert len(over) == 1
+    assert 0.01 < over[0] < 0.1
+    assert now - begun > 0.9
+    mode.note_notification(now)
+    assert not mode.is_on
+
+
+def test_what_is_found_afterwards_begins_no_new_one() -> None:
+    mode, now = begun_mode()
+    while not mode.plan_poll(now):
+        now = mode.next_poll
+    while mode.next_poll < math.inf:
+        mode.note_message()
+        mode.plan_poll(mode.next_poll)
+        assert not mode.is_on
+
+
+def test_it_lasts_as_long_as_readers_find_something() -> None:
+    mode, now = begun_mode()
+    for number in range(1000):
+        if number % 2 == 0:
+            mode.note_message()
+        now = mode.next_poll
+        mode.plan_poll(now)
+        assert mode.is_on
+        assert mode.next_poll - now < 0.02
+    while mode.is_on:
+        now = mode.next_poll
+        mode.plan_poll(now)
+
+
+def test_it_lasts_as_long_as_others_find_something() -> None:
+    """Where readers here find nothing they look seldom, and ask now and then whether messages still come."""
+    mode, now = begun_mode()
+    begun, asked = now, 0
+    for number in range(1000):
+        asks = mode.needs_count(now := mode.next_poll)
+        asked += asks
+        mode.last_attended = now - 0.5
+        assert not mode.plan_poll(now, number if asks else None)
+        assert mode.next_poll - now < 0.02
+    assert 0.04 < (now - begun) / asked < 0.1
+    begun = now
+    while mode.is_on:
+        now = mode.next_poll
+        mode.plan_poll(now, 1000 if mode.needs_count(now) else None)
+    assert now - begun < 0.2
+
+
+def test_it_ends_where_readers_have_gone() -> None:
+    mode, now = begun_mode()
+    mode.last_attended = begun = now
+    for number in range(1000):
+        now = mode.next_poll
+        if mode.plan_poll(now, number if mode.needs_count(now) else None):
+            break
+    assert 1 < now - begun < 1.2
