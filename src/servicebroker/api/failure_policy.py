@@ -15,6 +15,8 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -91,7 +93,7 @@ class FailureHandler:
         messages: list[Message] = []
         is_processed = False
         try:
-            with Transaction(self._database, connection) as transaction:
+            with Transaction(self._database, connection) as transaction, _uncounted_if_lost(transaction):
                 if operation.groups > 1:
                     turns = hold(transaction, operation)
                     self._processed = messages = [message for turn in turns for message in turn.messages]
@@ -295,3 +297,13 @@ def _reply(transaction: Transaction, handle: UUID, reply: Reply) -> None:
 def _key(message: Message) -> _Key:
     """Return the key that a message still has when it is received again."""
     return message.conversation_handle, message.message_sequence_number, message.message_type_id
+
+
+@contextmanager
+def _uncounted_if_lost(transaction: Transaction) -> Iterator[None]:
+    """Keep a lost connection from poison detection: the policy judges the message instead, when it is lost again."""
+    try:
+        yield
+    finally:
+        if transaction.connection.closed:
+            transaction._is_counted = False

@@ -19,8 +19,9 @@ _LOST = f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transacti
 # By SQLSTATE, or by its first two or three characters. `{}` is PostgreSQL's message.
 _SENTENCES: dict[str, str] = {
     "25P02": "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again.",
-    "25006": "PostgreSQL changes nothing here ({}): the server is a standby, which shows what its primary has, or the "
-    "transaction is read only. Open the instance on the primary.",
+    "25006": "PostgreSQL changes nothing here ({}): the server is a standby, or transactions are read only. Open the "
+    "instance on the primary; where default_transaction_read_only is on, as on a managed server whose disk is nearly "
+    "full, make room or switch that setting off.",
     "25P03": "PostgreSQL has ended the session, whose transaction was idle for longer than "
     f"idle_in_transaction_session_timeout allows: {_UNDONE}. Begin the transaction again, or raise that setting.",
     "25P04": f"PostgreSQL has ended the transaction, which took longer than transaction_timeout allows: {_UNDONE}. "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from typer.testing import CliRunner
 
@@ -44,6 +46,21 @@ def of(database: sb.Database, handle: object) -> str:
     code, text = examined(database.instance, "--database", database.name, "--conversation", handle)
     assert code == (0 if text.startswith("Nothing") else 1)
     return text
+
+
+def test_a_server_that_became_read_only_is_named(make_url: Callable[[], str]) -> None:
+    """A managed server does so when its disk is nearly full."""
+    made, empty = make_url(), make_url()
+    sb.open(made).close()
+    for url in (made, empty):
+        with psycopg.connect(url, autocommit=True) as connection:
+            name = connection.info.dbname
+            connection.execute(f"alter database {name} set default_transaction_read_only = on".encode())
+    with sb.open(made) as instance:
+        code, text = examined(instance)
+    assert (code, "default_transaction_read_only is on" in text, "make room" in text) == (1, True, True)
+    with pytest.raises(sb.InstanceError, match="make room or switch that setting off"):
+        sb.open(empty)
 
 
 @pytest.mark.feature(202)

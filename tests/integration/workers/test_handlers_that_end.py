@@ -438,6 +438,24 @@ def test_a_handler_that_ruins_its_transaction_costs_its_message(database: sb.Dat
     assert is_on(database)
 
 
+def test_a_handler_that_outlasts_the_idle_timeout_switches_no_queue_off(database: sb.Database) -> None:
+    """The server ends its sessions: the policy counts that, and poison detection would punish the whole queue."""
+    worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry() if failure.count < 4 else sb.SetAside())
+    tries: list[int] = []
+
+    @worker.on(ORDER)
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        tries.append(1)
+        tx.connection.execute("set local idle_in_transaction_session_timeout = 20")
+        time.sleep(0.1)
+
+    with database.working(worker):
+        send(database, b"bad")
+        eventually(lambda: len(database.set_aside_messages()) == 1, 30)
+    assert len(tries) > 5, "so many rollbacks would have switched the queue off"
+    assert is_on(database)
+
+
 def test_a_reply_that_a_late_rollback_undoes_is_not_sent(database: sb.Database, parents: tuple[str, str]) -> None:
     _, children = parents
     worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.SetAside())

@@ -14,6 +14,8 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -91,15 +93,16 @@ class AsyncFailureHandler:
         is_processed = False
         try:
             async with AsyncTransaction(self._database, connection) as transaction:
-                if operation.groups > 1:
-                    turns = await hold(transaction, operation)
-                    self._processed = messages = [message for turn in turns for message in turn.messages]
-                    await self._process_groups(transaction, turns, procedure)
-                else:
-                    self._processed = messages = await transaction._receive_and_save(operation, SAVEPOINT)
-                    if messages and await self._process(AsyncTurn(transaction, messages), procedure):
-                        await self._succeeded(transaction, messages)
-                is_processed = bool(messages)
+                with _uncounted_if_lost(transaction):
+                    if operation.groups > 1:
+                        turns = await hold(transaction, operation)
+                        self._processed = messages = [message for turn in turns for message in turn.messages]
+                        await self._process_groups(transaction, turns, procedure)
+                    else:
+                        self._processed = messages = await transaction._receive_and_save(operation, SAVEPOINT)
+                        if messages and await self._process(AsyncTurn(transaction, messages), procedure):
+                            await self._succeeded(transaction, messages)
+                    is_processed = bool(messages)
         except (psycopg.Error, ServiceBrokerError) as problem:
             if not await self._is_of_a_message(connection, problem, is_processed=is_processed):
                 raise
@@ -298,3 +301,13 @@ async def _reply(transaction: AsyncTransaction, handle: UUID, reply: Reply) -> N
 def _key(message: Message) -> _Key:
     """Return the key that a message still has when it is received again."""
     return message.conversation_handle, message.message_sequence_number, message.message_type_id
+
+
+@contextmanager
+def _uncounted_if_lost(transaction: AsyncTransaction) -> Iterator[None]:
+    """Keep a lost connection from poison detection: the policy judges the message instead, when it is lost again."""
+    try:
+        yield
+    finally:
+        if transaction.connection.closed:
+            transaction._is_counted = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import psycopg
+
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE, ensure_database
 from servicebroker.engine.conversation.fenced_verbs import Fenced, applied_migrations, find_home_of
 from servicebroker.engine.conversation.plain_verbs import Direct
@@ -11,6 +13,7 @@ from servicebroker.store.migrations import applied, check_whole, migrate
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
+from servicebroker.store.server_errors import in_our_words
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Rows, Steps
 
@@ -37,14 +40,17 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
             ((home,),) = run(connection, _home())
             check_home(home, connection.info.dbname)
             return Fenced
-        if is_standby:
-            check_whole(applied(connection))
-        else:
-            migrate(connection)
-        if not takes_copies:
-            check_home(find_home(connection), connection.info.dbname)
-        if not is_standby:
-            run_alone(connection, ensure_database(SYSTEM_DATABASE))
+        try:
+            if is_standby:
+                check_whole(applied(connection))
+            else:
+                migrate(connection)
+            if not takes_copies:
+                check_home(find_home(connection), connection.info.dbname)
+            if not is_standby:
+                run_alone(connection, ensure_database(SYSTEM_DATABASE))
+        except psycopg.errors.ReadOnlySqlTransaction as problem:
+            raise in_our_words(problem) or problem from problem
     return Direct
 
 

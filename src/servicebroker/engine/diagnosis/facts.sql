@@ -4,7 +4,7 @@
 select name from servicebroker.databases where not is_broker_enabled order by name
 
 -- name: gather.find_settings
-select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')
+select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes', 'default_transaction_read_only')
 
 -- name: gather.find_broker
 select (select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(),

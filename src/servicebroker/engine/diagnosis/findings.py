@@ -364,6 +364,13 @@ def _servers(facts: Facts) -> Iterator[Finding]:
     ):
         if facts.settings.get(name) == "off":
             yield Finding("PostgreSQL", f"{name} is off: {loss}.", f"Set {name} = on, and reload the server.")
+    if facts.settings.get("default_transaction_read_only") == "on":
+        yield Finding(
+            "PostgreSQL",
+            "Transactions are read only (default_transaction_read_only is on): SEND and RECEIVE are refused.",
+            "A managed server sets that when its disk is nearly full: make room there. Else: ALTER DATABASE ... SET "
+            "default_transaction_read_only = off.",
+        )
     if facts.in_recovery:
         yield Finding(
             "PostgreSQL", "The server is a standby: nothing can be sent or received.", "Connect to the primary."
