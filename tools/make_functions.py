@@ -34,15 +34,15 @@ def page() -> str:
 def _part(group: str, rows: list[Function]) -> str:
     here = [_line(row) for row in rows if row.text != "refused"]
     text = f"\n## {group}\n\n| function | result | |\n|---|---|---|\n" + "".join(here)
-    refused = groupby((row for row in rows if row.text == "refused"), lambda row: row.says)
+    refused = groupby((row for row in rows if row.text == "refused"), lambda row: row.description)
     said = [f"- {', '.join(f'`{row.name}`' for row in several)}: {instead}\n" for instead, several in refused]
     return text + ("\nNot here:\n\n" + "".join(said) if said else "")
 
 
 def _line(row: Function) -> str:
-    is_word = row.name.startswith("@@") or "without parentheses" in row.says
+    is_word = row.name.startswith("@@") or "without parentheses" in row.description
     call = row.name if is_word else f"{row.name}({row.arguments.replace('any', 'value')})"
-    return f"| `{call}` | {_RETURNS.get(row.returns, row.returns)} | {row.says} |\n".replace("*", "\\*")
+    return f"| `{call}` | {_RETURNS.get(row.returns, row.returns)} | {row.description} |\n".replace("*", "\\*")
 
 
 if __name__ == "__main__":

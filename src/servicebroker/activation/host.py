@@ -65,7 +65,7 @@ _log = logging.getLogger("servicebroker.activation")
 
 def _tsql_procedure(database: Database, name: str) -> Procedure | None:
     """The resolver of procedures that were made by CREATE PROCEDURE."""
-    from servicebroker.tsql.activated import resolve  # at its first use: most processes have only Python's
+    from servicebroker.tsql.activation_procedures import resolve  # at its first use: most processes have only Python's
 
     return resolve(database, name)
 

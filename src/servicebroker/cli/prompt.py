@@ -16,7 +16,7 @@ from pygments.lexers.sql import TransactSqlLexer
 
 from servicebroker.cli.output import say
 from servicebroker.cli.sqlcmd import Sqlcmd
-from servicebroker.tsql.parser.words import RESERVED
+from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 

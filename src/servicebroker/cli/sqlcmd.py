@@ -42,7 +42,7 @@ class Script(NamedTuple):
     text: str
     switches: tuple[tuple[int, bool], ...]
 
-    def ends_at_error(self, line: int) -> bool:
+    def should_stop_after(self, line: int) -> bool:
         """Whether an error in a batch that ends in this line ends the script."""
         place = bisect_right(self.switches, (line, True))
         return place > 0 and self.switches[place - 1][1]

@@ -21,7 +21,7 @@ from servicebroker.tsql.interpreter.static_checks import (
     check_statement,
     statements_in,
 )
-from servicebroker.tsql.parser import parse, parse_apart
+from servicebroker.tsql.parser import parse, parse_piecewise
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import (
@@ -36,13 +36,13 @@ from servicebroker.tsql.syntax import (
     Statement,
     Unsupported,
 )
-from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize, unquoted
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize, unquote
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 
 _ = Session  # the module registers what runs each statement
 
 
-_IGNORES = re.compile(r"\w+_(?:CI|AI)(?:_\w+)?", re.IGNORECASE)
+_INSENSITIVE_COLLATION = re.compile(r"\w+_(?:CI|AI)(?:_\w+)?", re.IGNORECASE)
 
 
 class Verdict(StrEnum):
@@ -92,7 +92,7 @@ def _check_batch(batch: Batch, known: DeclaredNames) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
-        yield from _check_apart(batch, error, known)
+        yield from _check_unparsed_batch(batch, error, known)
         return
     declared = known._replace(variables={})
     for statement in statements:
@@ -100,9 +100,9 @@ def _check_batch(batch: Batch, known: DeclaredNames) -> Iterator[Finding]:
     _forget_variables(known)
 
 
-def _check_apart(batch: Batch, error: TsqlError, known: DeclaredNames) -> Iterator[Finding]:
+def _check_unparsed_batch(batch: Batch, error: TsqlError, known: DeclaredNames) -> Iterator[Finding]:
     """A batch that does not run: statement by statement, unless it is wrong as a whole."""
-    parts = list(parse_apart(batch.tokens))
+    parts = list(parse_piecewise(batch.tokens))
     numbers = {found.number for _, found in parts if isinstance(found, TsqlError)}
     if error.number not in numbers:
         yield _refused(error, "batch")
@@ -162,30 +162,30 @@ def _check_text(statement: ExecuteText, declared: DeclaredNames) -> Iterator[Fin
 def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
     """What becomes of a statement that nothing refuses."""
     if isinstance(statement, Unsupported):
-        raise unsupported(statement.what, statement.instead, statement.line)
+        raise unsupported(statement.feature, statement.alternative, statement.line)
     if isinstance(statement, NoEffect):
-        return Verdict.DIFFERS, f"{statement.what} changes nothing here.", Row.TUNING
+        return Verdict.DIFFERS, f"{statement.feature} changes nothing here.", Row.TUNING
     if isinstance(statement, SetOption) and set(statement.options) & (OPTIONS_WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
-    if any(_ignores(columns) for columns in _defined(statement)):
+    if any(_has_insensitive_collation(columns) for columns in _defined_columns(statement)):
         return Verdict.DIFFERS, "What the columns hold is compared by its characters.", Row.COLLATIONS
     if isinstance(statement, Permission):
-        return _permission(statement)
+        return _check_permission(statement)
     if isinstance(statement, Definition):
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in IGNORED_OPTIONS]
         if ignored:
             return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here.", Row.DATABASE
         if (statement.verb, statement.kind) == ("CREATE", "EVENT NOTIFICATION"):
-            return _notification(statement)
+            return _check_notification(statement)
         if statement.kind == "LOGIN" and statement.verb == "CREATE":
-            return _login(statement)
+            return _check_login(statement)
         if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
             said = "WINDOWS is the domain of the instance; its protocols all mean the same."
             return Verdict.DIFFERS, said, Row.AUTHENTICATION
     return Verdict.RUNS, "", Row.NONE
 
 
-def _defined(statement: Statement) -> Iterator[str]:
+def _defined_columns(statement: Statement) -> Iterator[str]:
     """The text of the columns that a statement defines."""
     if isinstance(statement, Relational) and statement.verb in ("CREATE TABLE", "ALTER TABLE"):
         yield statement.text
@@ -195,16 +195,17 @@ def _defined(statement: Statement) -> Iterator[str]:
         yield statement.clauses.get("columns", "")
 
 
-def _ignores(columns: str) -> bool:
+def _has_insensitive_collation(columns: str) -> bool:
     """Whether one has a collation in which letters of another case, or with an accent, are equal."""
     tokens = tokenize(columns)
-    following = (unquoted(tokens.text(place)) for place in range(1, len(tokens.words) - 1))
+    following = (unquote(tokens.text(place)) for place in range(1, len(tokens.words) - 1))
     return any(
-        word == "COLLATE" and _IGNORES.fullmatch(name) for word, name in zip(tokens.words, following, strict=False)
+        word == "COLLATE" and _INSENSITIVE_COLLATION.fullmatch(name)
+        for word, name in zip(tokens.words, following, strict=False)
     )
 
 
-def _notification(statement: Definition) -> tuple[Verdict, str, Row]:
+def _check_notification(statement: Definition) -> tuple[Verdict, str, Row]:
     """Raises: BrokerError: 1084, 1098."""
     wanted = events_of(statement.clauses["events"], statement.clauses["on"])
     silent = [event for event in wanted if event in RAISED_BY_NOTHING]
@@ -213,7 +214,7 @@ def _notification(statement: Definition) -> tuple[Verdict, str, Row]:
     return Verdict.DIFFERS, f"Nothing here raises {', '.join(silent[:5])}.", Row.TRACED
 
 
-def _login(statement: Definition) -> tuple[Verdict, str, Row]:
+def _check_login(statement: Definition) -> tuple[Verdict, str, Row]:
     """Raises: BrokerError: 15407 this is no account of a domain."""
     if "from_windows" not in statement.clauses:
         return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users.", Row.PASSWORDS
@@ -222,7 +223,7 @@ def _login(statement: Definition) -> tuple[Verdict, str, Row]:
     return Verdict.DIFFERS, said, Row.ACCOUNTS
 
 
-def _permission(statement: Permission) -> tuple[Verdict, str, Row]:
+def _check_permission(statement: Permission) -> tuple[Verdict, str, Row]:
     nothing = [one for one in statement.permissions if is_unchecked_permission(statement.kind, one)]
     if not nothing:
         return Verdict.RUNS, "", Row.NONE
@@ -236,6 +237,6 @@ def title_of(statement: Statement) -> str:
     if isinstance(statement, Relational | Permission):
         return statement.verb
     if isinstance(statement, Unsupported | NoEffect):
-        return statement.what
+        return statement.feature
     name = type(statement).__name__
     return "".join(" " + letter if letter.isupper() else letter for letter in name).strip().upper()

@@ -31,7 +31,7 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.statements import Statement, Steps, resumed
-from servicebroker.tsql.statement_errors import TsqlError, no_server
+from servicebroker.tsql.statement_errors import TsqlError, no_linked_server
 from servicebroker.tsql.syntax import CommitTransaction, Name
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # who works: the connection's own role (None), a login, or a user of one database, who is nobody in others
-Who: TypeAlias = Login | User | None
-Standing: TypeAlias = tuple["SessionDatabase", Who]
+ActingPrincipal: TypeAlias = Login | User | None
+ExecutionContext: TypeAlias = tuple["SessionDatabase", ActingPrincipal]
 
 MASTER = "master"
-_ALWAYS_THERE = frozenset({"master", "tempdb", "model"})
+_SYSTEM_DATABASES = frozenset({"master", "tempdb", "model"})
 _ENSURE_LOCK_TIMEOUT_MS = 1000  # long enough for another session's CREATE DATABASE, short for who waits for itself
 
 
@@ -129,7 +129,7 @@ class SessionDatabase(Database):
         machine.transactions.check_not_doomed()
         machine.transactions.check_not_snapshot()
         machine.transactions.set_guard()
-        machine.context.defined = True
+        machine.context.has_definitions = True
         try:
             yield JoinedTransaction(self, machine.connection)  # type: ignore[misc] # the verbs are the same
         except BaseException:
@@ -149,11 +149,11 @@ class SessionDatabase(Database):
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:
-        check_alone(self._machine, statement)
+        refuse_in_transaction(self._machine, statement)
         return super()._define_alone(steps, statement, termination, in_use)
 
 
-def check_alone(machine: Machine, statement: str) -> None:
+def refuse_in_transaction(machine: Machine, statement: str) -> None:
     """Refuse inside a transaction what cannot be a part of one.
 
     Raises:
@@ -163,7 +163,7 @@ def check_alone(machine: Machine, statement: str) -> None:
         raise TsqlError(226, f"{statement} statement not allowed within multi-statement transaction.")
 
 
-class _Before(NamedTuple):
+class _SavedContext(NamedTuple):
     """What an EXECUTE AS goes back to, and what REVERT has to say for that.
 
     Attributes:
@@ -174,7 +174,7 @@ class _Before(NamedTuple):
     """
 
     database: SessionDatabase
-    who: Who
+    principal: ActingPrincipal
     place: str = ""
     no_revert: bool = False
     cookie: bytes | None = None
@@ -186,8 +186,8 @@ class Context:
     Attributes:
         database: for definitions, as the current principal.
         original_login: who has opened the session, ORIGINAL_LOGIN().
-        used: the databases that the session has been in, in lower case.
-        defined: whether the open transaction has changed the catalog, which ROLLBACK takes back.
+        used_databases: the databases that the session has been in, in lower case.
+        has_definitions: whether the open transaction has changed the catalog, which ROLLBACK takes back.
         has_worked: whether a verb was run in it.
     """
 
@@ -196,13 +196,13 @@ class Context:
         self.database = SessionDatabase(machine, database.user.database, database.user)
         user = database.user
         self.original_login: str = machine.connection.info.user
-        self.used = {user.database.lower()}
-        self.defined = self.has_worked = False
+        self.used_databases = {user.database.lower()}
+        self.has_definitions = self.has_worked = False
         self._begun_as = database.user
         self._is_own: bool | None = False if database.instance.works_as_user else None  # None: not known yet
-        self._who: Who = None
+        self._principal: ActingPrincipal = None
         self._logins: dict[User, str] = {}
-        self._before: list[_Before] = []
+        self._before: list[_SavedContext] = []
 
     @property
     def verbs(self) -> SessionVerbs:
@@ -212,24 +212,24 @@ class Context:
     # ------------------------------------------------------------ who works
 
     @property
-    def who(self) -> Who:
+    def principal(self) -> ActingPrincipal:
         """Whose users count in other databases."""
-        if self._who is not None:
-            return self._who
+        if self._principal is not None:
+            return self._principal
         if self._is_own is None:  # who has opened the session may have named another user
             own = self.ask(find_user(self._begun_as.database_id))
             self._is_own = own.principal_id == self._begun_as.principal_id
         return None if self._is_own else self._begun_as
 
     @property
-    def standing(self) -> Standing:
+    def execution_context(self) -> ExecutionContext:
         """Who works where, to work so again."""
-        return self.database, self._who
+        return self.database, self._principal
 
     @property
     def login(self) -> str:
         """Who works for the instance: SUSER_SNAME()."""
-        who = self.who
+        who = self.principal
         if who is None:
             return self.original_login
         if isinstance(who, Login) or who.is_dbo:
@@ -239,14 +239,14 @@ class Context:
         return self._logins[who]
 
     @property
-    def person(self) -> Login:
+    def server_login(self) -> Login:
         """Who works, as far as the instance is concerned: who works as a user of a database has no rights in it."""
-        who = self.who
+        who = self.principal
         if who is None:
             return Login(self.original_login, is_administrator=self._begun_as.is_dbo)
         return who if isinstance(who, Login) else Login(who.name)
 
-    def demand(self, statement: str, *subject: object) -> None:
+    def require(self, statement: str, *subject: object) -> None:
         """Refuse a statement about the instance that who works may not say; `subject` is what the refusal names.
 
         What a login of a certificate may, a module may that it has signed.
@@ -259,7 +259,7 @@ class Context:
             with suppress(BrokerError):
                 self.ask(authorize_login(login, statement, *subject))
                 return
-        self.ask(authorize_login(self.person, statement, *subject))
+        self.ask(authorize_login(self.server_login, statement, *subject))
 
     def sign(self, signers: Sequence[bytes]) -> None:
         """What a module that certificates have signed begins with: it may what their users may, too.
@@ -289,10 +289,10 @@ class Context:
         Raises:
             BrokerError: 911 no such database, 916 not for this principal.
         """
-        self.database = self.named(name)
-        self.used.add(name.lower())
+        self.database = self.database_named(name)
+        self.used_databases.add(name.lower())
 
-    def named(self, name: str) -> SessionDatabase:
+    def database_named(self, name: str) -> SessionDatabase:
         """Another database, as who works is there; the system's own are made at their first use.
 
         Raises:
@@ -300,10 +300,10 @@ class Context:
         """
         if name.lower() == self.database.name.lower():
             return self.database
-        machine, who = self._machine, self.who
-        if name.lower() in _ALWAYS_THERE:
+        machine, who = self._machine, self.principal
+        if name.lower() in _SYSTEM_DATABASES:
             self._ensure(name.lower())
-        user = self.ask(_user_in(who, name, self._machine.frame.signers))
+        user = self.ask(_find_user_in(who, name, self._machine.frame.signers))
         return SessionDatabase(machine, user.database, user)
 
     def _ensure(self, name: str) -> None:
@@ -320,7 +320,7 @@ class Context:
             self.ask(find_database(name))
             return
         with machine.instance.connection() as connection, suppress(psycopg.errors.LockNotAvailable):
-            in_transaction(connection, _ensured_soon(name))
+            in_transaction(connection, _ensure_without_waiting(name))
 
     @contextmanager
     def within(self, database: SessionDatabase) -> Iterator[None]:
@@ -350,14 +350,14 @@ class Context:
             user = self.ask(find_impersonated(self.database.user, name))
             self._work_as(user, user, place, no_revert, cookie)
             return
-        login = self.ask(find_impersonated_login(self.person, name))
+        login = self.ask(find_impersonated_login(self.server_login, name))
         user = self.ask(find_user_of(self.database.database_id, login))
         self._work_as(user, login, place, no_revert, cookie)
 
-    def execute_as_caller(self, caller: Standing) -> None:
+    def execute_as_caller(self, caller: ExecutionContext) -> None:
         """EXECUTE AS CALLER, inside a module."""
-        self._before.append(_Before(self.database, self._who, self.database.name))
-        self.database, self._who = caller
+        self._before.append(_SavedContext(self.database, self._principal, self.database.name))
+        self.database, self._principal = caller
 
     def work_as(self, user: str) -> None:
         """What WITH EXECUTE AS of a module says, for which its author was asked.
@@ -371,8 +371,8 @@ class Context:
     def _work_as(
         self, user: User, who: Login | User, place: str = "", no_revert: bool = False, cookie: bytes | None = None
     ) -> None:
-        self._before.append(_Before(self.database, self._who, place, no_revert, cookie))
-        self.database, self._who = SessionDatabase(self._machine, user.database, user), who
+        self._before.append(_SavedContext(self.database, self._principal, place, no_revert, cookie))
+        self.database, self._principal = SessionDatabase(self._machine, user.database, user), who
 
     def revert(self, down_to: int, cookie: bytes | None = None) -> None:
         """REVERT: one EXECUTE AS back; nothing when there are no more than `down_to`, those of who has called.
@@ -395,7 +395,7 @@ class Context:
         """What was said further in ends with its module or text."""
         while self.depth > depth:
             before = self._before.pop()
-            self.database, self._who = before.database, before.who
+            self.database, self._principal = before.database, before.principal
 
     @property
     def depth(self) -> int:
@@ -409,7 +409,7 @@ class Context:
         transactions = self._machine.transactions
         took = {queue_id for _, queue_id in transactions.received_from}
         if transactions.commit():
-            self.defined = self.has_worked = False
+            self.has_definitions = self.has_worked = False
             transactions.received_from.clear()
             if took:
                 self._machine.instance.poison.committed(took)
@@ -423,24 +423,24 @@ class Context:
         if self.has_worked:
             self.has_worked = False
             self._machine.instance.tally.add(ROLLBACKS)
-        if self.defined:
+        if self.has_definitions:
             self._forget()
         if took:
             self._machine.instance.poison.rolled_back(self._machine.connection, took)
 
     def _forget(self) -> None:
         """What was remembered of objects that are gone again."""
-        self.defined = False
+        self.has_definitions = False
         self.database.catalog.forget_definitions()
 
 
-def _ensured_soon(name: str) -> Steps[int]:
+def _ensure_without_waiting(name: str) -> Steps[int]:
     """`ensure_database` that gives up where it would wait for a lock."""
     yield Statement("context.ensured_soon", f"set local lock_timeout = {_ENSURE_LOCK_TIMEOUT_MS}", prepared=False)
     return (yield from ensure_database(name))
 
 
-def _user_in(who: Who, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
+def _find_user_in(who: ActingPrincipal, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
     """Who somebody is in the database of that name; `signers` have signed the module that asks."""
     database_id = yield from find_database(name)
     if who is None:
@@ -464,7 +464,7 @@ def database_of(machine: Machine, name: Name) -> SessionDatabase:
         TsqlError: 7202 the name begins with a server.
     """
     if name.server:
-        raise no_server(name.server)
+        raise no_linked_server(name.server)
     if not name.database:
         return machine.context.database
-    return machine.context.named(name.database)
+    return machine.context.database_named(name.database)

@@ -16,28 +16,30 @@ from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, PADDED, STRINGS, VARIANT, SqlType, parse_type
 
-_SIZES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}  # bytes
-_DATES = (
+_INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}  # bytes
+_DATE_FORMATS = (
     "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M",
     "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
     "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
 )  # fmt: skip
-_OPEN = frozenset((129, 141, 143, 144, 157))  # bytes that code page 1252 leaves open, and SQL Server as they are
-_EXACT = Context(prec=100, rounding=ROUND_HALF_UP)  # more digits than any type has
-_BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
+_UNDEFINED_CP1252_BYTES = frozenset(
+    (129, 141, 143, 144, 157)
+)  # bytes that code page 1252 leaves open, and SQL Server as they are
+_ROUNDING_CONTEXT = Context(prec=100, rounding=ROUND_HALF_UP)  # more digits than any type has
+_DATETIME_ZERO = datetime(1900, 1, 1)  # what number 0 is as a datetime
 
 
-def _open_byte(problem: UnicodeError) -> tuple[str | bytes, int]:
+def _keep_undefined_byte(problem: UnicodeError) -> tuple[str | bytes, int]:
     """Keep one of the bytes that code page 1252 leaves open; what no byte stands for becomes a question mark."""
     if isinstance(problem, UnicodeDecodeError):
         return chr(problem.object[problem.start]), problem.start + 1
     assert isinstance(problem, UnicodeEncodeError)
     point = ord(problem.object[problem.start])
-    return bytes((point,)) if point in _OPEN else b"?", problem.start + 1
+    return bytes((point,)) if point in _UNDEFINED_CP1252_BYTES else b"?", problem.start + 1
 
 
-_OPEN_BYTES = "servicebroker_open_bytes"
-codecs.register_error(_OPEN_BYTES, _open_byte)
+_UNDEFINED_BYTES_HANDLER = "servicebroker_open_bytes"
+codecs.register_error(_UNDEFINED_BYTES_HANDLER, _keep_undefined_byte)
 
 
 def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
@@ -49,17 +51,17 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     if value is None:
         return None
     if source == VARIANT and target != VARIANT:
-        value, source = out_of_variant(str(value))
+        value, source = from_variant(str(value))
     name = target.name
     if name in STRINGS:
-        return _sized(_to_text(value, source, name in NATIONAL), target)
+        return _fit_text(_to_text(value, source, name in NATIONAL), target)
     if name in BINARIES:
         is_string = isinstance(value, str | bytes | bytearray | memoryview)
-        return (_sized_bytes if is_string else _last_bytes)(_to_bytes(value, source), target)
+        return (_fit_bytes if is_string else _fit_bytes_right)(_to_bytes(value, source), target)
     return _CONVERTERS[name](value, source, target)
 
 
-def out_of_variant(said: str) -> tuple[Any, SqlType]:
+def from_variant(said: str) -> tuple[Any, SqlType]:
     """The value of a sql_variant, which is kept as `int:5`, and its type."""
     kind, _, text = said.partition(":")
     of = parse_type(kind)
@@ -69,10 +71,10 @@ def out_of_variant(said: str) -> tuple[Any, SqlType]:
         return bytes.fromhex(text), of
     if of.name == "datetimeoffset":
         return datetime.fromisoformat(text), of
-    return convert(text, _TEXT, of), of
+    return convert(text, _ANY_TEXT, of), of
 
 
-_TEXT = SqlType("nvarchar", -1)
+_ANY_TEXT = SqlType("nvarchar", -1)
 
 
 def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
@@ -114,7 +116,7 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
         data = bytes(value)
         if national:
             return (data + b"\0" * (len(data) % 2)).decode("utf-16-le", "replace")
-        return data.decode("cp1252", _OPEN_BYTES)
+        return data.decode("cp1252", _UNDEFINED_BYTES_HANDLER)
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, UUID):
@@ -131,7 +133,7 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
     if isinstance(value, float):
         return _float_text(value)
     if isinstance(value, Decimal):
-        return format(_money(value, source), "f")
+        return format(_money_at_display_scale(value, source), "f")
     return str(value)
 
 
@@ -141,15 +143,15 @@ def _float_text(value: float) -> str:
     return f"{mantissa}e{exponent[0]}{exponent[1:]:0>3}" if exponent else mantissa
 
 
-def _money(value: Decimal, source: SqlType | None) -> Decimal:
+def _money_at_display_scale(value: Decimal, source: SqlType | None) -> Decimal:
     """Money is shown with two digits, as tsql.money_text of PostgreSQL shows it; a decimal with its own."""
     is_money = source is not None and source.name in MONEY
-    return _at_scale(value, 2) if is_money else value
+    return _round_decimal(value, 2) if is_money else value
 
 
-def _at_scale(value: Decimal, scale: int) -> Decimal:
+def _round_decimal(value: Decimal, scale: int) -> Decimal:
     """To so many digits behind the point, as PostgreSQL rounds a numeric: a half goes up, and no zero is negative."""
-    rounded = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+    rounded = value.quantize(Decimal(1).scaleb(-scale), context=_ROUNDING_CONTEXT)
     return rounded or abs(rounded)
 
 
@@ -159,7 +161,7 @@ def _fraction(value: datetime | time, source: SqlType | None) -> str:
     return f".{value.microsecond:06}0"[: digits + 1] if digits else ""
 
 
-def _sized(text: str, target: SqlType) -> str:
+def _fit_text(text: str, target: SqlType) -> str:
     length = target.length
     if target.name == "xml" or length is None or length < 0:
         return text
@@ -171,28 +173,28 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
         return bytes(value)
     if isinstance(value, str):
         if source is not None and source.name in ("varchar", "char", "text"):
-            return value.encode("cp1252", _OPEN_BYTES)
+            return value.encode("cp1252", _UNDEFINED_BYTES_HANDLER)
         mark = b"\xff\xfe" if source is not None and source.name == "xml" else b""  # what says that XML is UTF-16
         return mark + value.encode("utf-16-le", "surrogatepass")
     if isinstance(value, UUID):
         return value.bytes_le
     if isinstance(value, int):
-        size = _SIZES.get(source.name if source else "int", 4)
+        size = _INTEGER_SIZES_BYTES.get(source.name if source else "int", 4)
         try:
             return int(value).to_bytes(size, "big", signed=size > 1)
         except OverflowError:
-            raise _too_large("varbinary") from None
-    raise _clash(source, "varbinary")
+            raise _arithmetic_overflow("varbinary") from None
+    raise _type_clash(source, "varbinary")
 
 
-def _sized_bytes(data: bytes, target: SqlType) -> bytes:
+def _fit_bytes(data: bytes, target: SqlType) -> bytes:
     length = target.length
     if length is None or length < 0:
         return data
     return data[:length].ljust(length, b"\0") if target.name == "binary" else data[:length]
 
 
-def _last_bytes(data: bytes, target: SqlType) -> bytes:
+def _fit_bytes_right(data: bytes, target: SqlType) -> bytes:
     """What is no string is cut, and filled, on its left."""
     length = target.length
     if length is None or length < 0:
@@ -205,25 +207,25 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
     if isinstance(value, str):
         text = value.strip()
         if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
-            raise _failed(value, source, target)
+            raise _conversion_failed(value, source, target)
         number = int(text[:60] or "0")
     elif isinstance(value, bytes | bytearray | memoryview):
-        size = _SIZES[target.name]
+        size = _INTEGER_SIZES_BYTES[target.name]
         number = int.from_bytes(bytes(value)[-size:].rjust(size, b"\0"), "big", signed=size > 1)
     elif isinstance(value, int | float | Decimal):
         if isinstance(value, float) and not isfinite(value):
-            raise _overflow(value, source, target)
+            raise _overflow_error(value, source, target)
         number = int(value)
     elif isinstance(value, datetime):
-        number = round((value - _BASE) / timedelta(days=1))
+        number = round((value - _DATETIME_ZERO) / timedelta(days=1))
     else:
-        raise _clash(source, target.name)
+        raise _type_clash(source, target.name)
     if not low <= number <= high:
-        raise _overflow(value, source, target)
+        raise _overflow_error(value, source, target)
     return number
 
 
-def _overflow(value: object, source: SqlType | None, target: SqlType) -> TsqlError:
+def _overflow_error(value: object, source: SqlType | None, target: SqlType) -> TsqlError:
     """220, 232, 244, 248 or 8115, by what becomes a whole number; tsql.whole in PostgreSQL."""
     name = target.name
     if isinstance(value, str) and name != "bigint":
@@ -238,10 +240,10 @@ def _overflow(value: object, source: SqlType | None, target: SqlType) -> TsqlErr
         return TsqlError(232, f"Arithmetic overflow error for type {name}, value = {value:.6f}.")
     if isinstance(value, int) and name in ("tinyint", "smallint"):
         return TsqlError(220, f"Arithmetic overflow error for data type {name}, value = {value}.", state=2)
-    return _too_large(name)
+    return _arithmetic_overflow(name)
 
 
-def _too_large(name: str) -> TsqlError:
+def _arithmetic_overflow(name: str) -> TsqlError:
     return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {name}.", state=2)
 
 
@@ -251,67 +253,67 @@ def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
         if text in ("TRUE", "FALSE"):
             return int(text == "TRUE")
         if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
-            raise _failed(value, source, target)
+            raise _conversion_failed(value, source, target)
         return int(_to_integer(value, source, SqlType("int")) != 0)
     if isinstance(value, int | float | Decimal):
         return int(value != 0)
-    raise _clash(source, "bit")
+    raise _type_clash(source, "bit")
 
 
 def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decimal:
-    if isinstance(value, str) and not _WRITTEN.fullmatch(value.strip(" ")):
-        raise _not_converted(source, "numeric")
-    number = _number(value, source, target)
+    if isinstance(value, str) and not _DECIMAL_TEXT.fullmatch(value.strip(" ")):
+        raise _conversion_error(source, "numeric")
+    number = _parse_decimal(value, source, target)
     precision, scale = target.precision or 18, target.scale or 0
     most = Decimal(10) ** (precision - scale)
-    if not number.is_finite() or abs(number) >= most or abs(rounded := _at_scale(number, scale)) >= most:
+    if not number.is_finite() or abs(number) >= most or abs(rounded := _round_decimal(number, scale)) >= most:
         of = source.name if source else "expression"
         raise TsqlError(8115, f"Arithmetic overflow error converting {of} to data type numeric.", state=8)
     return rounded
 
 
-_WRITTEN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
-_WRITTEN_FLOAT = re.compile(rf"{_WRITTEN.pattern}([eE][+-]?\d+)?", re.ASCII)
-_WRITTEN_MONEY = re.compile(r"([+-]?)[$\u20ac\u00a3]?(|\d[\d,]*\.?\d*|\.\d+)", re.ASCII)
+_DECIMAL_TEXT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_FLOAT_TEXT = re.compile(rf"{_DECIMAL_TEXT.pattern}([eE][+-]?\d+)?", re.ASCII)
+_MONEY_TEXT = re.compile(r"([+-]?)[$\u20ac\u00a3]?(|\d[\d,]*\.?\d*|\.\d+)", re.ASCII)
 
 
-def _number(value: object, source: SqlType | None, target: SqlType) -> Decimal:
+def _parse_decimal(value: object, source: SqlType | None, target: SqlType) -> Decimal:
     try:
         return Decimal(value)  # type: ignore[arg-type]
     except (InvalidOperation, TypeError, ValueError):
-        raise _not_converted(source, target.name) from None
+        raise _conversion_error(source, target.name) from None
 
 
 def _to_money(value: object, source: SqlType | None, target: SqlType) -> Decimal:
     if isinstance(value, str):
-        written = _WRITTEN_MONEY.fullmatch(value.strip(" "))
+        written = _MONEY_TEXT.fullmatch(value.strip(" "))
         if written is None or (written[1] and not written[2]):
             raise TsqlError(
                 235 if target.name == "money" else 293,
                 f"Cannot convert a char value to {target.name}. The char value has incorrect syntax.",
             )
         value = written[1] + (written[2].replace(",", "") or "0")
-    number = _number(value, source, target)
+    number = _parse_decimal(value, source, target)
     low, high = number_bounds.MONEY[target.name]
     is_near = number.is_finite() and low - 1 <= number <= high + 1  # what has more digits cannot be rounded
-    if not is_near or not low <= (rounded := _at_scale(number, 4)) <= high:
-        raise _too_large(target.name)
+    if not is_near or not low <= (rounded := _round_decimal(number, 4)) <= high:
+        raise _arithmetic_overflow(target.name)
     return rounded
 
 
 def _to_float(value: object, source: SqlType | None, target: SqlType) -> float:
     if isinstance(value, str):
         value = value.strip(" ") or "0"
-        if not _WRITTEN_FLOAT.fullmatch(value):
-            raise _not_converted(source, target.name)
+        if not _FLOAT_TEXT.fullmatch(value):
+            raise _conversion_error(source, target.name)
     try:
         made = float(value)  # type: ignore[arg-type]
     except OverflowError:
-        raise _too_large(target.name) from None
+        raise _arithmetic_overflow(target.name) from None
     except (TypeError, ValueError):
-        raise _not_converted(source, target.name) from None
+        raise _conversion_error(source, target.name) from None
     if isinf(made) and not (isinstance(value, float) and isinf(value)):
-        raise _too_large(target.name)
+        raise _arithmetic_overflow(target.name)
     return made
 
 
@@ -326,28 +328,28 @@ def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UU
     raise TsqlError(8169, "Conversion failed when converting from a character string to uniqueidentifier.", state=2)
 
 
-def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
+def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> object:
     if isinstance(value, datetime):
         made = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
     elif isinstance(value, date):
         made = datetime(value.year, value.month, value.day)
     elif isinstance(value, str):
-        made = _read_time(value.strip(), target)
-    elif isinstance(value, int | float | Decimal) and target.name in _OLD:
+        made = _parse_datetime(value.strip(), target)
+    elif isinstance(value, int | float | Decimal) and target.name in _LEGACY_DATETIMES:
         if not -53690 <= value < 2958464:
-            raise _too_large(target.name)
-        made = _BASE + timedelta(days=float(value))
+            raise _arithmetic_overflow(target.name)
+        made = _DATETIME_ZERO + timedelta(days=float(value))
     else:
-        raise _clash(source, target.name)
+        raise _type_clash(source, target.name)
     if target.name == "date":
         return made.date()
-    if target.name in _OLD and made < datetime(1753, 1, 1):
-        raise _no_such(source or value, target)
+    if target.name in _LEGACY_DATETIMES and made < datetime(1753, 1, 1):
+        raise _date_out_of_range(source or value, target)
     if target.name == "smalldatetime":  # 29.998 seconds are no minute
-        if not _BASE <= (made + timedelta(seconds=30.001)) < datetime(2079, 6, 7):
-            raise _no_such(source or value, target)
+        if not _DATETIME_ZERO <= (made + timedelta(seconds=30.001)) < datetime(2079, 6, 7):
+            raise _date_out_of_range(source or value, target)
         return (made + timedelta(seconds=30.001)).replace(second=0, microsecond=0)
-    made = _rounded(made, 3 if target.name == "datetime" else target.scale)
+    made = _round_to_scale(made, 3 if target.name == "datetime" else target.scale)
     if target.name == "time":
         return made.time()
     if target.name == "datetimeoffset":
@@ -355,7 +357,7 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
     return made
 
 
-def _rounded(moment: datetime, digits: int | None) -> datetime:
+def _round_to_scale(moment: datetime, digits: int | None) -> datetime:
     """To so many digits of a second, as PostgreSQL does it; see tsql.no_later for the last ones."""
     step = 10 ** (6 - min(6, 7 if digits is None else digits))
     try:
@@ -364,14 +366,14 @@ def _rounded(moment: datetime, digits: int | None) -> datetime:
         return moment.replace(microsecond=moment.microsecond // step * step)
 
 
-_OLD = ("datetime", "smalldatetime")
+_LEGACY_DATETIMES = ("datetime", "smalldatetime")
 # what is written like a date or a time, whether there is such a day or not; as tsql.datetime_of of PostgreSQL has it
-_DATED = re.compile(
+_DATETIME_SHAPE = re.compile(
     r"(\d{8}|\d{1,4}([-/.])\d{1,2}\2\d{1,4})?(^|[ T]|$)(\d{1,2}:\d{1,2}(:\d{1,2}([.:]\d+)?)?( ?[AP]M)?)?", re.IGNORECASE
 )
 
 
-def _no_such(source: object, target: SqlType) -> TsqlError:
+def _date_out_of_range(source: object, target: SqlType) -> TsqlError:
     """Raised for a day that datetime has not; the newer types say 241."""
     of = source.name if isinstance(source, SqlType) else "varchar" if isinstance(source, str) else "datetime2"
     return TsqlError(
@@ -381,10 +383,10 @@ def _no_such(source: object, target: SqlType) -> TsqlError:
     )
 
 
-def _read_time(text: str, target: SqlType) -> datetime:
+def _parse_datetime(text: str, target: SqlType) -> datetime:
     if not text:
-        return _BASE
-    for form in _DATES:
+        return _DATETIME_ZERO
+    for form in _DATE_FORMATS:
         try:
             return datetime.strptime(re.sub(r"(\.\d{6})\d+", r"\1", text), form)
         except ValueError:
@@ -392,17 +394,17 @@ def _read_time(text: str, target: SqlType) -> datetime:
     try:
         if ":" not in text:  # 20240231, of which Python makes a time
             raise ValueError(text)
-        return datetime.combine(_BASE.date(), time.fromisoformat(text))
+        return datetime.combine(_DATETIME_ZERO.date(), time.fromisoformat(text))
     except ValueError:
-        if target.name in _OLD and _DATED.fullmatch(text):
-            raise _no_such(text, target) from None
+        if target.name in _LEGACY_DATETIMES and _DATETIME_SHAPE.fullmatch(text):
+            raise _date_out_of_range(text, target) from None
         raise TsqlError(241, "Conversion failed when converting date and/or time from character string.") from None
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
     """The text of XML content, without a declaration; white space alone is nothing."""
     if not isinstance(value, str | bytes | bytearray | memoryview):
-        raise _clash(source, "xml")
+        raise _type_clash(source, "xml")
     data = (
         re.sub(r"^\ufeff?\s*<\?xml[^>]*\?>", "", value).encode("utf-8", "replace")
         if isinstance(value, str)
@@ -415,18 +417,18 @@ def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
     return text if text.strip() else ""
 
 
-def _not_converted(source: SqlType | None, target: str) -> TsqlError:
+def _conversion_error(source: SqlType | None, target: str) -> TsqlError:
     return TsqlError(8114, f"Error converting data type {source.name if source else 'varchar'} to {target}.", state=5)
 
 
-def _failed(value: str, source: SqlType | None, target: SqlType) -> TsqlError:
+def _conversion_failed(value: str, source: SqlType | None, target: SqlType) -> TsqlError:
     kind = source.name if source else "varchar"
     return TsqlError(
         245, f"Conversion failed when converting the {kind} value '{value[:60]}' to data type {target.name}."
     )
 
 
-def _clash(source: SqlType | None, target: str) -> TsqlError:
+def _type_clash(source: SqlType | None, target: str) -> TsqlError:
     kind = source.name if source else "the value"
     return TsqlError(206, f"Operand type clash: {kind} is incompatible with {target}", state=2)
 
@@ -438,7 +440,7 @@ _CONVERTERS: dict[str, Callable[[object, SqlType | None, SqlType], object]] = {
     **dict.fromkeys(number_bounds.MONEY, _to_money),
     **dict.fromkeys(("float", "real"), _to_float),
     "uniqueidentifier": _to_identifier,
-    **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_time),
+    **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_datetime),
     "xml": _to_xml,
     "sql_variant": _to_variant,
 }

@@ -15,7 +15,7 @@ from servicebroker.tsql.types import SqlType, parse_type
 
 # what an argument is made into: a string, a number, an integer, a date, bytes, a value that has a type, or nothing else
 _LETTERS = {"string": "s", "number": "n", "integer": "i", "date": "d", "bytes": "b", "value": "x", "any": "a"}
-_ENDLESS = 1000
+_UNLIMITED_ARGUMENTS = 1000
 FIRST = "first"  # the result has the type of the first argument
 
 
@@ -23,16 +23,16 @@ class Function(NamedTuple):
     """One way to call a function.
 
     `text` is PostgreSQL's with {0}, {1}, ... and {all} for the arguments, or says who knows better: `session` (its
-    state), `code` (a function registered in `SPECIAL`), `syntax` (a construct of the grammar), `refused`; then `says`
+    state), `code` (a function registered in `SPECIAL`), `syntax` (a construct of the grammar), `refused`; then `description`
     is what to write instead. `letters` has one of `_LETTERS` for each argument, the last one again and again when
-    `most` is endless.
+    `max_arguments` is endless.
     """
 
     name: str
     arguments: str
     returns: str
     text: str
-    says: str
+    description: str
     group: str
 
     @property
@@ -41,32 +41,36 @@ class Function(NamedTuple):
         return "".join(_LETTERS[each.strip(" [].")] for each in self.arguments.split(",") if each)
 
     @property
-    def least(self) -> int:
+    def min_arguments(self) -> int:
         """How many arguments there must be."""
         return sum(not each.strip().startswith("[") for each in self.arguments.split(",") if each)
 
     @property
-    def most(self) -> int:
+    def max_arguments(self) -> int:
         """How many arguments there may be."""
-        return _ENDLESS if self.arguments.endswith("...") else len([each for each in self.arguments.split(",") if each])
+        return (
+            _UNLIMITED_ARGUMENTS
+            if self.arguments.endswith("...")
+            else len([each for each in self.arguments.split(",") if each])
+        )
 
     @property
     def type(self) -> SqlType | None:
         """The type of the result; None where it is that of an argument, or depends on more."""
-        return _type(self.returns)
+        return _parse_result_type(self.returns)
 
 
-_OTHERS = frozenset(
+_DEPENDENT_TYPES = frozenset(
     {"", FIRST, "second", "third", "alike", "as named", "as its order", "as SQL Server's", "table", "condition"}
 )
 
 
 @functools.lru_cache(maxsize=256)
-def _type(returns: str) -> SqlType | None:
-    return None if returns in _OTHERS else parse_type(returns)
+def _parse_result_type(returns: str) -> SqlType | None:
+    return None if returns in _DEPENDENT_TYPES else parse_type(returns)
 
 
-def _rows() -> tuple[Function, ...]:
+def _read_rows() -> tuple[Function, ...]:
     text = (resources.files(__package__) / "functions.tsv").read_text()
     group, rows = "", list[Function]()
     for line in text.splitlines():
@@ -78,35 +82,35 @@ def _rows() -> tuple[Function, ...]:
     return tuple(rows)
 
 
-ROWS = _rows()
+ROWS = _read_rows()
 
 
-def _by_name(*texts: str) -> dict[str, Function]:
+def _rows_by_name(*texts: str) -> dict[str, Function]:
     return {row.name.lower(): row for row in ROWS if row.text in texts}
 
 
-_ELSEWHERE = ("session", "code", "syntax", "refused")
+_MARKERS = ("session", "code", "syntax", "refused")
 PLAIN: dict[str, tuple[Function, ...]] = {}
 for _row in ROWS:
-    if _row.text not in _ELSEWHERE:
+    if _row.text not in _MARKERS:
         PLAIN[_row.name.lower()] = (*PLAIN.get(_row.name.lower(), ()), _row)
-SESSION = _by_name("session")
-REFUSED = _by_name("refused")
-CODE = _by_name("code")
+SESSION = _rows_by_name("session")
+REFUSED = _rows_by_name("refused")
+CODE = _rows_by_name("code")
 # what begins with @@ and is no variable
 GLOBALS = frozenset(row.name.lower() for row in ROWS if row.name.startswith("@@"))
 # words that are calls when a parenthesis follows, whatever else they may mean
 CALLS = frozenset(row.name for row in ROWS if row.text != "syntax" and not row.name.startswith("@@"))
 
 
-def type_of_session(name: str) -> SqlType:
+def session_function_type(name: str) -> SqlType:
     """The type of what the session knows by this name."""
     found = SESSION[name].type
     assert found is not None
     return found
 
 
-def chosen(name: str, given: int) -> Function | None:
+def find_overload(name: str, given: int) -> Function | None:
     """The row for a plain call with so many arguments; None for a name that is no plain function.
 
     Raises:
@@ -114,16 +118,16 @@ def chosen(name: str, given: int) -> Function | None:
     """
     rows = PLAIN.get(name, ())
     for row in rows:
-        if row.least <= given <= row.most:
+        if row.min_arguments <= given <= row.max_arguments:
             return row
     if rows or name in SESSION:
-        counts = [(row.least, row.most) for row in rows] + ([(0, 0)] if name in SESSION else [])
+        counts = [(row.min_arguments, row.max_arguments) for row in rows] + ([(0, 0)] if name in SESSION else [])
         least, most = min(least for least, _ in counts), max(most for _, most in counts)
-        raise wrong_count(name, least, most)
+        raise argument_count_error(name, least, most)
     return None
 
 
-def wrong_count(name: str, least: int, most: int) -> TsqlError:
+def argument_count_error(name: str, least: int, most: int) -> TsqlError:
     """174 or 189."""
     if least == most:
         return TsqlError(174, f"The {name} function requires {least} argument(s).", severity=15)

@@ -11,7 +11,7 @@ from servicebroker.tsql.types import BIT, SqlType, parse_type
 
 # $1: the quoted names of tables. A column of a table that T-SQL has made says its type and its spelling in a comment,
 # and in a second line the name of its DEFAULT constraint.
-QUERY = """
+COLUMNS_SQL = """
 select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull, a.attidentity <> '',
        a.attgenerated <> '', col_description(a.attrelid, a.attnum), a.attnum::integer,
        case when a.atthasdef and a.attgenerated = '' then
@@ -22,7 +22,7 @@ select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull,
   join pg_type t on t.oid = a.atttypid
  order by wanted.name, a.attnum
 """
-_NOTED = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n(.*))?", re.DOTALL)
+_COLUMN_COMMENT = re.compile(r"(\w+(?:\([^)]*\))?) ([^\n]*)(?:\n(.*))?", re.DOTALL)
 _TYPES = {
     "uuid": "uniqueidentifier",
     "bytea": "varbinary(max)",
@@ -42,23 +42,23 @@ _TYPES = {
 def columns_of(
     rows: Iterable[tuple[str, str, str, int, bool, bool, bool, str | None, int, str | None]],
 ) -> dict[str, tuple[Column, ...]]:
-    """The columns of each table, from the rows of `QUERY`."""
+    """The columns of each table, from the rows of `COLUMNS_SQL`."""
     found: dict[str, tuple[Column, ...]] = {}
     for table, name, kind, modifier, required, identity, computed, note, number, written in rows:
-        spelled, of, default = _noted(note, name, kind, modifier)
-        is_moment = kind == "timestamptz" and of.name != "datetimeoffset"
-        column = Column(spelled, of, identity, not required, computed, is_moment, default, written or "", number)
+        spelled, of, default = _read_comment(note, name, kind, modifier)
+        has_time_zone = kind == "timestamptz" and of.name != "datetimeoffset"
+        column = Column(spelled, of, identity, not required, computed, has_time_zone, default, written or "", number)
         found[table] = (*found.get(table, ()), column)
     return found
 
 
-def noted(column: Column) -> str:
+def column_comment(column: Column) -> str:
     """The comment of a column that T-SQL has made."""
     return f"{column.type} {column.name}" + (f"\n{column.default}" if column.default else "")
 
 
-def _noted(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType, str]:
-    found = _NOTED.fullmatch(note or "")
+def _read_comment(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType, str]:
+    found = _COLUMN_COMMENT.fullmatch(note or "")
     if found is not None and found[2].lower().rstrip("_") == name.rstrip("_"):
         try:
             return found[2], parse_type(found[1]), found[3] or ""
@@ -66,10 +66,10 @@ def _noted(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, 
             pass  # somebody's own comment
     if kind == "int2" and name.startswith("is_"):  # a flag of the catalog
         return name, BIT, ""
-    return name, _type(kind, modifier), ""
+    return name, _parse_postgres_type(kind, modifier), ""
 
 
-def _type(kind: str, modifier: int) -> SqlType:
+def _parse_postgres_type(kind: str, modifier: int) -> SqlType:
     if kind == "numeric":
         if modifier < 4:
             return SqlType("decimal", None, 38, 10)

@@ -11,7 +11,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 # SQLSTATE -> number, severity, text; {0} is PostgreSQL's own message, the rest what it says of the place
-_NUMBERS: dict[str, tuple[int, int, str]] = {
+_BY_SQLSTATE: dict[str, tuple[int, int, str]] = {
     "22012": (8134, 16, "Divide by zero error encountered."),
     "22003": (8115, 16, "Arithmetic overflow error converting expression: {message}."),
     "22001": (8152, 16, "String or binary data would be truncated: {message}."),
@@ -71,40 +71,40 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     ),
     "P0001": (50000, 16, "{message}"),
 }  # fmt: skip
-_REFERRING = re.compile(r"^constraint .* on table .* depends on table ", re.MULTILINE)
-_UNIQUE = (
+_FOREIGN_KEY_DETAIL = re.compile(r"^constraint .* on table .* depends on table ", re.MULTILINE)
+_DUPLICATE_KEY_TEXT = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
 )
-_NO_SUCH_CALL = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
-_NO_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
-_UNBOUND = re.compile(r'(?:missing|invalid reference to) FROM-clause entry for table "([^"]+)"')
-_NO_CONSTRAINT = re.compile(r'constraint "(.+)" of relation "(.+)" does not exist')
-_OTHER_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
+_UNKNOWN_FUNCTION = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
+_UNKNOWN_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
+_UNKNOWN_ALIAS = re.compile(r'(?:missing|invalid reference to) FROM-clause entry for table "([^"]+)"')
+_UNKNOWN_CONSTRAINT = re.compile(r'constraint "(.+)" of relation "(.+)" does not exist')
+_WRONG_OBJECT_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
 # how PostgreSQL begins what it says of wrong clauses of a sequence
-_SEQUENCE = {
+_SEQUENCE_ERRORS = {
     "INCREMENT must not": (11700, "The increment for a sequence object cannot be zero"),
     "START value": (11703, "The start value of a sequence object must be between its minimum and maximum value"),
     "RESTART value": (11704, "The current value of a sequence object must be between its minimum and maximum value"),
     "MINVALUE (": (11705, "The minimum value of a sequence object must be less than its maximum value"),
     "MAXVALUE (": (11708, "An invalid value was specified for the given data type"),
 }
-_NO_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation "([^"]+)"')
-_NO_MOMENT = re.compile(r"too (?:large|small) \((?:after year 10K|before year 1)\)")
-_OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
-_OWN = re.compile(r"Msg (\d{1,9}), Level (\d{1,3}), State (\d{1,3}): (.*)", re.DOTALL)
+_NOT_A_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation "([^"]+)"')
+_YEAR_OUT_OF_RANGE = re.compile(r"too (?:large|small) \((?:after year 10K|before year 1)\)")
+_INTEGER_OVERFLOW = re.compile(r"(smallint|integer|bigint) out of range")
+_RAISED_MESSAGE = re.compile(r"Msg (\d{1,9}), Level (\d{1,3}), State (\d{1,3}): (.*)", re.DOTALL)
 _NAME = r"(?:\[[^\]]+\]|[\w$#]+)(?:\s*\.\s*(?:\[[^\]]+\]|[\w$#]+))*"
 _DROPPED_INDEX = re.compile(rf"\s*DROP\s+INDEX\s+(?P<index>{_NAME})(?:\s+ON\s+(?P<table>{_NAME}))?", re.IGNORECASE)
 _TRUNCATED = re.compile(rf"\s*TRUNCATE\s+TABLE\s+({_NAME})", re.IGNORECASE)
 _DROPS = (["DROP", "TABLE"], ["DROP", "VIEW"], ["DROP", "SEQUENCE"])
-OTHER = 50000
+UNMAPPED_ERROR = 50000
 _TYPES = {
     "timestamp without time zone": "datetime2", "timestamp with time zone": "datetimeoffset", "integer": "int",
     "time without time zone": "time", "double precision": "float", "text": "nvarchar", "bytea": "varbinary",
 }  # fmt: skip
 
 
-def _in_tsql(types: str) -> str:
+def _tsql_type_names(types: str) -> str:
     """What PostgreSQL calls the types of arguments, as T-SQL does."""
     return ", ".join(_TYPES.get(each, each) for each in types.split(", "))
 
@@ -122,18 +122,18 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         detail = re.search(r"\)=(\(.*\))", zero_character.from_postgres(diagnosis.message_detail or ""), re.DOTALL)
         is_primary = (diagnosis.constraint_name or "").endswith("_pkey")
         return TsqlError(
-            2627, _UNIQUE.format(
+            2627, _DUPLICATE_KEY_TEXT.format(
                 kind="PRIMARY KEY" if is_primary else "UNIQUE KEY", constraint=diagnosis.constraint_name,
                 table=table, key=detail[1] if detail else "there already",
             ), severity=14,
         )  # fmt: skip
-    own = _OWN.match(said)
+    own = _RAISED_MESSAGE.match(said)
     if (
         own is not None and problem.sqlstate and problem.sqlstate.startswith("S")
     ):  # tsql.refuse and servicebroker.refuse
         return TsqlError(int(own[1]), own[4], severity=int(own[2]), state=int(own[3]))
     if problem.sqlstate == "22023":
-        for begin, (number, text) in _SEQUENCE.items():
+        for begin, (number, text) in _SEQUENCE_ERRORS.items():
             if message.startswith(begin):
                 number = 11708 if "out of range" in message else number
                 return TsqlError(number, f"{text}: {message}.")
@@ -147,29 +147,29 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             4712, f"Cannot truncate table '{truncated[1] if truncated else ''}' because it is being referenced by a "
             "FOREIGN KEY constraint."
         )  # fmt: skip
-    if problem.sqlstate == "2BP01" and _REFERRING.search(diagnosis.message_detail or ""):
-        table = as_written(message.split(" because ")[0].split()[-1].replace('"', ""), source)
+    if problem.sqlstate == "2BP01" and _FOREIGN_KEY_DETAIL.search(diagnosis.message_detail or ""):
+        table = find_spelling(message.split(" because ")[0].split()[-1].replace('"', ""), source)
         return TsqlError(3726, f"Could not drop object '{table}' because it is referenced by a FOREIGN KEY constraint.")
-    if _NO_MOMENT.search(message):  # of Python's, which has the years that T-SQL has
+    if _YEAR_OUT_OF_RANGE.search(message):  # of Python's, which has the years that T-SQL has
         return TsqlError(
             242, "The conversion of a varchar data type to a datetime data type resulted in an out-of-range value."
         )
     if problem.sqlstate is None and "NUL (0x00)" in said:  # of the driver: a name, since strings pass `run_statement`
         return unsupported("A name with the character U+0000", "Give it another name.", 0)
-    if problem.sqlstate not in _NUMBERS:
-        return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
-    number, severity, text = _NUMBERS[problem.sqlstate]
-    overflowed = _OVERFLOWED.fullmatch(message)
+    if problem.sqlstate not in _BY_SQLSTATE:
+        return TsqlError(UNMAPPED_ERROR, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
+    number, severity, text = _BY_SQLSTATE[problem.sqlstate]
+    overflowed = _INTEGER_OVERFLOW.fullmatch(message)
     if overflowed is not None:
         kind = "int" if overflowed[1] == "integer" else overflowed[1]
         return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {kind}.", state=2)
-    call = _NO_SUCH_CALL.fullmatch(message)
+    call = _UNKNOWN_FUNCTION.fullmatch(message)
     if call is not None and call[1].startswith("to_"):
         of = call[1].removeprefix("to_")
-        return TsqlError(529, f"Explicit conversion from data type {_in_tsql(call[2])} to {of} is not allowed.")
+        return TsqlError(529, f"Explicit conversion from data type {_tsql_type_names(call[2])} to {of} is not allowed.")
     if call is not None:
         return TsqlError(
-            8116, f"Argument data type {_in_tsql(call[2]) or 'none'} is invalid for the {call[1]} function."
+            8116, f"Argument data type {_tsql_type_names(call[2]) or 'none'} is invalid for the {call[1]} function."
         )
     if message.startswith("arguments to GROUPING"):
         return TsqlError(8161, "An argument of GROUPING does not match any of the expressions in the GROUP BY clause.")
@@ -183,14 +183,14 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             4701, f'Cannot find the object "{name}" because it does not exist or you do not have permissions.'
         )
     if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in verb] in _DROPS:
-        name = as_written(message.split('"')[1], source)
+        name = find_spelling(message.split('"')[1], source)
         return TsqlError(
             3701, f"Cannot drop the {verb[1].lower()} '{name}', because it does not exist or you do not have "
             "permission.", severity=11, state=5,
         )  # fmt: skip
-    no_constraint = _NO_CONSTRAINT.fullmatch(message)
+    no_constraint = _UNKNOWN_CONSTRAINT.fullmatch(message)
     if no_constraint is not None and verb[:1] and verb[0].upper() == "ALTER":
-        return TsqlError(3728, f"'{as_written(no_constraint[1], source)}' is not a constraint.")
+        return TsqlError(3728, f"'{find_spelling(no_constraint[1], source)}' is not a constraint.")
     index = _DROPPED_INDEX.match(source) if problem.sqlstate in ("42704", "3F000") else None
     if index is not None:
         dropped = index["index"] if index["table"] is None else f"{index['table']}.{index['index']}"
@@ -199,22 +199,22 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             3701, f"Cannot drop the index '{dropped}', because it does not exist or you do not have permission.",
             severity=11, state=7,
         )  # fmt: skip
-    other = _OTHER_KIND.fullmatch(message)
-    no_sequence = _NO_SEQUENCE.search(message)
+    other = _WRONG_OBJECT_KIND.fullmatch(message)
+    no_sequence = _NOT_A_SEQUENCE.search(message)
     if no_sequence is not None and problem.sqlstate == "42809" and verb[:1] and verb[0].upper() != "DROP":
-        name = as_written(no_sequence[1] or no_sequence[2], source)
+        name = find_spelling(no_sequence[1] or no_sequence[2], source)
         return TsqlError(11726, f"Object '{name}' is not a sequence object.")
     if other is not None and verb[:1] and verb[0].upper() == "DROP":
-        kind, name = verb[1].upper(), as_written(other[1], source)
+        kind, name = verb[1].upper(), find_spelling(other[1], source)
         return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {other[2]}.")
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))
-    unknown = _NO_COLUMN.fullmatch(message) if problem.sqlstate == "42703" else None
+    unknown = _UNKNOWN_COLUMN.fullmatch(message) if problem.sqlstate == "42703" else None
     if unknown is not None and unknown[1].endswith("ctid"):  # the address of a row, which those of views have not
         return unsupported("UPDATE or DELETE of a view with FROM or TOP", "Change the table under it.", 0)
     if unknown is not None:
-        return TsqlError(207, f"Invalid column name '{as_written(unknown[1], source).rpartition('.')[2]}'.")
-    unbound = _UNBOUND.match(message)
+        return TsqlError(207, f"Invalid column name '{find_spelling(unknown[1], source).rpartition('.')[2]}'.")
+    unbound = _UNKNOWN_ALIAS.match(message)
     if unbound is not None:
         found = re.search(
             rf"(?<![\w.\]])\[?{re.escape(unbound[1])}\]?\s*\.\s*(?:\[[^\]]+\]|\w+)", source, re.IGNORECASE
@@ -224,12 +224,12 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
-        name=as_written(quoted[1], source) if quoted else message,
+        name=find_spelling(quoted[1], source) if quoted else message,
     )  # fmt: skip
     return TsqlError(number, filled, severity=severity)
 
 
-def as_written(name: str, source: str) -> str:
+def find_spelling(name: str, source: str) -> str:
     """A name of PostgreSQL's as the statement has it: `shop_dbo.orders` as dbo.Orders."""
     own = name.rsplit(".", 1)[-1]
     found = re.search(rf"(?<!\w)(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)

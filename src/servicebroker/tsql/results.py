@@ -22,8 +22,8 @@ class RowCount(NamedTuple):
     rows: int
 
 
-Said: TypeAlias = ResultSet | RowCount | Message | TsqlError
-Listener = Callable[[Said], None]
+ScriptOutput: TypeAlias = ResultSet | RowCount | Message | TsqlError
+Listener = Callable[[ScriptOutput], None]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Results:
     errors: list[TsqlError] = field(default_factory=list)
     row_counts: list[int] = field(default_factory=list)
 
-    def add(self, said: Said) -> None:
+    def add(self, said: ScriptOutput) -> None:
         """Keep what was said."""
         match said:
             case ResultSet():

@@ -24,15 +24,15 @@ class Column(NamedTuple):
     is_identity: bool = False
     is_nullable: bool = True
     is_computed: bool = False
-    is_moment: bool = False  # PostgreSQL knows its zone, which a datetime has not
+    has_time_zone: bool = False  # PostgreSQL knows its zone, which a datetime has not
     default: str = ""  # the name of its DEFAULT constraint
-    written: str = ""  # its DEFAULT in PostgreSQL
+    default_sql: str = ""  # its DEFAULT in PostgreSQL
     number: int = 0  # its column_id
 
     @property
-    def draws(self) -> str:
+    def sequence_default(self) -> str:
         """Its DEFAULT in PostgreSQL, where that is a number of a sequence."""
-        return self.written if "tsql.next_in_row(" in self.written else ""
+        return self.default_sql if "tsql.next_in_row(" in self.default_sql else ""
 
 
 class UserFunction(NamedTuple):
@@ -74,8 +74,8 @@ class Scope:
         user_types: by `types.type_key`.
         synonyms: what each stands for, by its database in lower case, then by schema and name in lower case.
         read_only: the table-valued parameters, by the quoted PostgreSQL name of their table.
-        most: what SET ROWCOUNT has set: how many rows a statement gives or changes at most, 0 for all of them.
-        noted: where what is translated writes what it uses; None when nobody asks.
+        row_limit: what SET ROWCOUNT has set: how many rows a statement gives or changes at most, 0 for all of them.
+        recorded_uses: where what is translated writes what it uses; None when nobody asks.
     """
 
     database: str
@@ -89,8 +89,8 @@ class Scope:
     user_types: Mapping[str, UserType] = field(default_factory=dict)
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
-    most: int = 0
-    noted: dict[Use, None] | None = None
+    row_limit: int = 0
+    recorded_uses: dict[Use, None] | None = None
 
     def synonym(self, database: str, schema: str, name: str) -> Name | None:
         """What a synonym stands for; None when that is none."""

@@ -67,18 +67,18 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
     from servicebroker.store.direct import DirectConnection
 
-_NAMES = """
+_NAMES_SQL = """
 select name from servicebroker.queues where database_id = $1
 union select name from servicebroker.services where database_id = $1
 union select name from servicebroker.message_types where database_id = $1
 union select name from servicebroker.service_contracts where database_id = $1
 union select name from servicebroker.tsql_modules where database_id = $1
 """
-_KEPT = 2000
-_SHORT = 300  # characters
-_LONG = 20_000  # characters; longer batches are hardly run twice
+_MAX_CACHED_TEXTS = 2000
+_MAX_CACHED_SCRIPT_CHARS = 300  # characters
+_MAX_CACHED_BATCH_CHARS = 20_000  # characters; longer batches are hardly run twice
 # by text, first line and the variables that are given
-_parsed: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
+_parse_cache: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
 
 
 class Session:
@@ -141,18 +141,18 @@ class Session:
         script: str,
         parameters: Mapping[str, object] | None = None,
         *,
-        ends_at_error: Callable[[int], bool] = lambda line: False,
+        should_stop_after: Callable[[int], bool] = lambda line: False,
     ) -> None:
         """Run a script, batch by batch; everything is told to the listener.
 
-        An error of one batch stops no other, unless `ends_at_error` says so of the line where the batch ends.
+        An error of one batch stops no other, unless `should_stop_after` says so of the line where the batch ends.
         """
         try:
             for batch in _batches(script):
                 self.machine.last_error = None
                 for _ in range(batch.times):
                     self._run_batch(batch, parameters or {})
-                    if self.machine.last_error and ends_at_error(batch.tokens.line(len(batch.tokens.words) - 1)):
+                    if self.machine.last_error and should_stop_after(batch.tokens.line(len(batch.tokens.words) - 1)):
                         return
         except TsqlError as unreadable:  # what follows cannot be told apart
             self.machine.emit(unreadable)
@@ -184,7 +184,7 @@ class Session:
         database = self.machine.context.database
         if self.machine.transactions.is_doomed:
             return []
-        rows = fetch(self.machine.connection, "session.names", _NAMES, (database.database_id,))
+        rows = fetch(self.machine.connection, "session.names", _NAMES_SQL, (database.database_id,))
         return [name for (name,) in rows]
 
     def call(self, database: str, schema: str, name: str) -> None:
@@ -226,7 +226,7 @@ class Session:
         frame = Frame(tables=self._temporary)
         for name, value in parameters.items():
             variable = "@" + name.lstrip("@").lower()
-            frame.declare(variable, _declared(value))
+            frame.declare(variable, _parameter_type(value))
             frame.values[variable] = value
         machine.frames.append(frame)
         machine.frame = frame
@@ -250,14 +250,14 @@ class Session:
 
 def _batches(script: str) -> Iterable[Batch]:
     """The batches of a script; of a short one, which comes again as calls do, they are remembered."""
-    if len(script) <= _SHORT:
+    if len(script) <= _MAX_CACHED_SCRIPT_CHARS:
         with contextlib.suppress(TsqlError):  # which is told when its turn comes, behind those before it
-            return _of_short(script)
+            return _cached_batches(script)
     return batches(script)
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def _of_short(script: str) -> tuple[Batch, ...]:
+@functools.lru_cache(maxsize=_MAX_CACHED_TEXTS)
+def _cached_batches(script: str) -> tuple[Batch, ...]:
     return tuple(batches(script))
 
 
@@ -265,16 +265,16 @@ def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
     """The statements of a batch that is given the variables `known`, remembered by its text."""
     tokens = batch.tokens
     text = tokens.source[tokens.starts[0] : tokens.starts[-1]]
-    if len(text) > _LONG:
+    if len(text) > _MAX_CACHED_BATCH_CHARS:
         return parse(tokens, known)
     key = (text, tokens.line(0), known)
-    if key not in _parsed:
-        if len(_parsed) >= _KEPT:
-            del _parsed[next(iter(_parsed))]  # the oldest
-        _parsed[key] = parse(tokens, known)
-    return _parsed[key]
+    if key not in _parse_cache:
+        if len(_parse_cache) >= _MAX_CACHED_TEXTS:
+            del _parse_cache[next(iter(_parse_cache))]  # the oldest
+        _parse_cache[key] = parse(tokens, known)
+    return _parse_cache[key]
 
 
-def _declared(value: object) -> SqlType:
+def _parameter_type(value: object) -> SqlType:
     """The type of a parameter that comes from Python."""
     return infer_type(value) or NVARCHAR

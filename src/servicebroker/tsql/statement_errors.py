@@ -75,24 +75,24 @@ class Message(NamedTuple):
 
 def syntax_error(near: str, line: int) -> TsqlError:
     """102: the text cannot go on with this word."""
-    return TsqlError(SYNTAX, f"Incorrect syntax near '{near}'.", severity=15, line=line)
+    return TsqlError(SYNTAX_ERROR, f"Incorrect syntax near '{near}'.", severity=15, line=line)
 
 
-def no_condition(near: str = "") -> TsqlError:
+def condition_expected(near: str = "") -> TsqlError:
     """4145: a value stands where a condition is expected."""
     text = "An expression of non-boolean type specified in a context where a condition is expected"
     return TsqlError(4145, f"{text}, near '{near[-20:]}'." if near else f"{text}.", severity=15)
 
 
-def no_server(name: str) -> TsqlError:
+def no_linked_server(name: str) -> TsqlError:
     """7202: a name of four parts is of another server."""
     return TsqlError(7202, f"Could not find server '{name}' in sys.servers. Linked servers are not supported here.")
 
 
-SYNTAX = 102
-UNSUPPORTED = 40515
+SYNTAX_ERROR = 102
+UNSUPPORTED_ERROR = 40515
 
 
 def unsupported(what: str, instead: str, line: int) -> TsqlError:
     """What is understood but not done here; `instead` says what to write."""
-    return TsqlError(UNSUPPORTED, f"{what} is not supported here. {instead}", line=line)
+    return TsqlError(UNSUPPORTED_ERROR, f"{what} is not supported here. {instead}", line=line)

@@ -141,15 +141,15 @@ class TryCatch(Statement):
 class Unsupported(Statement):
     """A statement that is read and refused when its turn comes."""
 
-    what: str
-    instead: str
+    feature: str
+    alternative: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoEffect(Statement):
     """A statement that asks SQL Server for what nobody has to ask for here."""
 
-    what: str
+    feature: str
 
 
 # ---------------------------------------------------------------- variables, messages, options

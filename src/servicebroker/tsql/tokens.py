@@ -25,10 +25,10 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 # a compound assignment, and what it does with the value before
-COMPOUND = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
+COMPOUND_OPERATORS = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
 _BLANK = re.compile(r"(?:[\s\ufeff]++|--[^\n]*+)*+")
 _COMMENT_SIGN = re.compile(r"/\*|\*/")
-_OTHERS = {"v": (VARIABLE, "@"), "s": (STRING, "'"), "q": (QUOTED, "["), "n": (NUMBER, "0")}
+_LITERAL_KINDS = {"v": (VARIABLE, "@"), "s": (STRING, "'"), "q": (QUOTED, "["), "n": (NUMBER, "0")}
 
 
 class Tokens(NamedTuple):
@@ -54,7 +54,7 @@ class Tokens(NamedTuple):
         return self.source[self.starts[index] : self.ends[index]]
 
 
-def closing_place(words: Sequence[str], opening: int) -> int | None:
+def find_closing(words: Sequence[str], opening: int) -> int | None:
     """The place of the parenthesis that closes the one at `opening`; None where it is not closed."""
     depth = 0
     for place in range(opening, len(words)):
@@ -80,7 +80,7 @@ def batches(source: str) -> Iterator[Batch]:
     lines = [match.start() for match in re.finditer("\n", source)]
     place = 0
     while place < len(source) or place == 0:
-        tokens, place, times = _batch(source, lines, place)
+        tokens, place, times = _read_batch(source, lines, place)
         if len(tokens.words) > 1:
             yield Batch(tokens, times)
         if place >= len(source):
@@ -94,13 +94,13 @@ def tokenize(source: str) -> Tokens:
         TsqlError: as `batches`.
     """
     lines = [match.start() for match in re.finditer("\n", source)]
-    return _batch(source, lines, 0, separate=False)[0]
+    return _read_batch(source, lines, 0, separate=False)[0]
 
 
 _GO = re.compile(r"[ \t]*+([0-9]{1,9}+)?+[ \t]*+;?+[ \t]*+(?:--[^\n]*+)?+\r?+(?:\n|\Z)")
 
 
-def _batch(source: str, lines: list[int], place: int, *, separate: bool = True) -> tuple[Tokens, int, int]:
+def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = True) -> tuple[Tokens, int, int]:
     """The tokens from `place` to GO or the end; where the next batch begins; how often to run this one."""
     words: list[str] = []
     kinds: list[int] = []
@@ -113,12 +113,12 @@ def _batch(source: str, lines: list[int], place: int, *, separate: bool = True) 
     while True:
         found = match(source, place)
         if found is None:
-            raise _unreadable(source, lines, place)
+            raise _lexical_error(source, lines, place)
         group = found.lastgroup
         start, end = found.span(found.lastindex)  # type: ignore[arg-type] # each alternative has a name
         if group == "w":
             word = source[start:end].upper()
-            if word == "GO" and separate and _begins_line(source, start, first):
+            if word == "GO" and separate and _is_first_on_line(source, start, first):
                 separator = _GO.match(source, end)
                 if separator:
                     times = int(separator[1] or 1)
@@ -136,7 +136,7 @@ def _batch(source: str, lines: list[int], place: int, *, separate: bool = True) 
             place = length
             break
         else:
-            kind, word = _OTHERS[group]  # type: ignore[index]
+            kind, word = _LITERAL_KINDS[group]  # type: ignore[index]
             kinds.append(kind)
             words.append(word)
         starts.append(start)
@@ -149,7 +149,7 @@ def _batch(source: str, lines: list[int], place: int, *, separate: bool = True) 
     return Tokens(source, words, kinds, starts, ends, lines), place, times
 
 
-def _begins_line(source: str, place: int, first: int) -> bool:
+def _is_first_on_line(source: str, place: int, first: int) -> bool:
     before = source[max(source.rfind("\n", 0, place) + 1, first) : place]
     return not before.strip(" \t\r\ufeff")
 
@@ -167,7 +167,7 @@ def _comment_end(source: str, lines: list[int], place: int) -> int:
     return at
 
 
-def _unreadable(source: str, lines: list[int], place: int) -> TsqlError:
+def _lexical_error(source: str, lines: list[int], place: int) -> TsqlError:
     blank = _BLANK.match(source, place)
     place = blank.end() if blank else place
     line = bisect_right(lines, place) + 1
@@ -180,7 +180,7 @@ def _unreadable(source: str, lines: list[int], place: int) -> TsqlError:
     return TsqlError(102, f"Incorrect syntax near '{source[place]}'.", severity=15, line=line)
 
 
-def unquoted(text: str) -> str:
+def unquote(text: str) -> str:
     """A name without its brackets or quotation marks."""
     if text[0] == "[":
         return text[1:-1].replace("]]", "]")

@@ -19,7 +19,7 @@ def is_whole(text: str) -> bool:
     return _WHOLE.fullmatch(text) is not None
 
 
-def whole_number(text: str, line: int = 0) -> int:
+def parse_whole_number(text: str, line: int = 0) -> int:
     """Return the number that `is_whole` has found.
 
     Raises:

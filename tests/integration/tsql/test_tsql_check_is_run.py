@@ -11,14 +11,14 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Finding, Verdict, check
-from servicebroker.tsql.parser.words import STARTERS
+from servicebroker.tsql.parser.keywords import STARTERS
 from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import SYNTAX, UNSUPPORTED, TsqlError
+from servicebroker.tsql.statement_errors import SYNTAX_ERROR, UNSUPPORTED_ERROR, TsqlError
 from servicebroker.tsql.tokens import batches
 from tsql_support import SEEDS
 
 ROOT = Path(__file__).parents[3]
-BY_ITS_TEXT = {SYNTAX, UNSUPPORTED}
+BY_ITS_TEXT = {SYNTAX_ERROR, UNSUPPORTED_ERROR}
 _SNIPPET = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 _TEMPLATE = re.compile(r"\{\w*\}")
 _MAY_NOT_COME = re.compile(r"\b(IF|BEGIN|RETURN|PROCEDURE|PROC|TRIGGER)\b", re.IGNORECASE)

@@ -7,10 +7,10 @@ import pytest
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.function_table import CODE, PLAIN, REFUSED, ROWS, SESSION, Function
 from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
-from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.values.functions import SPECIAL
+from servicebroker.tsql.translator import translate_expression
 
 SAMPLES = {"s": "N'a'", "n": "1", "i": "1", "d": "GETDATE()", "b": "0x01", "x": "1", "a": "NEWID()"}
 PLAIN_ROWS = [row for rows in PLAIN.values() for row in rows]
@@ -67,7 +67,7 @@ def scope() -> Scope:
 
 def call(row: Function, count: int) -> str:
     letters = row.letters + row.letters[-1:] * count
-    word = row.name if row.name.startswith("@@") or "without parentheses" in row.says else f"{row.name}("
+    word = row.name if row.name.startswith("@@") or "without parentheses" in row.description else f"{row.name}("
     return word if not word.endswith("(") else word + ", ".join(SAMPLES[each] for each in letters[:count]) + ")"
 
 
@@ -79,9 +79,9 @@ def test_every_row_has_what_does_its_work() -> None:
     assert [name for name in set(names) if names.count(name) > 1 and name.lower() not in PLAIN] == []
 
 
-@pytest.mark.parametrize("row", PLAIN_ROWS, ids=lambda row: f"{row.name}-{row.least}")
+@pytest.mark.parametrize("row", PLAIN_ROWS, ids=lambda row: f"{row.name}-{row.min_arguments}")
 def test_a_plain_call_is_translated_and_its_type_is_that_of_the_table(row: Function) -> None:
-    for count in {row.least, min(row.most, row.least + 3)}:
+    for count in {row.min_arguments, min(row.max_arguments, row.min_arguments + 3)}:
         (of,) = translate_expression(call(row, count), scope()).types or ()
         assert of == row.type or (row.type is None and of is not None)
 
@@ -121,7 +121,7 @@ def test_what_is_not_here_is_refused_by_its_name_with_what_to_do_instead(row: Fu
     assert finding.verdict is Verdict.REFUSED
     assert finding.note.startswith("40515: ")
     assert row.name in finding.note
-    assert row.says in finding.note
+    assert row.description in finding.note
 
 
 @pytest.mark.parametrize(

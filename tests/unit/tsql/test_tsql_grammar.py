@@ -9,7 +9,7 @@ import pytest
 
 from servicebroker.tsql.check import Row, Verdict, check
 from servicebroker.tsql.parser import parse
-from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
+from servicebroker.tsql.statement_errors import SYNTAX_ERROR, TsqlError
 from servicebroker.tsql.tokens import Batch, batches
 
 FOLDER = Path(__file__).parents[2] / "grammar"
@@ -40,7 +40,7 @@ def text_of(batch: Batch) -> str:
 def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
     found = sentences(file)
     assert len(found) > 190
-    assert [text_of(one) for one in found if {str(SYNTAX), "195"} & set(told(text_of(one)))] == []
+    assert [text_of(one) for one in found if {str(SYNTAX_ERROR), "195"} & set(told(text_of(one)))] == []
 
 
 def test_what_differs_is_a_row_of_the_differences() -> None:
@@ -58,7 +58,7 @@ def test_what_differs_is_a_row_of_the_differences() -> None:
 def test_every_broken_sentence_is_a_syntax_error() -> None:
     found = sentences(FOLDER / "broken.sql")
     assert len(found) > 150
-    assert [text_of(one) for one in found if str(SYNTAX) not in told(text_of(one))] == []
+    assert [text_of(one) for one in found if str(SYNTAX_ERROR) not in told(text_of(one))] == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) ->
         if {"137", "1087"} & set(told(text)):
             names = sorted({name.lower() for name in re.findall(r"(?<![@\w])@\w+", text)})
             declared = f"DECLARE {', '.join(f'{name} nvarchar(50)' for name in names)} {text}"
-            wrong += [text] if {str(SYNTAX), "156", "195", "4145"} & set(told(declared)) else []
+            wrong += [text] if {str(SYNTAX_ERROR), "156", "195", "4145"} & set(told(declared)) else []
     assert wrong == []
 
 
@@ -101,5 +101,5 @@ def test_no_valid_sentence_is_one_once_its_variables_are_declared(file: Path) ->
     ],
 )
 def test_a_statement_ends_where_the_next_begins(first: str, second: str) -> None:
-    assert str(SYNTAX) not in told(f"{first}\n{second}")
+    assert str(SYNTAX_ERROR) not in told(f"{first}\n{second}")
     assert len([one for one in check(f"{first}\n{second}") if one.statement != "batch"]) > 1

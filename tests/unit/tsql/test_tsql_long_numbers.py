@@ -10,11 +10,11 @@ import pytest
 
 from servicebroker.tsql.check import check
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.parser.token_reader import number
+from servicebroker.tsql.parser.token_reader import parse_number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import batches
 from servicebroker.tsql.types import NVARCHAR, parse_type
-from servicebroker.tsql.whole_numbers import MAXIMUM_DIGITS, is_whole, whole_number
+from servicebroker.tsql.whole_numbers import MAXIMUM_DIGITS, is_whole, parse_whole_number
 
 GRAMMAR = Path(__file__).parents[2] / "grammar"
 LONG = "9" * 5000
@@ -53,13 +53,13 @@ def test_no_number_of_the_grammar_ends_the_reader(form: str) -> None:
 
 def test_a_whole_number_has_38_digits() -> None:
     most = "9" * MAXIMUM_DIGITS
-    assert whole_number(most) == int(most)
-    assert whole_number(f"-000{most}") == -int(most)
+    assert parse_whole_number(most) == int(most)
+    assert parse_whole_number(f"-000{most}") == -int(most)
     for text in (f"9{most}", f"-9{most}", LONG, "1" + "0" * 4400):
         with pytest.raises(TsqlError, match="maximum precision 38") as refused:
-            whole_number(text, 7)
+            parse_whole_number(text, 7)
         assert (refused.value.number, refused.value.severity, refused.value.line) == (1007, 15, 7)
-    assert whole_number("0" * 5000 + "7") == 7
+    assert parse_whole_number("0" * 5000 + "7") == 7
 
 
 @pytest.mark.parametrize("text", ["", "-", "+", "--5", "-+5", "5-", "1_000", " 5", "\u0663", "\u00b2", "1.5", "1e5"])
@@ -70,7 +70,7 @@ def test_what_is_no_whole_number(text: str) -> None:
 @pytest.mark.parametrize(("text", "refusal"), [(LONG, 1007), ("1e400", 168), (f"1e{LONG}", 168)])
 def test_a_literal_that_is_too_large(text: str, refusal: int) -> None:
     with pytest.raises(TsqlError) as refused:
-        number(text)
+        parse_number(text)
     assert refused.value.number == refusal
     assert len(refused.value.text) < 200
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sqlglot.dialects.tsql import TSQL
 
-from servicebroker.tsql.parser.words import RESERVED
-from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
+from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.scope import Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.reading.parts import value_in
-from servicebroker.tsql.translation.reading.text_to_tree import constant, parsed, plain_name, read
+from servicebroker.tsql.translation.reading.parts import read_value
+from servicebroker.tsql.translation.reading.syntax_tree import constant_tree, parse_slice, plain_name, slice_text
+from servicebroker.tsql.translator import Translation, tables_of, translate, translate_expression
 from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, SqlType, parse_type
 
 ITEMS = '"shop_dbo"."items"'
@@ -28,7 +28,7 @@ def scope(**more: object) -> Scope:
     return Scope("Shop", variables, {"#t": 'pg_temp."#t"'}, {"@@rowcount": 0}, COLUMNS, **more)  # type: ignore[arg-type]
 
 
-def translated(text: str) -> Translated:
+def translated(text: str) -> Translation:
     return translate(text, scope())
 
 
@@ -170,9 +170,9 @@ def test_types_are_read(text: str, expected: SqlType) -> None:
     ["'a'", "N'a'", "n'é''x'", "''", "N''", "'a\\b'", "'a\nb'", "'--'", "1", "0", "007", "1.50", "9" * 39, "null"],
 )
 def test_a_constant_is_the_tree_that_would_be_read(text: str) -> None:
-    piece = read(text)
-    (slowly,) = parsed(piece, "SELECT").expressions
-    quickly = constant(piece)
+    piece = slice_text(text)
+    (slowly,) = parse_slice(piece, "SELECT").expressions
+    quickly = constant_tree(piece)
     assert quickly == slowly
     assert quickly is not None
     assert quickly.args == slowly.args
@@ -180,7 +180,8 @@ def test_a_constant_is_the_tree_that_would_be_read(text: str) -> None:
 
 def test_other_values_are_read() -> None:
     assert [
-        constant(read(text)) for text in ("1.", ".5", "1e5", "0x12", "$5", "-1", "@a", "a", "1 + 1", "N'a' 'b'")
+        constant_tree(slice_text(text))
+        for text in ("1.", ".5", "1e5", "0x12", "$5", "-1", "@a", "a", "1 + 1", "N'a' 'b'")
     ] == [None] * 10
 
 
@@ -189,9 +190,9 @@ def test_a_plain_name_is_the_name_that_would_be_read() -> None:
     words = {word for word in TSQL.Tokenizer.KEYWORDS if word.isidentifier()} | RESERVED | {"a", "Körper", "a$b", "_x"}
     plain = 0
     for text in sorted({*words, *(f"[{word}]" for word in words), "[a]]b]", '"q""r"', "[ x]", "#t", "[]"}):
-        piece = read(text)
+        piece = slice_text(text)
         name = plain_name(piece)
         if name is not None:
             plain += 1
-            assert value_in(piece).name == name
+            assert read_value(piece).name == name
     assert plain > 300

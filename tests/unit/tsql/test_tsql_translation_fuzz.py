@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.xml_paths import read_path
+from servicebroker.tsql.translator import translate, translate_expression
 from servicebroker.tsql.types import INT, NVARCHAR, XML, parse_type
 
 FUZZ = settings.get_profile("fuzz")  # of conftest.py

@@ -25,11 +25,11 @@ from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded, variables_of
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.named_files import read_argument, read_standard_input
-from servicebroker.tsql.results import ResultSet, RowCount, Said
+from servicebroker.tsql.results import ResultSet, RowCount, ScriptOutput
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
 
-Teller = Callable[[Said], None]
+Teller = Callable[[ScriptOutput], None]
 
 SETTLE = 3.0  # seconds that activated procedures have for what the script has sent last
 _GOES_ON = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # ends a line of a value that has more lines
@@ -65,7 +65,7 @@ class Told:
         self._tell = tell
         self.failed = False
 
-    def __call__(self, said: Said) -> None:
+    def __call__(self, said: ScriptOutput) -> None:
         """Show it."""
         self.failed = self.failed or isinstance(said, TsqlError)
         self._tell(said)
@@ -100,9 +100,9 @@ def _run(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folde
     ):
         if expanded is not None:
             try:
-                session.run(expanded.text, ends_at_error=expanded.ends_at_error)
+                session.run(expanded.text, should_stop_after=expanded.should_stop_after)
             finally:
-                databases |= session.machine.context.used
+                databases |= session.machine.context.used_databases
             return not told.failed
         from servicebroker.cli.prompt import prompt
 
@@ -161,7 +161,7 @@ def read_script(file: Path | None, text: str | None) -> str | None:
 # ---------------------------------------------------------------- what is shown
 
 
-def for_a_program(said: Said) -> Iterator[dict[str, object]]:
+def for_a_program(said: ScriptOutput) -> Iterator[dict[str, object]]:
     """A result set or a message, in JSON; that the database was changed is none."""
     match said:
         case ResultSet(columns, rows):
@@ -175,7 +175,7 @@ def for_a_program(said: Said) -> Iterator[dict[str, object]]:
             yield told | {"procedure": said.procedure or None, "line": said.line}
 
 
-def tell_plainly(said: Said) -> None:
+def tell_plainly(said: ScriptOutput) -> None:
     """Tables and sentences."""
     match said:
         case ResultSet(columns, rows):

@@ -18,8 +18,8 @@ from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeAborte
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.static_checks import CALL_CHECKS, system_name
 from servicebroker.tsql.parser import parse_text
-from servicebroker.tsql.results import ResultSet, RowCount, Said
-from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError
+from servicebroker.tsql.results import ResultSet, RowCount, ScriptOutput
+from servicebroker.tsql.statement_errors import UNSUPPORTED_ERROR, TsqlError
 from servicebroker.tsql.syntax import (
     Argument,
     Execute,
@@ -257,7 +257,7 @@ def run_text(machine: Machine, script: str, frame: Frame, impersonate: Callable[
     try:
         body = parse_text(script, {*frame.types, *frame.tables})
     except TsqlError as error:
-        if machine.try_depth or error.number == UNSUPPORTED:
+        if machine.try_depth or error.number == UNSUPPORTED_ERROR:
             raise
         machine.emit(error)
         machine.error_number = error.number
@@ -307,7 +307,7 @@ def _insert_execute(machine: Machine, statement: InsertExecute) -> None:
     result_sets: list[ResultSet] = []
     listener = machine.listener
 
-    def keep(output: Said) -> None:
+    def keep(output: ScriptOutput) -> None:
         if isinstance(output, ResultSet):
             result_sets.append(output)
         elif not isinstance(output, RowCount):

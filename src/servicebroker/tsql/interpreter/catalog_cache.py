@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from servicebroker.store.running import fetch
-from servicebroker.tsql.known_columns import QUERY, columns_of
-from servicebroker.tsql.parser.token_reader import name_in
+from servicebroker.tsql.known_columns import COLUMNS_SQL, columns_of
+from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.scope import Column, UserFunction, UserType
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import parse_type
@@ -109,7 +109,7 @@ class Synonyms(CatalogCache[Mapping[tuple[str, str], Name]]):
 
     def _load(self, name: str) -> Mapping[tuple[str, str], Name]:
         rows = fetch(self._machine.connection, "catalog_cache.load.synonyms", _FIND_SYNONYMS, (name,))
-        return {(schema, synonym): name_in(base) for schema, synonym, base in rows}
+        return {(schema, synonym): parse_name(base) for schema, synonym, base in rows}
 
 
 class UserFunctions(CatalogCache[UserFunction]):
@@ -180,5 +180,5 @@ class Columns(CatalogCache[tuple[Column, ...]]):
         return not table.startswith("pg_temp")
 
     def _load(self, table: str) -> tuple[Column, ...] | None:
-        rows = fetch(self._machine.connection, "catalog_cache.load.tables", QUERY, ([table],))
+        rows = fetch(self._machine.connection, "catalog_cache.load.tables", COLUMNS_SQL, ([table],))
         return columns_of(rows).get(table) or None

@@ -113,7 +113,7 @@ def _no_effect(machine: Machine, statement: NoEffect) -> None:
 
 @runs(Unsupported)
 def _unsupported(machine: Machine, statement: Unsupported) -> None:
-    raise unsupported(statement.what, statement.instead, statement.line)
+    raise unsupported(statement.feature, statement.alternative, statement.line)
 
 
 @runs(TryCatch)
@@ -216,7 +216,7 @@ def _execute_as(machine: Machine, statement: ExecuteAs) -> None:
     frame = machine.frame
     if statement.name is None:
         if frame.is_module:
-            machine.context.execute_as_caller(frame.caller or machine.context.standing)
+            machine.context.execute_as_caller(frame.caller or machine.context.execution_context)
         machine.record_success(0)
         return
     if (statement.no_revert or statement.cookie) and len(machine.frames) > 1:

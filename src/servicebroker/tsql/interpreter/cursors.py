@@ -13,7 +13,7 @@ from servicebroker.tsql.interpreter.procedures.session_functions import PREFIXED
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import CursorStep, DeclareCursor, Fetch
-from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF, with_places
+from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF_PREFIX, with_row_addresses
 
 FETCH_SUCCEEDED, FETCH_FAILED = 0, -1  # @@FETCH_STATUS
 
@@ -55,7 +55,7 @@ def _change_cursor(machine: Machine, statement: CursorStep) -> None:
     if statement.verb == "OPEN":
         if cursor.result is not None:
             raise TsqlError(16905, "The cursor is already open.")
-        with machine.context.within(machine.context.named(cursor.database)):
+        with machine.context.within(machine.context.database_named(cursor.database)):
             cursor.result, cursor.row_addresses = _fetch_rows(machine, cursor)
         cursor.position = -1
         machine.cursor_rows = len(cursor.result.rows)
@@ -98,7 +98,7 @@ def _fetch(machine: Machine, statement: Fetch) -> None:
 
 def _fetch_rows(machine: Machine, cursor: Cursor) -> tuple[ResultSet, list[str] | None]:
     """Return the rows, and their addresses if all of them are rows of one table."""
-    query = with_places(cursor.query) if cursor.is_updatable else None
+    query = with_row_addresses(cursor.query) if cursor.is_updatable else None
     row_limit = machine.row_limit if cursor.is_fixed else 0
     if query is not None:
         with suppress(TsqlError):
@@ -123,7 +123,7 @@ def current_row(machine: Machine, name: str) -> str:
     return cursor.row_addresses[cursor.position]
 
 
-PREFIXED_FUNCTIONS[CURRENT_OF] = current_row
+PREFIXED_FUNCTIONS[CURRENT_OF_PREFIX] = current_row
 
 _NEWEST_ROW_VERSION = (
     "select concat_ws(' ', ctid, xmin, tableoid::regclass) from {table} where ctid = "

@@ -11,7 +11,7 @@ from servicebroker.model.number_bounds import WHOLE
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.interpreter.simple_expressions import NotSimple, Value, compile_expression
-from servicebroker.tsql.statement_errors import no_condition
+from servicebroker.tsql.statement_errors import condition_expected
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
 from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, SqlType
 
@@ -45,7 +45,7 @@ def evaluate_condition(machine: Machine, expression: Expression) -> bool:
         else:
             if value.type is None and isinstance(value.value, bool | None):
                 return value.value is True
-            raise no_condition(expression.text)
+            raise condition_expected(expression.text)
     return machine.queries.evaluate_condition(expression.text)
 
 

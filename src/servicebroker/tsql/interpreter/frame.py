@@ -11,7 +11,7 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import SqlType
 
 if TYPE_CHECKING:
-    from servicebroker.tsql.context import Standing
+    from servicebroker.tsql.context import ExecutionContext
 
 
 class Signal(Enum):
@@ -66,7 +66,7 @@ class Frame:
     table_type_ids: dict[str, int] = field(default_factory=dict)
     caller_tables: set[str] = field(default_factory=set)
     is_module: bool = False
-    caller: Standing | None = None
+    caller: ExecutionContext | None = None
     signers: tuple[bytes, ...] = ()
     impersonation_depth: int = 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servicebroker.tsql.interpreter.set_options import SNAPSHOT
-from servicebroker.tsql.relational import Translated
 from servicebroker.tsql.syntax import (
     BeginDialog,
     BeginTimer,
@@ -26,6 +25,7 @@ from servicebroker.tsql.syntax import (
     Trigger,
     WaitForMessage,
 )
+from servicebroker.tsql.translator import Translation
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -45,9 +45,9 @@ def begin_implicitly(machine: Machine, statement: Statement) -> None:
         _begin_transaction(machine)
 
 
-def begin_before_query(machine: Machine, translation: Translated) -> None:
+def begin_before_query(machine: Machine, translation: Translation) -> None:
     """Begin a transaction before a query that reads, changes or defines a table, also for the value of IF or SET."""
-    if machine.is_implicit and (translation.looks or translation.kind in ("count", "ddl")):
+    if machine.is_implicit and (translation.names_tables or translation.kind in ("count", "ddl")):
         _begin_transaction(machine)
 
 

@@ -31,7 +31,7 @@ from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitl
 from servicebroker.tsql.interpreter.procedures.session_functions import SessionFunctions, session_number
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
-from servicebroker.tsql.results import Listener, RowCount, Said
+from servicebroker.tsql.results import Listener, RowCount, ScriptOutput
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Label, SetOption, Statement
 from servicebroker.tsql.types import SqlType, parse_type, type_key
@@ -181,7 +181,7 @@ class Machine:
         """Return @@SPID."""
         return session_number(self)
 
-    def emit(self, output: Said) -> None:
+    def emit(self, output: ScriptOutput) -> None:
         """Send a result set, a row count, a message or an error to the session's listener."""
         if isinstance(output, TsqlError):
             self.last_error = output
@@ -281,7 +281,7 @@ class Machine:
         self.context.database = database
         try:
             if impersonate is not None:
-                frame.caller = self.context.standing
+                frame.caller = self.context.execution_context
                 impersonate()
             self.context.sign(frame.signers)
             frame.impersonation_depth = self.context.depth
@@ -342,8 +342,8 @@ class Machine:
         Raises:
             BrokerError: 1801 the name is taken, 262 the session may not create databases.
         """
-        self.context.demand("CREATE DATABASE")
-        login = self.context.person
+        self.context.require("CREATE DATABASE")
+        login = self.context.server_login
 
         def steps() -> Steps[None]:
             database_id = yield from create_database(name)
@@ -363,7 +363,7 @@ class Machine:
                 it is a system database.
         """
         try:
-            database = self.context.named(name)
+            database = self.context.database_named(name)
         except BrokerError as error:
             if error.number != 916:
                 raise

@@ -15,7 +15,7 @@ from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
-from servicebroker.tsql.conversion import convert, out_of_variant
+from servicebroker.tsql.conversion import convert, from_variant
 from servicebroker.tsql.interpreter.catalog_cache import Columns, Synonyms, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.cursors import refresh_current_row
 from servicebroker.tsql.interpreter.definitions import triggers
@@ -29,16 +29,22 @@ from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement
 from servicebroker.tsql.interpreter.violations import translate_violation
-from servicebroker.tsql.relational import TEMPORARY, Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
-from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.definitions.defined_names import database_of_definition
-from servicebroker.tsql.translation.reading.text_to_tree import LONG
-from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF
-from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, schema_of, string
-from servicebroker.tsql.translation.values.expressions import CONDITION
+from servicebroker.tsql.translation.reading.syntax_tree import MAX_CACHED_CHARS
+from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF_PREFIX
+from servicebroker.tsql.translation.text_writer import (
+    ExtraStatement,
+    Writer,
+    postgres_schema,
+    quote_identifier,
+    quote_string,
+)
+from servicebroker.tsql.translation.values.expressions import CONDITION_TYPE
+from servicebroker.tsql.translator import TEMPORARY, Translation, tables_of, translate, translate_expression
 from servicebroker.tsql.types import NVARCHAR, VARIANT
 
 # statements whose INTO names an existing table
@@ -88,7 +94,7 @@ class Queries:
             user_types=self.user_types,
             synonyms=self.synonyms,
             read_only={machine.frame.tables[name]: name for name in machine.frame.caller_tables},
-            most=row_limit,
+            row_limit=row_limit,
         )
 
     def _visible_tables(self) -> Mapping[str, str]:
@@ -152,7 +158,7 @@ class Queries:
             return
         self._run_translation(translation, text, changes=has_changes)
 
-    def _run_translation(self, translation: Translated, text: str, *, changes: bool) -> None:
+    def _run_translation(self, translation: Translation, text: str, *, changes: bool) -> None:
         run_query, handle = (
             functools.partial(self._execute, translation, text),
             functools.partial(self._handle_result, translation, text),
@@ -175,13 +181,13 @@ class Queries:
             handle(result._replace(touched=result.touched + triggers.count_diverted_rows(machine, captured_changes)))
             triggers.fire(machine, text, captured_changes)
 
-    def _handle_result(self, translation: Translated, text: str, result: Result) -> None:
+    def _handle_result(self, translation: Translation, text: str, result: Result) -> None:
         """Handle the result of a statement by its kind: emit or assign rows, or record the row count."""
         machine = self.machine
         if translation.kind == "ddl":
             for use in translation.uses:
                 if use.statement in ("DROP TABLE", "DROP VIEW", "DROP SEQUENCE"):
-                    user = machine.context.named(use.database or machine.database.name).user
+                    user = machine.context.database_named(use.database or machine.database.name).user
                     machine.context.ask(forget(user, use.schema, use.name))
             self.columns.invalidate()
             self._note_temporary_table(text)
@@ -199,16 +205,16 @@ class Queries:
         else:
             self._record_change(translation, text, result)
 
-    def _restore_diversions(self, translation: Translated) -> None:
+    def _restore_diversions(self, translation: Translation) -> None:
         """Install INSTEAD OF triggers again on an altered view, which is a new view for PostgreSQL."""
         for use in translation.uses:
             if use.statement in ("ALTER VIEW", "CREATE OR ALTER VIEW") and triggers.has_triggers(self.machine):
                 database = use.database or self.machine.database.name
                 triggers.install_diversions(
-                    self.machine, f"{schema_of(database, use.schema)}.{quoted(postgres_name(use.name))}"
+                    self.machine, f"{postgres_schema(database, use.schema)}.{quoted(postgres_name(use.name))}"
                 )
 
-    def _record_change(self, translation: Translated, text: str, result: Result) -> None:
+    def _record_change(self, translation: Translation, text: str, result: Result) -> None:
         """Record IDENTITY value and row count of a change, and emit the rows of OUTPUT."""
         machine = self.machine
         rows = result.rows
@@ -241,8 +247,8 @@ class Queries:
             TsqlError: 4145 the expression is no condition.
         """
         value, type_ = self.evaluate_scalar(text)
-        if type_ != CONDITION:
-            raise no_condition(text)
+        if type_ != CONDITION_TYPE:
+            raise condition_expected(text)
         return value is True
 
     def authorize(self, uses: Collection[Use], *, is_module: bool) -> None:
@@ -257,11 +263,11 @@ class Queries:
             own_uses = [use for use in uses if use.database == name]
             definitions = [use for use in own_uses if use.defines]
             accesses = [use for use in own_uses if not use.defines]
-            if context.person.is_administrator if name else context.database.user.is_dbo:
+            if context.server_login.is_administrator if name else context.database.user.is_dbo:
                 accesses = []
             if not definitions and not accesses:
                 continue
-            database = context.named(name) if name else context.database
+            database = context.database_named(name) if name else context.database
             accesses = [use for use in accesses if use.statement != ENTER]
             if definitions:
                 machine.authorize(*definitions, database=database)
@@ -269,7 +275,7 @@ class Queries:
                 is_chained = is_module and not name
                 context.ask((authorize_queues if is_chained else authorize_uses)(database.user, accesses))
 
-    def _execute(self, translation: Translated, text: str) -> Result:
+    def _execute(self, translation: Translation, text: str) -> Result:
         """Authorize and execute a translated statement, with the statements that must run before and after it.
 
         Outside a transaction several statements run in one of their own. On an error everything since the guard is
@@ -286,12 +292,13 @@ class Queries:
         machine.transactions.set_guard()
         preparations = self._read_locks(translation) + translation.before
         cursors = (
-            [name for name in translation.parameters if name.startswith(CURRENT_OF)]
+            [name for name in translation.parameters if name.startswith(CURRENT_OF_PREFIX)]
             if _matches(_CHANGES_ROWS, text)
             else []
         )
         is_own_transaction = (
-            bool(preparations or translation.after or cursors or translation.most) and not machine.transactions.count
+            bool(preparations or translation.after or cursors or translation.max_rows)
+            and not machine.transactions.count
         )
         try:
             if is_own_transaction:
@@ -307,7 +314,7 @@ class Queries:
                 )
             _check_row_limit(translation, result)
             for name in cursors[:1]:
-                refresh_current_row(machine, name.removeprefix(CURRENT_OF), result.touched)
+                refresh_current_row(machine, name.removeprefix(CURRENT_OF_PREFIX), result.touched)
             for statement in translation.after:
                 run_statement(machine.connection, statement.sql, self._parameter_values(statement.parameters))
             if is_own_transaction:
@@ -324,7 +331,7 @@ class Queries:
             raise
         return result
 
-    def _read_locks(self, translation: Translated) -> tuple[Lock, ...]:
+    def _read_locks(self, translation: Translation) -> tuple[ExtraStatement, ...]:
         """Return the statements that lock the tables read, under REPEATABLE READ and SERIALIZABLE.
 
         A SELECT outside a transaction needs no lock: it reads one snapshot, and nothing follows it.
@@ -333,14 +340,16 @@ class Queries:
         is_last = translation.kind == "rows" and not machine.transactions.count
         if machine.isolation not in LOCKING_LEVELS or is_last or translation.kind == "ddl":
             return ()
-        return tuple(Lock(f"SELECT tsql.hold({string(table)})", ()) for table in translation.reads)
+        return tuple(
+            ExtraStatement(f"SELECT tsql.hold({quote_string(table)})", ()) for table in translation.tables_read
+        )
 
     def _parameter_values(self, names: tuple[str, ...]) -> tuple[object, ...]:
         """Return the values of variables and session functions, by the names that the translation uses."""
         frame, functions = self.machine.frame, self.machine.functions
         return tuple(frame.values[name] if name in frame.types else functions[name] for name in names)
 
-    def _set_shown_database(self, text: str, translation: Translated) -> None:
+    def _set_shown_database(self, text: str, translation: Translation) -> None:
         """Tell the connection which database the sys views show, before the first statement that may read them."""
         name = self.machine.database.name
         if self._shown_database != name and (
@@ -407,7 +416,7 @@ class Queries:
             for column, value in zip(columns, row, strict=True)
         )
         placeholders = ", ".join(f"${number}" for number in range(1, len(values) + 1))
-        names = ", ".join(identifier(column.name) for column in columns)
+        names = ", ".join(quote_identifier(column.name) for column in columns)
         run_statement(self.machine.connection, f"insert into {table} ({names}) values ({placeholders})", values)
 
     def _note_temporary_table(self, text: str) -> None:
@@ -491,7 +500,7 @@ class Queries:
             for name in parameters:
                 del frame.types[name], frame.values[name]
 
-    def _translate_values(self, target: str, value_lists: list[str]) -> Translated:
+    def _translate_values(self, target: str, value_lists: list[str]) -> Translation:
         """Translate the INSERT with the rows as VALUES. A wrong number of values is error 213 here."""
         try:
             return translate(f"{target} VALUES {', '.join(value_lists)}", self.scope())
@@ -504,7 +513,7 @@ class Queries:
             mismatch.undoes = True
             raise mismatch from None
 
-    def _insert_parts(self, parts: list[Translated], target: str) -> Result:
+    def _insert_parts(self, parts: list[Translation], target: str) -> Result:
         """Execute the parts of an INSERT, and return the last result with the row count of all parts."""
         results = [self._execute(translation, target) for translation in parts]
         return results[-1]._replace(touched=sum(result.touched for result in results))
@@ -538,7 +547,7 @@ class Queries:
         name, state = argument.rsplit(" ", 1)
         scope = self.scope()
         for use in translate(f"SELECT * FROM {name}", scope).uses:
-            database = self.machine.context.named(use.database or self.machine.database.name)
+            database = self.machine.context.database_named(use.database or self.machine.database.name)
             self.machine.authorize(use._replace(statement="SET IDENTITY_INSERT"), database=database)
         tables = tables_of(f"SELECT * FROM {name}", scope)
         self._identity_insert = tables[0] if state == "ON" and tables else None
@@ -553,33 +562,33 @@ def _temporary_tables(frame: Frame) -> dict[str, str]:
     return {name: table for name, table in frame.tables.items() if name.startswith("#")}
 
 
-def _check_server(translation: Translated, version: int) -> None:
+def _check_server(translation: Translation, version: int) -> None:
     """Refuse a statement that needs a newer server.
 
     Raises:
         TsqlError: 40515.
     """
-    if translation.server > version:
+    if translation.min_server_version > version:
         raise unsupported(
             f"This form of MERGE on PostgreSQL {version}",
-            f"It needs PostgreSQL {translation.server}. Write INSERT, UPDATE and DELETE, each with OUTPUT.",
+            f"It needs PostgreSQL {translation.min_server_version}. Write INSERT, UPDATE and DELETE, each with OUTPUT.",
             0,
         )
 
 
-def _check_row_limit(translation: Translated, result: Result) -> None:
+def _check_row_limit(translation: Translation, result: Result) -> None:
     """Refuse a statement that changed more rows than its limit, which PostgreSQL does not apply to it.
 
     Raises:
         TsqlError: 40515.
     """
-    if 0 < translation.most < result.touched and translation.kind == "assign":
+    if 0 < translation.max_rows < result.touched and translation.kind == "assign":
         raise unsupported(
             "UPDATE with a variable that goes on from row to row", "Use ROW_NUMBER or SUM with OVER (ORDER BY ...).", 0
         )
-    if 0 < translation.most < result.touched:
+    if 0 < translation.max_rows < result.touched:
         raise unsupported(
-            f"MERGE that changes more than the {translation.most} rows of SET ROWCOUNT",
+            f"MERGE that changes more than the {translation.max_rows} rows of SET ROWCOUNT",
             "Write the TOP into the query behind USING.", 0,
         )  # fmt: skip
 
@@ -596,14 +605,14 @@ def _session_settings(machine: Machine) -> dict[str, str]:
     }
 
 
-def _result_set(translation: Translated, result: Result) -> ResultSet:
+def _result_set(translation: Translation, result: Result) -> ResultSet:
     names = translation.columns
     if names is None:
         names = tuple("" if name == "?column?" else name for name in result.columns or ())
     return ResultSet(names, _unwrap_variants(translation, result.rows))
 
 
-def _unwrap_variants(translation: Translated, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _unwrap_variants(translation: Translation, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Replace values of sql_variant by the values inside them."""
     positions = [position for position, type_ in enumerate(translation.types or ()) if type_ == VARIANT]
     if not positions:
@@ -611,7 +620,7 @@ def _unwrap_variants(translation: Translated, rows: list[tuple[Any, ...]]) -> li
     unwrapped = [list(row) for row in rows]
     for row in unwrapped:
         for position in positions:
-            row[position] = None if row[position] is None else out_of_variant(row[position])[0]
+            row[position] = None if row[position] is None else from_variant(row[position])[0]
     return [tuple(row) for row in unwrapped]
 
 
@@ -623,7 +632,7 @@ def _created_temporary_table(text: str) -> str:
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
     """Return True if the pattern occurs in the text. Answers for short texts are cached, since they may come again."""
-    return _matches_cached(pattern, text) if len(text) <= LONG else pattern.search(text) is not None
+    return _matches_cached(pattern, text) if len(text) <= MAX_CACHED_CHARS else pattern.search(text) is not None
 
 
 @functools.lru_cache(maxsize=2000)
@@ -638,6 +647,6 @@ def _relational(machine: Machine, statement: Relational) -> None:
     CREATE and ALTER run in the database of their name, where types and defaults are found.
     """
     name = database_of_definition(statement.text) if statement.verb.startswith(_DEFINING_VERBS) else ""
-    database = machine.context.named(name) if name else machine.context.database
+    database = machine.context.database_named(name) if name else machine.context.database
     with machine.context.within(database):
         machine.queries.run(statement.text)

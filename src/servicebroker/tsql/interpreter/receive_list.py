@@ -17,12 +17,12 @@ from servicebroker.model.messages import Message
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.interpreter.simple_expressions import Value
-from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Expression, Receive, ReceiveItem
-from servicebroker.tsql.tokens import QUOTED, WORD, tokenize, unquoted
+from servicebroker.tsql.tokens import QUOTED, WORD, tokenize, unquote
+from servicebroker.tsql.translator import translate_expression
 from servicebroker.tsql.types import SqlType
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ def _parse_item(text: str) -> tuple[str, str]:
     last_index = len(tokens.words) - 1
     while index < last_index:
         is_name = tokens.kinds[index] in (WORD, QUOTED)
-        name = unquoted(tokens.text(index)).lower() if is_name else ""
+        name = unquote(tokens.text(index)).lower() if is_name else ""
         start = tokens.starts[index]
         if is_name and tokens.words[index + 1] == "." and index + 2 < last_index and name not in COLUMNS:
-            second = unquoted(tokens.text(index + 2)).lower()  # queue.column
+            second = unquote(tokens.text(index + 2)).lower()  # queue.column
             if tokens.kinds[index + 2] in (WORD, QUOTED) and second in COLUMNS:
                 name, index = second, index + 2
         if name in COLUMNS and tokens.words[index + 1] != "(":
@@ -180,7 +180,7 @@ def _column_title(item: ReceiveItem) -> str:
     if item.alias is not None:
         return item.alias
     name, _ = _parse_item(item.value.text)
-    return unquoted(item.value.text.split(".")[-1].strip()) if name else ""
+    return unquote(item.value.text.split(".")[-1].strip()) if name else ""
 
 
 def _check_aggregates(items: tuple[ReceiveItem, ...]) -> None:

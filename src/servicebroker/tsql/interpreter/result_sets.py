@@ -7,7 +7,7 @@ from typing import Any
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import infer_type
 from servicebroker.tsql.interpreter.machine import RUNNERS, CallAborted, Machine, runs
-from servicebroker.tsql.results import ResultSet, Said
+from servicebroker.tsql.results import ResultSet, ScriptOutput
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import ResultColumn, ResultSets
 from servicebroker.tsql.types import SqlType
@@ -27,7 +27,7 @@ def _with_result_sets(machine: Machine, statement: ResultSets) -> None:
     listener = machine.listener
     sent = 0
 
-    def convert_and_emit(output: Said) -> None:
+    def convert_and_emit(output: ScriptOutput) -> None:
         nonlocal sent
         if isinstance(output, ResultSet):
             try:

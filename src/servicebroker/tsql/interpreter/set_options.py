@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import evaluate
-from servicebroker.tsql.parser.grammar import SET_OPTIONS
+from servicebroker.tsql.parser.unsupported_statements import SET_OPTIONS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Expression, SetOption
 from servicebroker.tsql.types import INT, SqlType
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -132,7 +132,7 @@ def _check_option(option: str, value: str, statement: SetOption) -> None:
 
 
 def _parse_number(value: str, minimum: int) -> int:
-    number = whole_number(value) if is_whole(value) else None
+    number = parse_whole_number(value) if is_whole(value) else None
     if number is None or number < minimum or number > 2**31 - 1:
         raise syntax_error(value, 0)
     return number

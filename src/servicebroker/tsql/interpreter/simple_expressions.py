@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.function_table import GLOBALS, type_of_session
+from servicebroker.tsql.function_table import GLOBALS, session_function_type
 from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
-from servicebroker.tsql.parser.token_reader import Reader, number
+from servicebroker.tsql.parser.token_reader import TokenReader, parse_number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, string_value, tokenize
-from servicebroker.tsql.translation.values.alternatives import joined
+from servicebroker.tsql.translation.values.type_precedence import concatenated_type
 from servicebroker.tsql.types import BINARIES, INT, STRINGS, SYSNAME, UNIQUEIDENTIFIER, SqlType, parse_type
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compile_expression(text: str) -> Compiled | None:
         return None
 
 
-class _Compiler(Reader):
+class _Compiler(TokenReader):
     """A recursive-descent parser: one method for each level of precedence, from OR down to a primary."""
 
     def disjunction(self) -> Compiled:
@@ -182,7 +182,7 @@ def _constant(value: Value) -> Compiled:
 
 
 def _parse_integer(text: str) -> Value:
-    value = number(text)
+    value = parse_number(text)
     if isinstance(value, bytes):
         return Value(value, SqlType("varbinary", max(1, len(value))))
     if not isinstance(value, int) or not _fits(value, "int"):
@@ -198,7 +198,7 @@ def _fits(value: int, integer: str) -> bool:
 def _session_value(name: str) -> Compiled:
     if name not in SESSION_FUNCTIONS:
         raise NotSimple
-    value, type_ = SESSION_FUNCTIONS[name], type_of_session(name)
+    value, type_ = SESSION_FUNCTIONS[name], session_function_type(name)
     return lambda machine: Value(value(machine), type_)
 
 
@@ -318,7 +318,7 @@ def _add(left: Compiled, right: Compiled) -> Compiled:
             and first.type.name in _CONCATENATED_STRINGS
             and second.type.name in _CONCATENATED_STRINGS
         ):
-            type_ = joined(first.type, second.type)
+            type_ = concatenated_type(first.type, second.type)
             if first.value is None or second.value is None:
                 return Value(None, type_)
             return Value(str(first.value) + str(second.value), type_)

@@ -22,9 +22,8 @@ from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_
 from servicebroker.tsql.interpreter.receive_list import check_item_expressions
 from servicebroker.tsql.interpreter.set_options import check_options
 from servicebroker.tsql.postgres_errors import from_broker
-from servicebroker.tsql.relational import TEMPORARY, translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
-from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
     DeclareTable,
@@ -49,8 +48,9 @@ from servicebroker.tsql.syntax import (
 )
 from servicebroker.tsql.syntax import Use as UseDatabase
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.translation.values.expressions import CONDITION
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
+from servicebroker.tsql.translation.values.expressions import CONDITION_TYPE
+from servicebroker.tsql.translator import TEMPORARY, translate, translate_expression
 from servicebroker.tsql.types import NVARCHAR, SqlType, parse_type, type_key
 
 T = TypeVar("T")
@@ -189,8 +189,8 @@ def check_statement(statement: Statement, declared: DeclaredNames) -> None:
         check_item_expressions(statement, scope)
     for expression in _children(statement, Expression):
         translation = translate_expression(expression.text, scope)
-        if isinstance(statement, If | While) and translation.types != (CONDITION,):
-            raise no_condition(expression.text)
+        if isinstance(statement, If | While) and translation.types != (CONDITION_TYPE,):
+            raise condition_expected(expression.text)
 
 
 def _check_clauses(statement: Statement, declared: DeclaredNames) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.statement_runner import run_statement
-from servicebroker.tsql.translation.rows.targets import counted_on
-from servicebroker.tsql.translation.text_writer import identifier
+from servicebroker.tsql.translation.rows.targets import advance_identity
+from servicebroker.tsql.translation.text_writer import quote_identifier
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -64,8 +64,8 @@ def _restore_table(machine: Machine, saved: _SavedTable) -> None:
     if not saved.rows:
         return
     written = [column for column in columns if not column.is_computed]
-    names = ", ".join(identifier(column.name) for column in written)
-    values = [counted_on(f"(r).{identifier(column.name)}", saved.table, column) for column in written]
+    names = ", ".join(quote_identifier(column.name) for column in written)
+    values = [advance_identity(f"(r).{quote_identifier(column.name)}", saved.table, column) for column in written]
     run_statement(
         machine.connection,
         f"insert into {saved.table} ({names}) select {', '.join(values)} from "

@@ -9,7 +9,7 @@ import psycopg
 
 from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
-from servicebroker.tsql.postgres_errors import as_written
+from servicebroker.tsql.postgres_errors import find_spelling
 from servicebroker.tsql.statement_errors import TsqlError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
     database, schema, name, constraint, kind, referenced_schema, referenced_table, column, referenced_column = rows[0]
     if name.startswith("@"):
         name = name.rsplit("_", 1)[0]
-    constraint = constraint or as_written(diagnostics.constraint_name or "", statement)
+    constraint = constraint or find_spelling(diagnostics.constraint_name or "", statement)
     match = _VERB.search(statement)
     verb = " ".join(match[0].upper().split()) if match else "INSERT"
     shown = f"{schema}.{name}"

@@ -11,7 +11,7 @@ expression is cut out at its end (`extent.py`) and kept.
 **The rules.**
 
 * No catalog, no session: the same text and variables give the same statements, so they are remembered by their text.
-* A statement that does not run here is named in `grammar.py`: refused, or without effect.
+* A statement that does not run here is named in `unsupported_statements.py`: refused, or without effect.
 * An error has the number that SQL Server gives: 102 for syntax, 137 for a variable that is not declared.
 * A word that begins a statement is listed in `words.py`; `extent.py` depends on that list.
 
@@ -24,12 +24,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from servicebroker.tsql.parser.extent import expression_end
-from servicebroker.tsql.parser.grammar import FIRST_WORDS, Feature, feature_at, feature_end
-from servicebroker.tsql.parser.objects import Objects
-from servicebroker.tsql.parser.token_reader import name_in
+from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
+from servicebroker.tsql.parser.objects import ObjectParser
+from servicebroker.tsql.parser.token_reader import parse_name
+from servicebroker.tsql.parser.unsupported_statements import FIRST_WORDS, Feature, feature_at, feature_end
 from servicebroker.tsql.parser.variables import check_variables
-from servicebroker.tsql.parser.words import STARTERS, begins_statement
-from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError, unsupported
+from servicebroker.tsql.statement_errors import UNSUPPORTED_ERROR, TsqlError, unsupported
 from servicebroker.tsql.syntax import (
     Definition,
     Label,
@@ -61,7 +61,7 @@ def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Stateme
     return made
 
 
-def parse_apart(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | TsqlError]]:
+def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | TsqlError]]:
     """The statements of a batch that cannot be read as a whole, each with its first words, or what is wrong with it.
 
     A block is opened, and what stands in it comes one by one.
@@ -71,7 +71,7 @@ def parse_apart(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | Tsq
         begin = parser.at
         parser.depth = 0
         try:
-            made = parser.several()
+            made = parser.statement_group()
         except TsqlError as error:
             end = parser.refused_end(begin, error)
             if not parser.open_block(begin):
@@ -92,9 +92,9 @@ def parse_text(text: str, known: Collection[str] | None = None) -> tuple[Stateme
     return parse(tokenize(text), known)
 
 
-_RELATIONAL = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE")
+_RELATIONAL_KINDS = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE")
 _MODULES = ("PROCEDURE", "PROC", "FUNCTION", "TRIGGER")
-_OBJECTS = {
+_OBJECT_METHODS = {
     ("MESSAGE", "TYPE"): "message_type",
     ("CONTRACT",): "contract",
     ("QUEUE",): "queue",
@@ -117,7 +117,7 @@ _OBJECTS = {
 }
 
 
-class Parser(Objects):
+class Parser(ObjectParser):
     """All statements."""
 
     def statement(self) -> Statement:
@@ -130,7 +130,7 @@ class Parser(Objects):
         line, word = self.line, self.word
         feature = feature_at(self.tokens, self.at) if word in FIRST_WORDS else None
         if feature is not None:
-            return self._foreign(line, feature)
+            return self._unsupported(line, feature)
         parse_word = _STATEMENTS.get(word)
         if parse_word is not None:
             self.at += 1
@@ -155,7 +155,7 @@ class Parser(Objects):
             self.at += 1
             return Label(line, label)
         if self.at == 0 and self.is_identifier():  # the first statement of a batch may call a procedure without EXEC
-            return self._shaped(self._execute_procedure(line))
+            return self._with_result_sets(self._execute_procedure(line))
         raise self.failure()
 
     def open_block(self, begin: int) -> bool:
@@ -207,16 +207,16 @@ class Parser(Objects):
         return self._object(line, verb, begin)
 
     def _object(self, line: int, verb: str, begin: int) -> Statement:
-        for words, method in _OBJECTS.items():
+        for words, method in _OBJECT_METHODS.items():
             if self.word == words[0] and self.take(*words):
                 made: Statement = getattr(self, method)(line, verb)
                 return made
-        if self.word in _RELATIONAL:
+        if self.word in _RELATIONAL_KINDS:
             self.at = begin
             return self.relational(line)
         raise self.failure()
 
-    def _foreign(self, line: int, feature: Feature) -> Statement:
+    def _unsupported(self, line: int, feature: Feature) -> Statement:
         """A statement that nothing stands behind."""
         behind = self.at + feature.length
         inspect = {
@@ -228,19 +228,19 @@ class Parser(Objects):
             self.at = behind
             return inspect(line)
         self.at = feature_end(self.tokens, behind)
-        if not feature.may_be(self.words[behind : self.at]):
+        if not feature.can_precede(self.words[behind : self.at]):
             self.at -= 1
             self.fail()
-        if not feature.instead:
+        if not feature.alternative:
             return NoEffect(line, feature.name)
         if feature.name.startswith("DROP"):  # mostly behind an IF EXISTS that finds nothing
-            return Unsupported(line, feature.name, feature.instead)
-        raise unsupported(feature.name, feature.instead, line)
+            return Unsupported(line, feature.name, feature.alternative)
+        raise unsupported(feature.name, feature.alternative, line)
 
     def _check_identity(self, line: int) -> Statement:
         """DBCC CHECKIDENT ('table' [, NORESEED | RESEED [, value]])."""
         self.expect("(")
-        name = name_in(self.string()) if self.tokens.kinds[self.at] == STRING else self.name()
+        name = parse_name(self.string()) if self.tokens.kinds[self.at] == STRING else self.name()
         clauses: dict[str, object] = {"reseeds": True, "value": None}
         if self.take(","):
             clauses["reseeds"] = self.expect_any("NORESEED", "RESEED") == "RESEED"
@@ -275,7 +275,7 @@ class Parser(Objects):
         if words[0] in ("CREATE", "ALTER") and any(word in _MODULES for word in words[1:]):
             return len(self.words) - 1  # its body is the rest of the batch
         place = max(self.at, begin + 1)
-        return feature_end(self.tokens, place) if error.number == UNSUPPORTED else place
+        return feature_end(self.tokens, place) if error.number == UNSUPPORTED_ERROR else place
 
     def _drop_modules(self, line: int, kind: str) -> Statement:
         if_exists = self.take("IF", "EXISTS")

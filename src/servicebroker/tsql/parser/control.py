@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.parser.dialogs import Dialogs
+from servicebroker.tsql.parser.dialogs import DialogParser
 from servicebroker.tsql.parser.extent import expression_end, statement_end
+from servicebroker.tsql.parser.keywords import STARTERS, begins_statement, split_words
 from servicebroker.tsql.parser.labels import check_labels
-from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import (
     MUTATOR,
@@ -41,25 +41,25 @@ from servicebroker.tsql.syntax import (
     Variable,
     While,
 )
-from servicebroker.tsql.tokens import COMPOUND, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, unquoted
+from servicebroker.tsql.tokens import COMPOUND_OPERATORS, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, unquote
 
-MAXIMUM_DEPTH = 64
-_CURSOR_OPTIONS = words(
+MAX_BLOCK_DEPTH = 64
+_CURSOR_OPTIONS = split_words(
     "LOCAL GLOBAL FORWARD_ONLY SCROLL STATIC KEYSET DYNAMIC FAST_FORWARD READ_ONLY SCROLL_LOCKS OPTIMISTIC TYPE_WARNING"
 )
-_ONLY_READS = frozenset({"INSENSITIVE", "STATIC", "READ_ONLY", "FAST_FORWARD"})
-_FIXED = frozenset({"INSENSITIVE", "STATIC", "KEYSET"})
+_READ_ONLY_OPTIONS = frozenset({"INSENSITIVE", "STATIC", "READ_ONLY", "FAST_FORWARD"})
+_FIXED_ROWS_OPTIONS = frozenset({"INSENSITIVE", "STATIC", "KEYSET"})
 _CLAUSES = frozenset(
     {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
 )
-_ASSIGNS = frozenset({"=", *COMPOUND})
+_ASSIGNMENT_OPERATORS = frozenset({"=", *COMPOUND_OPERATORS})
 
 
-class Control(Dialogs):
+class ControlFlowParser(DialogParser):
     """Statements around the verbs."""
 
     depth = 0
-    jumps = False  # whether there is a GOTO
+    has_goto = False  # whether there is a GOTO
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
@@ -80,7 +80,7 @@ class Control(Dialogs):
             if self.word == "" or (self.word in ends and self._is_end()):
                 return tuple(found)
             first = self.at
-            found += self.several()
+            found += self.statement_group()
             if self.at == first:
                 self.fail()
 
@@ -92,14 +92,14 @@ class Control(Dialogs):
         """
         line, made = self.line, self.statements()
         check_labels(made)
-        early = tuple(one for depth, one in self._declarations if depth or self.jumps)
+        early = tuple(one for depth, one in self._declarations if depth or self.has_goto)
         self._declarations.clear()
         return (Declarations(line, early), *made) if early else made
 
     def _is_end(self) -> bool:
         return self.word != "END" or self.peek() != "CONVERSATION"
 
-    def several(self) -> list[Statement]:
+    def statement_group(self) -> list[Statement]:
         """One statement, or those that a single DECLARE makes."""
         if self.word == "DECLARE":
             line = self.line
@@ -112,14 +112,14 @@ class Control(Dialogs):
         while self.take(";"):
             pass
         line = self.line
-        made = self.several()
+        made = self.statement_group()
         self.take(";")
         return made[0] if len(made) == 1 else Block(line, tuple(made))
 
-    def deeper(self) -> None:
+    def enter_block(self) -> None:
         """One level down, as long as there is room."""
         self.depth += 1
-        if self.depth > MAXIMUM_DEPTH:
+        if self.depth > MAX_BLOCK_DEPTH:
             raise TsqlError(
                 191, "Some part of your SQL statement is nested too deeply. Rewrite the query or break it up into "
                 "smaller queries.", severity=15, line=self.line,
@@ -138,7 +138,7 @@ class Control(Dialogs):
             return BeginTransaction(line, name)
         if self.take("DISTRIBUTED"):
             self.refuse("BEGIN DISTRIBUTED TRANSACTION", "Write BEGIN TRANSACTION; delivery needs no distributed one.")
-        self.deeper()
+        self.enter_block()
         if self.take("TRY"):
             body = self.statements("END")
             self.expect("END", "TRY")
@@ -158,7 +158,7 @@ class Control(Dialogs):
 
     def if_(self, line: int) -> Statement:
         """IF condition statement ELSE statement."""
-        self.deeper()
+        self.enter_block()
         condition = self.expression()
         then = self.nested()
         while self.word == ";" and self.peek() == "ELSE":
@@ -173,7 +173,7 @@ class Control(Dialogs):
 
     def while_(self, line: int) -> Statement:
         """WHILE condition statement."""
-        self.deeper()
+        self.enter_block()
         condition = self.expression()
         body = self.nested()
         self.depth -= 1
@@ -189,7 +189,7 @@ class Control(Dialogs):
 
     def goto(self, line: int) -> Statement:
         """GOTO label."""
-        self.jumps = True
+        self.has_goto = True
         return Goto(line, self.identifier().lower())
 
     def return_(self, line: int) -> Statement:
@@ -274,7 +274,12 @@ class Control(Dialogs):
             end -= 3
             said.add("READ_ONLY")
         return DeclareCursor(
-            line, name, self.slice(begin, end), is_variable, not said & _ONLY_READS, bool(said & _FIXED)
+            line,
+            name,
+            self.slice(begin, end),
+            is_variable,
+            not said & _READ_ONLY_OPTIONS,
+            bool(said & _FIXED_ROWS_OPTIONS),
         )
 
     def cursor_step(self, line: int, verb: str) -> Statement:
@@ -304,7 +309,7 @@ class Control(Dialogs):
 
     def _assigns(self) -> str:
         """The = or += of an assignment."""
-        return self.expect_any(*_ASSIGNS)
+        return self.expect_any(*_ASSIGNMENT_OPERATORS)
 
     def set_(self, line: int) -> Statement:
         """SET @variable = value, SET option."""
@@ -317,7 +322,7 @@ class Control(Dialogs):
             operator = self._assigns()
             if self.take("CURSOR"):
                 return self._cursor_query(line, name, set(), is_variable=True)
-            return _set_variable(line, name, operator, self.expression())
+            return _make_assignment(line, name, operator, self.expression())
         if self.take("TRANSACTION", "ISOLATION", "LEVEL") or self.take("TRAN", "ISOLATION", "LEVEL"):
             first = self.own_name().own.upper()
             if first in ("READ", "REPEATABLE"):
@@ -431,14 +436,14 @@ class Control(Dialogs):
         kind = self.tokens.kinds[self.at]
         if kind == VARIABLE:
             return Variable(self.variable())
-        is_name = kind == QUOTED or (kind == WORD and self.is_identifier() and self._is_no_verb())
+        is_name = kind == QUOTED or (kind == WORD and self.is_identifier() and self._is_not_verb())
         if is_name and not self.is_label():
-            text = unquoted(self.tokens.text(self.at))
+            text = unquote(self.tokens.text(self.at))
             self.at += 1
             return Constant(text)
         return None
 
-    def _is_no_verb(self) -> bool:
+    def _is_not_verb(self) -> bool:
         return self.word not in ("SEND", "GET", "MOVE", "RECEIVE", "THROW") or self.peek() in (";", "")
 
     # ------------------------------------------------------------ what is left to others
@@ -449,7 +454,7 @@ class Control(Dialogs):
         end = statement_end(self.tokens, begin)
         assignments: list[SetVariable] = []
         self.at += 1
-        while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _ASSIGNS:
+        while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _ASSIGNMENT_OPERATORS:
             name, operator = self.variable(), self._assigns()
             value_at = self.at
             value_end = expression_end(self.tokens, value_at, _CLAUSES)
@@ -457,7 +462,7 @@ class Control(Dialogs):
                 break
             self.at = value_end
             value = Expression(self.slice(value_at, value_end), line)
-            assignments.append(_set_variable(line, name, operator, value))
+            assignments.append(_make_assignment(line, name, operator, value))
             if self.at == end:
                 return SelectVariables(line, tuple(assignments))
             if not self.take(","):
@@ -475,7 +480,7 @@ class Control(Dialogs):
         return Relational(line, verb, self.slice(begin, self.at))
 
 
-def _set_variable(line: int, name: str, operator: str, value: Expression) -> SetVariable:
-    if operator in COMPOUND:
-        value = Expression(f"{name} {COMPOUND[operator]} ({value.text})", value.line)
+def _make_assignment(line: int, name: str, operator: str, value: Expression) -> SetVariable:
+    if operator in COMPOUND_OPERATORS:
+        value = Expression(f"{name} {COMPOUND_OPERATORS[operator]} ({value.text})", value.line)
     return SetVariable(line, name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servicebroker.model.errors import RULES
-from servicebroker.tsql.parser.token_reader import Reader
+from servicebroker.tsql.parser.token_reader import TokenReader
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     BeginDialog,
@@ -24,12 +24,12 @@ from servicebroker.tsql.syntax import (
     WaitForMessage,
     WaitForTime,
 )
-from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, string_value, unquoted
+from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, string_value, unquote
 
 _RECEIVE_WHERE = ("conversation_handle", "conversation_group_id")
 
 
-class Dialogs(Reader):
+class DialogParser(TokenReader):
     """The verbs, from behind the word that begins them."""
 
     def begin_dialog(self, line: int) -> Statement:
@@ -37,9 +37,9 @@ class Dialogs(Reader):
         self.take("CONVERSATION")
         handle = self.variable()
         self.expect("FROM", "SERVICE")
-        from_service = self._own_operand("service")
+        from_service = self._one_part_operand("service")
         self.expect("TO", "SERVICE")
-        to_service = self._own_operand("service")
+        to_service = self._one_part_operand("service")
         clauses: dict[str, Any] = {}
         if self.take(","):
             clauses["broker_instance"] = (
@@ -93,9 +93,9 @@ class Dialogs(Reader):
     def _default_or_operand(self, kind: str) -> Operand:
         if self.word == "DEFAULT":
             return self.own_name()
-        return self._own_operand(kind)
+        return self._one_part_operand(kind)
 
-    def _own_operand(self, kind: str) -> Operand:
+    def _one_part_operand(self, kind: str) -> Operand:
         """An operand; a name among them has one part, since these objects belong to the current database.
 
         Raises:
@@ -177,7 +177,7 @@ class Dialogs(Reader):
         if kind not in (WORD, QUOTED, STRING):
             self.fail()
         self.at += 1
-        return string_value(text) if kind == STRING else unquoted(text)
+        return string_value(text) if kind == STRING else unquote(text)
 
     def _check_items(self, items: list[ReceiveItem], line: int) -> None:
         assignments = sum(item.variable is not None for item in items)

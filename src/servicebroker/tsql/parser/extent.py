@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.parser.words import STARTERS, begins_statement
+from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
 from servicebroker.tsql.tokens import Tokens
 
-_SIGNS = frozenset(["(", ")", ",", ";", "", "CASE", "END", ":"])
-_IN_EXPRESSION = _SIGNS | STARTERS
-_JOINERS = ("UNION", "ALL", "EXCEPT", "INTERSECT")
-_ALTERED = ("COLUMN", "CONSTRAINT", "PERIOD", "NOT", "ROWGUIDCOL", "PERSISTED", "MASKED", "SPARSE", "HIDDEN")
+_DELIMITERS = frozenset(["(", ")", ",", ";", "", "CASE", "END", ":"])
+_IN_EXPRESSION = _DELIMITERS | STARTERS
+_SET_OPERATORS = ("UNION", "ALL", "EXCEPT", "INTERSECT")
+_COLUMN_CHANGES = ("COLUMN", "CONSTRAINT", "PERIOD", "NOT", "ROWGUIDCOL", "PERSISTED", "MASKED", "SPARSE", "HIDDEN")
 _IN_STATEMENT = (_IN_EXPRESSION | {"VALUES"}) - {","}
 
 
@@ -59,7 +59,7 @@ def statement_end(tokens: Tokens, at: int) -> int:
     depth = cases = 0
     at += verb != "("
     if is_table and words[at] == "TABLE":
-        at = _behind_action(words, at)
+        at = _skip_altered_table(words, at)
     while True:
         word = words[at]
         if word not in _IN_STATEMENT:
@@ -94,27 +94,27 @@ def statement_end(tokens: Tokens, at: int) -> int:
             pass
         elif awaits_set and word == "SET":
             awaits_set = False
-        elif _goes_on(words, at, is_table=is_table):
+        elif _continues_statement(words, at, is_table=is_table):
             pass
         elif begins_statement(tokens, at):
             return at
         at += 1
 
 
-def _behind_action(words: list[str], at: int) -> int:
+def _skip_altered_table(words: list[str], at: int) -> int:
     """ALTER TABLE name, and the word that says what is altered."""
     while words[at + 2 : at + 3] == ["."]:
         at += 2
     return min(at + (3 if words[at + 2 : at + 3] != ["("] else 2), len(words) - 1)
 
 
-def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
+def _continues_statement(words: list[str], at: int, *, is_table: bool) -> bool:
     """A word that begins statements, and here is a part of one."""
     word, before = words[at], words[at - 1]
     if word == "END":  # of the period of a row
         return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER")
     if word == "SELECT":
-        return before in _JOINERS and (before != "ALL" or words[at - 2] == "UNION")
+        return before in _SET_OPERATORS and (before != "ALL" or words[at - 2] == "UNION")
     if word == "FETCH":
         return before in ("ROWS", "ROW")
     if word in ("DELETE", "UPDATE"):
@@ -125,4 +125,4 @@ def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
         return words[at + 1] in ("JOIN", "UNION")
     if word == "IF":
         return before in ("TABLE", "VIEW", "INDEX", "COLUMN", "CONSTRAINT", "SEQUENCE", "SCHEMA")
-    return is_table and word in ("DROP", "ALTER", "SET", "CHECK") and words[at + 1] in _ALTERED
+    return is_table and word in ("DROP", "ALTER", "SET", "CHECK") and words[at + 1] in _COLUMN_CHANGES

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.parser.procedures import Procedures
+from servicebroker.tsql.parser.procedures import ProcedureParser
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import DeclareTable, Function, Return, Statement
-from servicebroker.tsql.tokens import VARIABLE, closing_place
+from servicebroker.tsql.tokens import VARIABLE, find_closing
 
 
-class Functions(Procedures):
+class FunctionParser(ProcedureParser):
     """User-defined functions; a batch of their own each, as procedures."""
 
     def create_function(self, line: int, action: str, begin: int) -> Statement:
@@ -70,7 +70,7 @@ class Functions(Procedures):
         if end == begin:
             self.fail()
         self.at = end
-        if self.tokens.words[begin] == "(" and closing_place(self.tokens.words, begin) == end - 1:
+        if self.tokens.words[begin] == "(" and find_closing(self.tokens.words, begin) == end - 1:
             begin, end = begin + 1, end - 1
             if end == begin:
                 self.fail()

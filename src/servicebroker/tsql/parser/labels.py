@@ -15,17 +15,17 @@ def check_labels(body: tuple[Statement, ...]) -> None:
         TsqlError: 132 a label that is there twice, 133 GOTO without its label, 40515 GOTO into a block.
     """
     known: set[str] = set()
-    for label in _labels(body):
+    for label in _find_labels(body):
         if label.name in known:
             raise TsqlError(
                 132, f"The label '{label.name}' has already been declared. Label names must be unique within a query "
                 "batch or stored procedure.", severity=15, line=label.line,
             )  # fmt: skip
         known.add(label.name)
-    _check(body, known, frozenset())
+    _check_gotos(body, known, frozenset())
 
 
-def _check(body: Iterable[Statement], known: set[str], around: frozenset[str]) -> None:
+def _check_gotos(body: Iterable[Statement], known: set[str], around: frozenset[str]) -> None:
     statements = tuple(body)
     seen = around | {one.name for one in statements if isinstance(one, Label)}
     for one in statements:
@@ -36,19 +36,19 @@ def _check(body: Iterable[Statement], known: set[str], around: frozenset[str]) -
                 133, f"A GOTO statement references the label '{one.label}' but the label has not been declared.",
                 severity=15, line=one.line,
             )  # fmt: skip
-        for inner in _blocks(one):
-            _check(inner, known, seen)
+        for inner in _nested_blocks(one):
+            _check_gotos(inner, known, seen)
 
 
-def _labels(body: Iterable[Statement]) -> Iterator[Label]:
+def _find_labels(body: Iterable[Statement]) -> Iterator[Label]:
     for one in body:
         if isinstance(one, Label):
             yield one
-        for inner in _blocks(one):
-            yield from _labels(inner)
+        for inner in _nested_blocks(one):
+            yield from _find_labels(inner)
 
 
-def _blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
+def _nested_blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
     """The statements inside a statement, block by block."""
     match statement:
         case Block(body=body):

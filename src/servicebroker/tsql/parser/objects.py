@@ -6,7 +6,7 @@ from typing import Any
 
 from servicebroker.model.security.authentication import PROTOCOLS
 from servicebroker.operations.queues import DROP, Activation
-from servicebroker.tsql.parser.security import Securing
+from servicebroker.tsql.parser.security import SecurityParser
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
 from servicebroker.tsql.tokens import STRING
@@ -14,7 +14,7 @@ from servicebroker.tsql.tokens import STRING
 Clauses = dict[str, Any]
 
 
-class Objects(Securing):
+class ObjectParser(SecurityParser):
     """One method for each kind; the words CREATE and MESSAGE TYPE are read already."""
 
     def message_type(self, line: int, verb: str) -> Statement:

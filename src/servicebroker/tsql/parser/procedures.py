@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from servicebroker.tsql.parser.control import Control
+from servicebroker.tsql.parser.control import ControlFlowParser
 from servicebroker.tsql.parser.extent import statement_end
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
@@ -26,7 +26,7 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.tokens import STRING, VARIABLE
 
 
-class Procedures(Control):
+class ProcedureParser(ControlFlowParser):
     """What stands in a batch of its own, and what calls it."""
 
     def create_procedure(self, line: int, action: str, begin: int) -> Statement:
@@ -148,8 +148,8 @@ class Procedures(Control):
                 user = self.operand()
             if self.take("AT"):
                 self.refuse("EXEC ... AT a linked server", "Use a conversation to reach another instance.")
-            return self._shaped(ExecuteText(line, text, user, kind))
-        return self._shaped(self._execute_procedure(line))
+            return self._with_result_sets(ExecuteText(line, text, user, kind))
+        return self._with_result_sets(self._execute_procedure(line))
 
     def _execute_as(self, line: int) -> Statement:
         kind = self.expect_any("USER", "LOGIN", "CALLER")
@@ -183,7 +183,7 @@ class Procedures(Control):
                     break
         return Execute(line, procedure, tuple(arguments), returned)
 
-    def _shaped(self, source: Execute | ExecuteText) -> Statement:
+    def _with_result_sets(self, source: Execute | ExecuteText) -> Statement:
         """WITH RECOMPILE, RESULT SETS UNDEFINED | NONE | ((column type, ...), ...)."""
         if self.word != "WITH" or self.peek() not in ("RECOMPILE", "RESULT"):
             return source

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from servicebroker.tsql.parser.functions import Functions
-from servicebroker.tsql.parser.words import STARTERS, begins_statement
+from servicebroker.tsql.parser.functions import FunctionParser
+from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
 from servicebroker.tsql.syntax import Definition, Name, Permission, Revert, Statement
 from servicebroker.tsql.tokens import STRING
 
 Clauses = dict[str, Any]
 
-_SWITCHES = {
+_BROKER_OPTIONS = {
     "ENABLE_BROKER": "enable_broker",
     "DISABLE_BROKER": "disable_broker",
     "NEW_BROKER": "new_broker",
@@ -21,15 +21,15 @@ _SECURABLES = (
     "MESSAGE TYPE", "REMOTE SERVICE BINDING", "XML SCHEMA COLLECTION", "SYMMETRIC KEY", "ASYMMETRIC KEY", "SERVICE",
     "CONTRACT", "ROUTE", "OBJECT", "SCHEMA", "DATABASE", "ENDPOINT", "CERTIFICATE", "LOGIN", "USER", "ROLE", "TYPE",
 )  # fmt: skip
-_IN_SCHEMAS = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")  # whose names have more than one part
-_OTHER_SECURABLES = (
+_SCHEMA_SECURABLES = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")  # whose names have more than one part
+_UNSUPPORTED_SECURABLES = (
     "APPLICATION ROLE", "ASSEMBLY", "AVAILABILITY GROUP", "CREDENTIAL", "DATABASE SCOPED CREDENTIAL", "EVENT SESSION",
     "EXTERNAL LANGUAGE", "EXTERNAL LIBRARY", "FULLTEXT CATALOG", "FULLTEXT STOPLIST", "SEARCH PROPERTY LIST",
     "SERVER ROLE",
 )  # fmt: skip
 
 
-class Securing(Functions):
+class SecurityParser(FunctionParser):
     """The words CREATE and LOGIN are read already."""
 
     def if_exists(self, verb: str) -> bool:
@@ -93,8 +93,8 @@ class Securing(Functions):
         option = self.own_name().own.upper()
         if option == "BACKUP_STORAGE_REDUNDANCY":
             self._redundancy()
-        elif option in _SWITCHES:
-            clauses[_SWITCHES[option]] = True
+        elif option in _BROKER_OPTIONS:
+            clauses[_BROKER_OPTIONS[option]] = True
         elif option == "TRUSTWORTHY":
             clauses["trustworthy"] = self.on_off()
         else:
@@ -112,7 +112,7 @@ class Securing(Functions):
             clauses["ignored"] = [f"COLLATE {self.own_name().own}"]
             return
         if self.word in ("ADD", "REMOVE", "MODIFY"):
-            clauses["ignored"] = [self._files()]
+            clauses["ignored"] = [self._file_clause()]
             self._termination(clauses)
             return
         moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD", "PERFORM")
@@ -122,8 +122,8 @@ class Securing(Functions):
         ignored: list[str] = []
         while True:
             option = self.own_name().own.upper()
-            if option in _SWITCHES:
-                clauses[_SWITCHES[option]] = True
+            if option in _BROKER_OPTIONS:
+                clauses[_BROKER_OPTIONS[option]] = True
             elif option in ("HONOR_BROKER_PRIORITY", "TRUSTWORTHY"):
                 clauses[option.lower()] = self.on_off()
             elif option in ("READ_ONLY", "READ_WRITE"):
@@ -148,7 +148,7 @@ class Securing(Functions):
                 clauses["rollback_after"] = self.integer()
                 self.take_any("SECONDS", "SECOND")
 
-    def _files(self) -> str:
+    def _file_clause(self) -> str:
         """ADD FILE (...), MODIFY FILEGROUP name DEFAULT: PostgreSQL keeps its files itself."""
         verb = self.expect_any("ADD", "REMOVE", "MODIFY")
         if verb == "MODIFY" and self.word == "(":  # how much of the cloud it gets
@@ -208,7 +208,7 @@ class Securing(Functions):
             if self.take("WINDOWS"):
                 clauses["from_windows"] = True
                 if self.take("WITH"):
-                    self._pairs(clauses)
+                    self._name_value_pairs(clauses)
             elif self.take("ASYMMETRIC"):
                 self.refuse("A login of an asymmetric key", "Use a certificate.")
             else:
@@ -216,10 +216,10 @@ class Securing(Functions):
                 clauses["from_certificate"] = self.own_name().own
         else:
             self.expect("WITH")
-            self._pairs(clauses)
+            self._name_value_pairs(clauses)
         return Definition(line, verb, "LOGIN", name, clauses, if_exists)
 
-    def _pairs(self, clauses: Clauses) -> None:
+    def _name_value_pairs(self, clauses: Clauses) -> None:
         """PASSWORD = '...' MUST_CHANGE, DEFAULT_DATABASE = [x], CHECK_POLICY = OFF, ..."""
         while True:
             if self.take("NO", "CREDENTIAL"):
@@ -262,7 +262,7 @@ class Securing(Functions):
         elif self.take("WITHOUT", "LOGIN"):
             clauses["without_login"] = True
         if self.take("WITH"):
-            self._pairs(clauses)
+            self._name_value_pairs(clauses)
         return Definition(line, verb, "USER", name, clauses, if_exists)
 
     def role(self, line: int, verb: str) -> Statement:
@@ -482,8 +482,8 @@ class Securing(Functions):
         for kind in _SECURABLES:
             words = (*kind.split(), "::")
             if self.take(*words):
-                return kind, self.name() if kind in _IN_SCHEMAS and self.is_identifier() else self.own_name()
-        for kind in _OTHER_SECURABLES:
+                return kind, self.name() if kind in _SCHEMA_SECURABLES and self.is_identifier() else self.own_name()
+        for kind in _UNSUPPORTED_SECURABLES:
             if self.take(*kind.split(), "::"):
                 self.refuse(f"A permission on {kind}", "Leave it out.")
         if self.word == "COLUMN" and self.words[self.at + 2 : self.at + 4] == ["KEY", "DEFINITION"]:

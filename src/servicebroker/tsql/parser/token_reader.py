@@ -8,17 +8,17 @@ from math import isinf
 from typing import NoReturn
 
 from servicebroker.tsql.parser.extent import expression_end
-from servicebroker.tsql.parser.words import RESERVED
+from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
-from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, tokenize, unquoted
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, string_value, tokenize, unquote
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
-MAXIMUM_PARTS = 4
-_TEMPLATE = re.compile(r"<([^<>,\n]+),[^<>\n]*>")  # name, type and value, as tools have them filled in
+MAX_NAME_PARTS = 4
+_TEMPLATE_PARAMETER = re.compile(r"<([^<>,\n]+),[^<>\n]*>")  # name, type and value, as tools have them filled in
 
 
-class Reader:
+class TokenReader:
     """A place in a batch. Everything that reads moves it on, or raises 102 where the text cannot go on."""
 
     def __init__(self, tokens: Tokens) -> None:
@@ -81,7 +81,7 @@ class Reader:
         if self.word == "":
             before = max(self.at - 1, 0)
             return syntax_error(self.tokens.text(before) or "the end", self.tokens.line(before))
-        template = _TEMPLATE.match(self.tokens.source, self.tokens.starts[self.at])
+        template = _TEMPLATE_PARAMETER.match(self.tokens.source, self.tokens.starts[self.at])
         if template is not None:
             return TsqlError(
                 102,
@@ -115,14 +115,14 @@ class Reader:
         """One part of a name."""
         if not self.is_identifier():
             self.fail()
-        text = unquoted(self.tokens.text(self.at))
+        text = unquote(self.tokens.text(self.at))
         self.at += 1
         return text
 
     def name(self) -> Name:
         """A name of up to four parts: a.b, [a].[b], a..b."""
         parts = [self.identifier()]
-        while self.word == "." and len(parts) < MAXIMUM_PARTS:
+        while self.word == "." and len(parts) < MAX_NAME_PARTS:
             self.at += 1
             if self.word == ".":
                 parts.append("")
@@ -130,7 +130,7 @@ class Reader:
             kind = self.tokens.kinds[self.at]
             if kind not in (WORD, QUOTED):
                 self.fail()
-            parts.append(unquoted(self.tokens.text(self.at)))
+            parts.append(unquote(self.tokens.text(self.at)))
             self.at += 1
         return Name(tuple(parts))
 
@@ -138,7 +138,7 @@ class Reader:
         """A name of one part; a word of the language is allowed, such as the name of a principal."""
         if self.tokens.kinds[self.at] not in (WORD, QUOTED):
             self.fail()
-        text = unquoted(self.tokens.text(self.at))
+        text = unquote(self.tokens.text(self.at))
         self.at += 1
         return Name((text,))
 
@@ -164,7 +164,7 @@ class Reader:
         if self.tokens.kinds[self.at] != NUMBER or not is_whole(text):
             self.fail()
         self.at += 1
-        return whole_number(text, self.tokens.line(self.at - 1))
+        return parse_whole_number(text, self.tokens.line(self.at - 1))
 
     def constant(self) -> Constant:
         """A string, a number with or without a minus, or NULL."""
@@ -178,7 +178,7 @@ class Reader:
             self.fail()
         text = self.tokens.text(self.at)
         self.at += 1
-        value = number(text)
+        value = parse_number(text)
         return Constant(-value if negative and not isinstance(value, bytes) else value)
 
     def operand(self) -> Operand:
@@ -248,20 +248,20 @@ class Reader:
         return self.slice(begin, self.at)
 
 
-def name_in(text: str) -> Name:
+def parse_name(text: str) -> Name:
     """The name that a text is, with or without brackets.
 
     Raises:
         TsqlError: 102 it is none, or more than a name.
     """
-    reader = Reader(tokenize(text))
+    reader = TokenReader(tokenize(text))
     name = reader.name()
     if reader.word:
         reader.fail()
     return name
 
 
-def number(text: str) -> int | Decimal | float | bytes:
+def parse_number(text: str) -> int | Decimal | float | bytes:
     """The value of a number literal: 0x... is binary, with an exponent a float, with a point a decimal.
 
     Raises:
@@ -273,13 +273,13 @@ def number(text: str) -> int | Decimal | float | bytes:
     if not text[0].isdigit() and text[0] != ".":  # a sign of a currency
         text = text[1:]
     if "e" in text or "E" in text:
-        return _float(text)
+        return _parse_float(text)
     if "." in text:
         return Decimal(text if text != "." else "0")
-    return whole_number(text or "0")
+    return parse_whole_number(text or "0")
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     found = float(text)
     if isinf(found):
         raise TsqlError(

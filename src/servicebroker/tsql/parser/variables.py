@@ -8,7 +8,7 @@ from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import VARIABLE, Tokens
 
-_BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "INSERT", "DELETE", "MERGE", "USING"})
+_TABLE_KEYWORDS = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "INSERT", "DELETE", "MERGE", "USING"})
 
 
 def check_variables(
@@ -36,4 +36,4 @@ def check_variables(
 def _is_table(tokens: Tokens, place: int) -> bool:
     """Whether a table stands there, and no cursor, value or cookie."""
     before = tokens.words[max(place - 8, 0) : place]
-    return bool(before) and before[-1] in _BEFORE_TABLES and "FETCH" not in before and before[-2:-1] != ["COOKIE"]
+    return bool(before) and before[-1] in _TABLE_KEYWORDS and "FETCH" not in before and before[-2:-1] != ["COOKIE"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from servicebroker.engine.security.tsql_objects import Use
-from servicebroker.tsql.translation.text_writer import Lock
+from servicebroker.tsql.translation.text_writer import ExtraStatement
 from servicebroker.tsql.types import SqlType
 
 
-class Translated(NamedTuple):
+class Translation(NamedTuple):
     """A statement for PostgreSQL.
 
     Attributes: sql: one statement with $1, $2, ...; of kind 'ddl' it may be several, without parameters. parameters:
@@ -33,11 +33,11 @@ class Translated(NamedTuple):
     columns: tuple[str, ...] | None = None
     types: tuple[SqlType | None, ...] | None = None
     assignments: tuple[str, ...] = ()
-    before: tuple[Lock, ...] = ()
-    after: tuple[Lock, ...] = ()
+    before: tuple[ExtraStatement, ...] = ()
+    after: tuple[ExtraStatement, ...] = ()
     identity: int | None = None
-    server: int = 0
+    min_server_version: int = 0
     uses: tuple[Use, ...] = ()
-    reads: tuple[str, ...] = ()
-    looks: bool = False
-    most: int = 0
+    tables_read: tuple[str, ...] = ()
+    names_tables: bool = False
+    max_rows: int = 0

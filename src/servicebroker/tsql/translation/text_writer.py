@@ -18,32 +18,32 @@ from servicebroker.model.zero_character import ZERO
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
-from servicebroker.tsql.statement_errors import TsqlError, no_condition, no_server
+from servicebroker.tsql.statement_errors import TsqlError, condition_expected, no_linked_server
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-_PREDICATE, _VALUE, QUERY = "predicate", "value", "query"
+_PREDICATE_ROLE, _VALUE_ROLE, QUERY_ROLE = "predicate", "value", "query"
 
 
 class Sql(NamedTuple):
     """An expression as PostgreSQL reads it.
 
-    `type` is None while nobody knows it. An `is_open` one is a string in quotes (or NULL) without a type: it takes
+    `type` is None while nobody knows it. An `is_untyped` one is a string in quotes (or NULL) without a type: it takes
     the type of what it stands beside, as both systems have it.
     """
 
     text: str
     type: SqlType | None = None
-    is_open: bool = False
+    is_untyped: bool = False
 
     @property
     def kind(self) -> str | None:
         """The family of its type: string, number, date, binary, uniqueidentifier, xml; None when unknown."""
-        return None if self.type is None else kind_of(self.type)
+        return None if self.type is None else type_family(self.type)
 
 
-def kind_of(of: SqlType) -> str:
+def type_family(of: SqlType) -> str:
     """The family of a type."""
     for kind, members in (("string", STRINGS), ("number", NUMBERS), ("date", DATES), ("binary", BINARIES)):
         if of.name in members:
@@ -60,7 +60,7 @@ class Source(NamedTuple):
     is_catalog: bool = False
 
 
-class Lock(NamedTuple):
+class ExtraStatement(NamedTuple):
     """What must be taken before the statement, as a statement with its parameters."""
 
     sql: str
@@ -72,35 +72,37 @@ class Writer:
     """One statement on its way to PostgreSQL."""
 
     scope: Scope
-    levels: int = 100  # of a recursive common table expression, 0 for any number
-    climbs: bool = False  # the statement has `..`, which in XQuery asks for a parent
+    max_recursion: int = 100  # of a recursive common table expression, 0 for any number
+    has_parent_steps: bool = False  # the statement has `..`, which in XQuery asks for a parent
     parameters: list[str] = field(default_factory=list)
     sources: list[list[Source]] = field(default_factory=list)  # the innermost query last
-    common: list[dict[str, dict[str, Column] | None]] = field(default_factory=list)  # common table expressions
+    common_tables: list[dict[str, dict[str, Column] | None]] = field(default_factory=list)  # common table expressions
     namespaces: dict[str, str] = field(default_factory=dict)  # of WITH XMLNAMESPACES; '' is the default one
-    locks: list[Lock] = field(default_factory=list)
+    locks: list[ExtraStatement] = field(default_factory=list)
     assigned: dict[str, Sql] = field(default_factory=dict)  # by variables to the left in the same SELECT
     aliases: dict[str, str] = field(default_factory=dict)  # of tables that are called otherwise in PostgreSQL
-    used: dict[tuple[str, str], object] = field(default_factory=dict)  # what the scope was asked, and its answers
-    named: dict[str, Use] = field(default_factory=dict)  # SELECT of each table in a schema, by its PostgreSQL name
+    scope_answers: dict[tuple[str, str], object] = field(
+        default_factory=dict
+    )  # what the scope was asked, and its answers
+    table_uses: dict[str, Use] = field(default_factory=dict)  # SELECT of each table in a schema, by its PostgreSQL name
     uses: dict[Use, None] = field(default_factory=dict)  # what is done with tables and functions
-    default_of: str = ""  # the column of which the DEFAULT is written
-    drawn: int = 0  # times that NEXT VALUE FOR stands in the row that is written
+    default_column: str = ""  # the column of which the DEFAULT is written
+    sequence_draws: int = 0  # times that NEXT VALUE FOR stands in the row that is written
 
     def parameter(self, name: str, of: SqlType | None) -> str:
         """The placeholder of a variable or of a value of the session; in the body of a function, what stands for it."""
         cast = f"::{postgres_type(of)}" if of else ""
-        self.used["body", ""] = self.scope.is_body
+        self.scope_answers["body", ""] = self.scope.is_body
         if self.scope.is_body:
-            return (quoted(name) if name in self.scope.variables else of_session(self.scope, name)) + cast
+            return (quoted(name) if name in self.scope.variables else session_value_sql(self.scope, name)) + cast
         if name not in self.parameters:
             self.parameters.append(name)
         return f"${self.parameters.index(name) + 1}{cast}"
 
-    def place_in_row(self) -> str:
+    def next_draw_key(self) -> str:
         """What tells each NEXT VALUE FOR of a row, which all give the same number, from one of the next row."""
-        self.drawn += 1
-        return f"{self.default_of}{self.drawn}"
+        self.sequence_draws += 1
+        return f"{self.default_column}{self.sequence_draws}"
 
     def variable(self, name: str) -> Sql:
         """A variable, as a typed parameter."""
@@ -117,7 +119,7 @@ class Writer:
         """
         name = name.lower()
         found = self.scope.variables.get(name)
-        self.used["variable", name] = found
+        self.scope_answers["variable", name] = found
         if found is None:
             raise TsqlError(137, f'Must declare the scalar variable "{name}".', severity=15)
         return found
@@ -125,7 +127,7 @@ class Writer:
     def table_columns(self, table: str) -> dict[str, Column] | None:
         """The columns of a PostgreSQL table by their names in lower case, None when unknown."""
         found = self.scope.columns.get(table)
-        self.used["columns", table] = found
+        self.scope_answers["columns", table] = found
         return None if found is None else {column.name.lower(): column for column in found}
 
     def type_named(self, text: str) -> UserType:
@@ -139,14 +141,14 @@ class Writer:
         except TsqlError as unknown:
             key = type_key(text) if unknown.number == 2715 else None
             found = self.scope.user_types.get(key) if key is not None else None
-            self.used["type", key or ""] = found
+            self.scope_answers["type", key or ""] = found
             if found is None or found.of is None:
                 raise
             return found
 
-    def note(self, table: str, *statements: str, shown: str = "") -> None:
+    def record_use(self, table: str, *statements: str, shown: str = "") -> None:
         """What is done with a table: statements of `NEEDS`. Temporary ones are everybody's."""
-        named = self.named.get(table)
+        named = self.table_uses.get(table)
         if named is not None:
             self.uses.update({named._replace(statement=each, shown=shown): None for each in statements})
 
@@ -157,11 +159,11 @@ class Writer:
             TsqlError: 10700 it is a table-valued parameter, 443 it is no table variable, in the body of a function, 259
                 it is the system's.
         """
-        named = self.named.get(table)
+        named = self.table_uses.get(table)
         if table.startswith(("sys.", "tsql.")) or (named is not None and named.schema.lower() in names.SYSTEM_SCHEMAS):
             raise TsqlError(259, RULES[259].text)
-        self.note(table, *statements)
-        self.used["body", ""] = self.scope.is_body
+        self.record_use(table, *statements)
+        self.scope_answers["body", ""] = self.scope.is_body
         if self.scope.is_body and table not in self.scope.tables.values():
             raise TsqlError(
                 443,
@@ -170,7 +172,7 @@ class Writer:
         if not table.startswith('pg_temp."@'):
             return
         name = self.scope.read_only.get(table)
-        self.used["read only", table] = name
+        self.scope_answers["read only", table] = name
         if name is not None:
             raise TsqlError(10700, f'The table-valued parameter "{name}" is READONLY and cannot be modified.')
 
@@ -184,7 +186,7 @@ class Writer:
         if base is None:
             return None
         if len(base.parts) > 3:
-            raise no_server(base.parts[0])
+            raise no_linked_server(base.parts[0])
         whole = Name((base.database or database, base.schema or "dbo", base.own))
         if self._base(*whole.parts) is not None:
             raise TsqlError(
@@ -194,13 +196,13 @@ class Writer:
 
     def _base(self, database: str, schema: str, name: str) -> Name | None:
         found = self.scope.synonym(database, schema, name)
-        self.used["synonym", f"{database}\0{schema}\0{name}"] = found
+        self.scope_answers["synonym", f"{database}\0{schema}\0{name}"] = found
         return found
 
     def temporary(self, name: str) -> str | None:
         """The PostgreSQL name of a temporary table or table variable."""
         found = self.scope.tables.get(name)
-        self.used["table", name] = found
+        self.scope_answers["table", name] = found
         return found
 
     @contextmanager
@@ -223,7 +225,7 @@ class Writer:
 
     def alias(self, name: str) -> str:
         """A table's alias as PostgreSQL has it, quoted."""
-        return identifier(self.aliases.get(name.lower(), name))
+        return quote_identifier(self.aliases.get(name.lower(), name))
 
     @contextmanager
     def hidden(self, sources: list[Source] | None) -> Iterator[None]:
@@ -258,17 +260,19 @@ class Writer:
         return None
 
 
-def _told(setting: str) -> str:
+def _read_setting(setting: str) -> str:
     return f"nullif(current_setting('{setting}', true), '')"
 
 
 # what the session has told its connection, for what outlives it: defaults of columns, bodies of functions
-_OF_SESSION = {
-    **dict.fromkeys(("suser_name", "suser_sname", "system_user"), f"coalesce({_told(LOGIN)}, current_user)"),
-    **dict.fromkeys(("user_name", "current_user", "session_user", "user"), f"coalesce({_told(USER)}, current_user)"),
-    "original_login": f"coalesce({_told(ORIGINAL_LOGIN)}, {_told(LOGIN)}, current_user)",
-    "session context": f"coalesce({_told(CONTEXT)}, '{{}}')",
-    "context_info": f"decode({_told(CONTEXT_INFO)}, 'hex')",
+_SESSION_SQL = {
+    **dict.fromkeys(("suser_name", "suser_sname", "system_user"), f"coalesce({_read_setting(LOGIN)}, current_user)"),
+    **dict.fromkeys(
+        ("user_name", "current_user", "session_user", "user"), f"coalesce({_read_setting(USER)}, current_user)"
+    ),
+    "original_login": f"coalesce({_read_setting(ORIGINAL_LOGIN)}, {_read_setting(LOGIN)}, current_user)",
+    "session context": f"coalesce({_read_setting(CONTEXT)}, '{{}}')",
+    "context_info": f"decode({_read_setting(CONTEXT_INFO)}, 'hex')",
     "@@spid": "tsql.spid()",
 }
 
@@ -281,48 +285,48 @@ def not_permitted(name: str, number: int = 128) -> TsqlError:
     if not name.startswith("@") or name in GLOBALS:
         is_asked = name.startswith(PERMISSIONS)
         function = str(json.loads(name.removeprefix(PERMISSIONS))[0]) if is_asked else name
-        return refused(
+        return not_supported(
             f"{function.upper()} in a view, a function, a DEFAULT, a CHECK or a computed column",
             "The session answers it: ask in a statement or a procedure.",
         )
     return TsqlError(number, f'The name "{name}" is not permitted in this context.', severity=15)
 
 
-def of_session(scope: Scope, name: str) -> str:
+def session_value_sql(scope: Scope, name: str) -> str:
     """A value of the session that PostgreSQL can find by itself.
 
     Raises:
         TsqlError: 128 it is a variable, 40515 it cannot.
     """
     if name == "db_name":
-        return string(scope.database)
+        return quote_string(scope.database)
     if name == "db_id":
-        return f"tsql.db_id({string(scope.database)})"
-    if name not in _OF_SESSION:
+        return f"tsql.db_id({quote_string(scope.database)})"
+    if name not in _SESSION_SQL:
         raise not_permitted(name)
-    return _OF_SESSION[name]
+    return _SESSION_SQL[name]
 
 
 Handler = Callable[[Writer, Any], Any]
 HANDLERS: dict[tuple[str, type[exp.Expression]], Handler] = {}
 
 
-def value_of(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+def writes_value(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
     """Registers what writes these nodes as a value."""
-    return _registered(_VALUE, kinds)
+    return _registering(_VALUE_ROLE, kinds)
 
 
-def predicate_of(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+def writes_predicate(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
     """Registers what writes these nodes as a condition."""
-    return _registered(_PREDICATE, kinds)
+    return _registering(_PREDICATE_ROLE, kinds)
 
 
-def query_of(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
+def writes_query(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
     """Registers what writes these nodes as a query inside another statement."""
-    return _registered(QUERY, kinds)
+    return _registering(QUERY_ROLE, kinds)
 
 
-def _registered(role: str, kinds: tuple[type[exp.Expression], ...]) -> Callable[[Handler], Handler]:
+def _registering(role: str, kinds: tuple[type[exp.Expression], ...]) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for kind in kinds:
             HANDLERS[role, kind] = handler
@@ -337,15 +341,15 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
     Raises:
         TsqlError: 4145 for a condition, 40515 for what is not translated.
     """
-    handler = HANDLERS.get((_VALUE, type(node)))
+    handler = HANDLERS.get((_VALUE_ROLE, type(node)))
     if handler is not None:
         written: Sql = handler(writer, node)
         return written
-    if (_PREDICATE, type(node)) in HANDLERS:
+    if (_PREDICATE_ROLE, type(node)) in HANDLERS:
         raise TsqlError(
             102, f"Incorrect syntax near '{operator_of(node)}'. A condition is no value: use CASE WHEN or IIF."
         )
-    raise unsupported(node)
+    raise node_not_supported(node)
 
 
 def write_predicate(writer: Writer, node: exp.Expression) -> str:
@@ -354,19 +358,21 @@ def write_predicate(writer: Writer, node: exp.Expression) -> str:
     Raises:
         TsqlError: 4145 for a value, 40515 for what is not translated.
     """
-    handler = HANDLERS.get((_PREDICATE, type(node)))
+    handler = HANDLERS.get((_PREDICATE_ROLE, type(node)))
     if handler is not None:
         return str(handler(writer, node))
-    if (_VALUE, type(node)) in HANDLERS:
+    if (_VALUE_ROLE, type(node)) in HANDLERS:
         if isinstance(node, exp.Anonymous):
             write_value(writer, node)  # which refuses those that are conditions in SQL Server
-        raise no_condition()
-    raise unsupported(node)
+        raise condition_expected()
+    raise node_not_supported(node)
 
 
 def is_predicate(node: exp.Expression) -> bool:
     """Whether a node is a condition."""
-    return (_PREDICATE, type(node)) in HANDLERS and ((_VALUE, type(node)) not in HANDLERS or _only_wraps(node))
+    return (_PREDICATE_ROLE, type(node)) in HANDLERS and (
+        (_VALUE_ROLE, type(node)) not in HANDLERS or _only_wraps(node)
+    )
 
 
 def _only_wraps(node: exp.Expression) -> bool:
@@ -378,61 +384,61 @@ def operator_of(node: exp.Expression) -> str:
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", " ", type(node).__name__).upper()
 
 
-def unsupported(node: exp.Expression, instead: str = "") -> TsqlError:
+def node_not_supported(node: exp.Expression, instead: str = "") -> TsqlError:
     """40515 for a construct."""
-    return refused(operator_of(node), instead)
+    return not_supported(operator_of(node), instead)
 
 
-def refused(what: str, instead: str = "") -> TsqlError:
+def not_supported(what: str, instead: str = "") -> TsqlError:
     """40515: known, and not done here."""
     return TsqlError(40515, f"{what} is not supported here.{' ' + instead if instead else ''}")
 
 
-def only(node: exp.Expression, *known: str) -> None:
+def allow_only(node: exp.Expression, *known: str) -> None:
     """Nothing is dropped silently: what a node says beyond `known` is refused."""
     for name, said in node.args.items():
         if said and name not in known:
             what = name.strip("_").replace("_", " ").upper()
-            raise refused(f"{what} of {operator_of(node)}")
+            raise not_supported(f"{what} of {operator_of(node)}")
 
 
-def string(text: str) -> str:
+def quote_string(text: str) -> str:
     """A literal of PostgreSQL.
 
     Raises:
         TsqlError: for characters that PostgreSQL cannot hold.
     """
     if not names.is_encodable(text):
-        raise refused("A string with half of a surrogate pair", "Keep such data in varbinary.")
+        raise not_supported("A string with half of a surrogate pair", "Keep such data in varbinary.")
     return "'" + text.replace("\0", ZERO).replace("'", "''") + "'"
 
 
-def identifier(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """A name in PostgreSQL: without regard to case, quoted."""
     short = names.postgres_name(name)
     return quoted(short + "_" if short in _SYSTEM_COLUMNS else short)
 
 
-def label(name: str) -> str:
+def quote_label(name: str) -> str:
     """A name of a result's column, in its own spelling."""
     return quoted(name.replace("\0", "") or "?column?")
 
 
-def schema_of(database: str, schema: str) -> str:
+def postgres_schema(database: str, schema: str) -> str:
     """The PostgreSQL schema of the application's tables, quoted."""
     return quoted(names.postgres_name(database, schema or "dbo"))
 
 
-def moment_text(text: str, column: Column) -> str:
+def timestamp_text(text: str, column: Column) -> str:
     """A column as a datetime has it: UTC to the millisecond, without a zone."""
-    return f"({text} AT TIME ZONE 'UTC')::timestamp(3)" if column.is_moment else text
+    return f"({text} AT TIME ZONE 'UTC')::timestamp(3)" if column.has_time_zone else text
 
 
-def as_text(value: Sql) -> str:
+def cast_to_text(value: Sql) -> str:
     """A string as PostgreSQL's text; open literals get the type."""
-    return f"{value.text}::text" if value.is_open else value.text
+    return f"{value.text}::text" if value.is_untyped else value.text
 
 
-def closed_text(value: Sql) -> str:
+def typed_text(value: Sql) -> str:
     """A value that has a type whatever stands beside it."""
-    return as_text(value) if value.is_open and value.type is not None else value.text
+    return cast_to_text(value) if value.is_untyped and value.type is not None else value.text

@@ -7,8 +7,8 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.values.catalog_views import OF_SYS, OWN
-from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
+from servicebroker.tsql.translation.values.catalog_views import SYS_VIEWS, TSQL_VIEWS
+from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
 from tsql_support import one, rows, told
 
 
@@ -129,9 +129,9 @@ def test_no_view_that_is_there_is_called_foreign(instance: sb.Instance) -> None:
             "select relname from pg_class where relkind = 'v' and relnamespace = 'sys'::regnamespace"
         )
     for (name,) in found:
-        if name in OWN | OF_SYS:
+        if name in TSQL_VIEWS | SYS_VIEWS:
             continue
-        refuse_foreign("", "sys", name, name)
+        refuse_unsupported_view("", "sys", name, name)
 
 
 def test_tools_ask_the_views_of_the_standard(db: sb.Database) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.known_columns import QUERY, columns_of
-from servicebroker.tsql.translation.values.catalog_views import OWN
+from servicebroker.tsql.known_columns import COLUMNS_SQL, columns_of
+from servicebroker.tsql.translation.values.catalog_views import TSQL_VIEWS
 from servicebroker.tsql.types import parse_type
 from support import query
 from tsql_support import SEEDS, create_database
@@ -103,9 +103,9 @@ def test_the_reference_is_read() -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_has_the_columns_and_types_of_the_reference(filled: sb.Database, view: str) -> None:
     own = view.removeprefix("sys.")
-    name = f"{'tsql' if own in OWN else 'sys'}.{own}"
+    name = f"{'tsql' if own in TSQL_VIEWS else 'sys'}.{own}"
     columns = {
-        column.name: column.type for column in columns_of(query(filled, QUERY.replace("$1", "%s"), [name]))[name]
+        column.name: column.type for column in columns_of(query(filled, COLUMNS_SQL.replace("$1", "%s"), [name]))[name]
     }
     wanted = {one.column: parse_type(one.type.replace("sysname", "nvarchar(128)")) for one in TOLD if one.view == view}
     assert {name: str(columns.get(name)) for name in wanted} == {name: str(of) for name, of in wanted.items()}

@@ -334,8 +334,8 @@ def test_no_statement_is_forgotten() -> None:
     assert {*ATTEMPTS, *OF_THE_SESSION, *OF_NO_EFFECT, *ADVICE} == {*runners, *DEFINERS, *SYSTEM_PROCEDURES}
     said = {word for script, _ in CASES for word in script.upper().replace("(", " ").split()}
     assert set(parser._STATEMENTS) - set(WORDS) - said == set()
-    assert set(parser._RELATIONAL) - said == set()
-    made = {" ".join(words) for words in parser._OBJECTS}
+    assert set(parser._RELATIONAL_KINDS) - said == set()
+    made = {" ".join(words) for words in parser._OBJECT_METHODS}
     elsewhere = {"PROCEDURE", "FUNCTION", "TRIGGER", "AUTHORIZATION", "SIGNATURE"}
     elsewhere |= {"CHECKIDENT", "OPENTRAN", "INPUTBUFFER"}  # of DBCC
     assert made == {key[1] for key in DEFINERS} - elsewhere

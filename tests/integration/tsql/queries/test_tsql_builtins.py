@@ -11,9 +11,9 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.function_table import PLAIN, Function
 from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
-from servicebroker.tsql.relational import translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translator import translate_expression
 from servicebroker.tsql.types import postgres_type
 from support import query
 
@@ -38,7 +38,7 @@ def calls(row: Function) -> Iterator[str]:
     """Calls with NULLs of all types that it takes, for the first argument."""
     if row.name in _OF_GROUPS:
         return
-    letters = row.letters[: max(row.least, min(row.most, 1))]
+    letters = row.letters[: max(row.min_arguments, min(row.max_arguments, 1))]
     if not letters:
         yield row.name if row.name.startswith("@@") else f"{row.name}()"
         return

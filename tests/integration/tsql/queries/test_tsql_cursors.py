@@ -7,7 +7,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import schema_of
+from servicebroker.tsql.translation.text_writer import postgres_schema
 from tsql_support import rows, told
 
 
@@ -47,7 +47,7 @@ def test_a_row_that_others_have_changed_is_not_changed_through_a_cursor(db: sb.D
         db.execute_tsql(change)
         with db.instance.connection() as connection:
             connection.autocommit = True
-            connection.execute(f"vacuum {schema_of('Db', 'dbo')}.shared")
+            connection.execute(f"vacuum {postgres_schema('Db', 'dbo')}.shared")
         db.execute_tsql("INSERT Shared VALUES (8, 80)")  # where the old one was
         before = rows(db, "SELECT id, v FROM Shared ORDER BY id")
         for statement in ("UPDATE Shared SET v = -1 WHERE CURRENT OF c", "DELETE Shared WHERE CURRENT OF c"):

@@ -9,9 +9,9 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.interpreter.queries import _check_server
-from servicebroker.tsql.relational import translate
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translator import translate
 from tsql_support import create_database
 
 TABLES = """

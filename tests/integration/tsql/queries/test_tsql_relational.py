@@ -1,4 +1,4 @@
-"""Translated T-SQL, run by PostgreSQL: what comes back is what T-SQL says."""
+"""Translation T-SQL, run by PostgreSQL: what comes back is what T-SQL says."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.model.zero_character import ZERO
-from servicebroker.tsql.known_columns import QUERY, columns_of
-from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
+from servicebroker.tsql.known_columns import COLUMNS_SQL, columns_of
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translator import Translation, tables_of, translate, translate_expression
 from servicebroker.tsql.types import DATETIME, INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, XML, SqlType
 from tsql_support import told
 
@@ -59,7 +59,7 @@ class Session:
             identity_insert=self.identity_insert,
         )
         if text:
-            rows = self.connection.execute(QUERY, [list(tables_of(text, scope))]).fetchall()
+            rows = self.connection.execute(COLUMNS_SQL, [list(tables_of(text, scope))]).fetchall()
             scope.columns = columns_of(rows)
         return scope
 
@@ -70,7 +70,7 @@ class Session:
         """The rows of a result, or the count of rows."""
         return self.perform(translate(text, self.scope(text)))
 
-    def perform(self, done: Translated) -> Any:
+    def perform(self, done: Translation) -> Any:
         for lock in done.before:
             self.connection.execute(lock.sql, [self.value(name) for name in lock.parameters])
         if done.kind == "ddl":

@@ -11,7 +11,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.store.cluster import programs
 from servicebroker.tsql.check import Row, Verdict, check
-from servicebroker.tsql.translation.text_writer import schema_of
+from servicebroker.tsql.translation.text_writer import postgres_schema
 from tsql_support import create_database, rows, told
 
 
@@ -298,7 +298,7 @@ def test_a_dump_makes_tables_that_refer_to_each_other(make_instance_url: Callabl
             Self int CONSTRAINT FK_Self REFERENCES Two (Id))
         ALTER TABLE One ADD CONSTRAINT FK_One FOREIGN KEY (b) REFERENCES Two (Id)
         ALTER TABLE One NOCHECK CONSTRAINT ALL ALTER TABLE Two NOCHECK CONSTRAINT ALL""")
-        schema = schema_of("Circle", "dbo").strip('"')
+        schema = postgres_schema("Circle", "dbo").strip('"')
         made = subprocess.run([programs() / "pg_dump", "-n", schema, url], check=True, capture_output=True, text=True)
         with instance.connection() as connection:
             connection.execute(f'drop schema "{schema}" cascade')

@@ -75,21 +75,21 @@ def _alter_authorization(machine: Machine, statement: Definition) -> None:
 
 def _check_database(machine: Machine, name: str, owner: str) -> None:
     try:
-        database = machine.context.named(name)
+        database = machine.context.database_named(name)
     except BrokerError as error:
         if error.number not in (911, 916):
             raise
         raise BrokerError(15151, "find", "database", name) from None
     _demand_control(machine, database, "database", name)
-    machine.context.ask(find_owning_login(machine.context.person, owner))
+    machine.context.ask(find_owning_login(machine.context.server_login, owner))
 
 
 def _check_endpoint(machine: Machine, name: str, owner: str) -> None:
-    machine.context.demand("ALTER ENDPOINT", "endpoint", name)
+    machine.context.require("ALTER ENDPOINT", "endpoint", name)
     query = "select from servicebroker.network_endpoints where lower(name) = lower($1)"
     if not fetch(machine.connection, "authorization.check_endpoint", query, (name,)):
         raise BrokerError(15151, "find", "endpoint", name)
-    machine.context.ask(find_owning_login(machine.context.person, owner))
+    machine.context.ask(find_owning_login(machine.context.server_login, owner))
 
 
 def _check_schema(machine: Machine, name: str, owner: str) -> None:

@@ -15,7 +15,7 @@ from servicebroker.model.event_instances import Element, EventInstance
 from servicebroker.model.event_types import EVENTS, is_of_the_server
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.syntax import Definition, Function, Name, Permission, Procedure, Trigger
-from servicebroker.tsql.tokens import tokenize, unquoted
+from servicebroker.tsql.tokens import tokenize, unquote
 
 if TYPE_CHECKING:
     from servicebroker.tsql.context import SessionDatabase
@@ -97,7 +97,7 @@ def post_relation_events(machine: Machine, uses: Sequence[Use], text: str) -> No
     """Post an event for each table, view, index or sequence that a statement has created, altered or dropped."""
     for use in uses:
         verb, _, kind = use.statement.removeprefix("CREATE OR ").partition(" ")
-        database = machine.context.named(use.database) if use.database else machine.database
+        database = machine.context.database_named(use.database) if use.database else machine.database
         name, elements = Name((use.schema or "dbo", use.name)), []
         if kind == "INDEX":
             elements = _target_elements(name)
@@ -108,7 +108,7 @@ def post_relation_events(machine: Machine, uses: Sequence[Use], text: str) -> No
 def _index_name(text: str) -> str:
     """Return the name behind INDEX in a statement."""
     tokens = tokenize(text)
-    return unquoted(tokens.text(tokens.words.index("INDEX") + 1))
+    return unquote(tokens.text(tokens.words.index("INDEX") + 1))
 
 
 def _target_elements(table: Name) -> list[Element]:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from servicebroker import operations
 from servicebroker.operations.operation import Operation
-from servicebroker.tsql.context import check_alone
+from servicebroker.tsql.context import refuse_in_transaction
 from servicebroker.tsql.interpreter.definitions import transport_certificates
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.definitions.objects import defines, refuses, run_drop
@@ -107,8 +107,8 @@ def _flatten_private_key(statement: Definition) -> Definition:
 @defines("ALTER", "CERTIFICATE")
 def _alter_certificate(machine: Machine, statement: Definition) -> None:
     if transport_certificates.is_in_master(machine):
-        machine.context.demand("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
-        check_alone(machine, "ALTER CERTIFICATE in master")
+        machine.context.require("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
+        refuse_in_transaction(machine, "ALTER CERTIFICATE in master")
         transport_certificates.check_alteration(statement)
         machine.instance.run(
             bind_operation(machine, _flatten_private_key(statement), operations.AlterTransportCertificate)
@@ -123,7 +123,7 @@ def _drop_certificate(machine: Machine, statement: Definition) -> None:
     if not transport_certificates.is_in_master(machine):
         run_drop(statement, lambda: machine.database.run(operations.DropCertificate(name)))
         return
-    machine.context.demand("DROP CERTIFICATE IN MASTER", "certificate", name)
+    machine.context.require("DROP CERTIFICATE IN MASTER", "certificate", name)
     run_drop(statement, lambda: machine.instance.run(operations.DropTransportCertificate(name)))
 
 
@@ -135,6 +135,6 @@ def _backup_certificate(machine: Machine, statement: Definition) -> None:
     """
     is_of_the_transport = transport_certificates.is_in_master(machine)
     if is_of_the_transport:
-        machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
+        machine.context.require("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
     target = machine.instance if is_of_the_transport else machine.database
     target.run(bind_operation(machine, _flatten_private_key(statement), operations.BackupCertificate))

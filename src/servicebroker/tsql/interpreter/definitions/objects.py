@@ -12,15 +12,15 @@ from servicebroker.engine.security.principals import find_owning_login
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.operations.operation import Operation, statement_of
-from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
+from servicebroker.tsql.context import SessionDatabase, database_of, refuse_in_transaction
 from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_definition_event
 from servicebroker.tsql.interpreter.evaluation import evaluate_text
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.parser.keywords import split_words
 from servicebroker.tsql.postgres_errors import from_broker
-from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
+from servicebroker.tsql.statement_errors import SYNTAX_ERROR, Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition
 
 Definer = Callable[[Machine, Definition], None]
@@ -146,7 +146,7 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
     """Return the database of an event notification, and the arguments for what it is on."""
     on, queue = statement.clauses["on"], statement.clauses.get("queue")
     if on == SERVER:
-        machine.context.demand(
+        machine.context.require(
             f"{statement.verb} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.own
         )
     if queue is None:
@@ -158,15 +158,15 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
 
 
 def _demand_endpoint_permission(machine: Machine, statement: Definition) -> None:
-    machine.context.demand(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
+    machine.context.require(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
 
 
 def _check_endpoint(machine: Machine, statement: Definition) -> None:
-    check_alone(machine, f"{statement.verb} ENDPOINT")
+    refuse_in_transaction(machine, f"{statement.verb} ENDPOINT")
     _demand_endpoint_permission(machine, statement)
     owner = statement.clauses.get("authorization")
     if owner is not None:  # only checked: the instance owns all endpoints
-        machine.context.ask(find_owning_login(machine.context.person, owner))
+        machine.context.ask(find_owning_login(machine.context.server_login, owner))
 
 
 @defines("CREATE", "ENDPOINT")
@@ -178,7 +178,7 @@ def _create_endpoint(machine: Machine, statement: Definition) -> None:
 @refuses("CREATE", "ENDPOINT")
 def _check_listener_port(statement: Definition) -> None:
     if "listener_port" not in statement.clauses:
-        raise TsqlError(SYNTAX, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
+        raise TsqlError(SYNTAX_ERROR, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
 
 
 @defines("ALTER", "ENDPOINT")
@@ -194,28 +194,28 @@ def _emit_warning(machine: Machine, warning: str | None) -> None:
 
 @defines("DROP", "ENDPOINT")
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
-    check_alone(machine, "DROP ENDPOINT")
+    refuse_in_transaction(machine, "DROP ENDPOINT")
     _demand_endpoint_permission(machine, statement)
     run_drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.own)))
 
 
 @defines("CREATE", "DATABASE")
 def _create_database(machine: Machine, statement: Definition) -> None:
-    check_alone(machine, "CREATE DATABASE")
+    refuse_in_transaction(machine, "CREATE DATABASE")
     machine.create_database(statement.name.own)
     switches: dict[str, Any] = {
         name: statement.clauses[name] for name in ("enable_broker", "new_broker") if name in statement.clauses
     }
     if "trustworthy" in statement.clauses:
-        machine.context.demand("SET TRUSTWORTHY")
+        machine.context.require("SET TRUSTWORTHY")
         switches["trustworthy"] = statement.clauses["trustworthy"]
     if switches:
-        machine.context.named(statement.name.own).run(operations.AlterDatabase(**switches))
+        machine.context.database_named(statement.name.own).run(operations.AlterDatabase(**switches))
 
 
 @defines("ALTER", "DATABASE")
 def _alter_database(machine: Machine, statement: Definition) -> None:
-    check_alone(machine, "ALTER DATABASE")
+    refuse_in_transaction(machine, "ALTER DATABASE")
     try:
         _set_database_options(machine, statement)
     except BrokerError as error:
@@ -229,7 +229,7 @@ def _set_database_options(machine: Machine, statement: Definition) -> None:
     clauses.pop("ignored", None)
     database = _database_to_alter(machine, statement.name.own)
     if "trustworthy" in clauses:
-        machine.context.demand("SET TRUSTWORTHY")
+        machine.context.require("SET TRUSTWORTHY")
     if any(name not in ("no_wait", "rollback_after") for name in clauses):
         database.run(operations.AlterDatabase(**clauses))
     else:  # all clauses are without effect, but need the permission
@@ -245,7 +245,7 @@ def _database_to_alter(machine: Machine, name: str) -> SessionDatabase:
     if name.upper() == "CURRENT":
         return machine.context.database
     try:
-        return machine.context.named(name)
+        return machine.context.database_named(name)
     except BrokerError as error:
         if error.number not in (911, 916):
             raise
@@ -253,7 +253,7 @@ def _database_to_alter(machine: Machine, name: str) -> SessionDatabase:
 
 
 # options without effect: they are in force anyway, or are settings of PostgreSQL
-IGNORED_OPTIONS = words(
+IGNORED_OPTIONS = split_words(
     "RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER ONLINE AUTO_CLOSE AUTO_SHRINK "
     "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
     "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
@@ -292,7 +292,7 @@ _SYSTEM_DATABASES = frozenset(("master", "model", "msdb", "tempdb"))
 
 @defines("DROP", "DATABASE")
 def _drop_database(machine: Machine, statement: Definition) -> None:
-    check_alone(machine, "DROP DATABASE")
+    refuse_in_transaction(machine, "DROP DATABASE")
     for name in statement.clauses["names"]:
         if name.lower() in _SYSTEM_DATABASES:
             raise TsqlError(3708, f"Cannot drop the database '{name}' because it is a system database.")

@@ -10,11 +10,11 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED
 from servicebroker.store.running import run
 from servicebroker.tsql.interpreter.procedures.session_functions import PREFIXED_FUNCTIONS
-from servicebroker.tsql.parser.token_reader import name_in
+from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.translation.queries.sources import ObjectName
 from servicebroker.tsql.translation.text_writer import PERMISSIONS, Writer
-from servicebroker.tsql.translation.values.catalog_views import catalog_view
-from servicebroker.tsql.translation.values.permission_functions import DATABASE
+from servicebroker.tsql.translation.values.catalog_views import find_catalog_view
+from servicebroker.tsql.translation.values.permission_functions import CURRENT_DATABASE
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -46,7 +46,7 @@ def _find_held_permissions(machine: Machine, name: str | None, kind: str) -> lis
     user = machine.database.user
     if kind == "OBJECT" and name is not None:
         try:
-            object_name = name_in(name)
+            object_name = parse_name(name)
             if object_name.schema.lower() in ("sys", "information_schema"):
                 return (
                     ["SELECT"]
@@ -54,26 +54,26 @@ def _find_held_permissions(machine: Machine, name: str | None, kind: str) -> lis
                     else None
                 )
             if object_name.database:
-                user = machine.context.named(object_name.database).user
+                user = machine.context.database_named(object_name.database).user
         except BrokerError:  # no name, or a database that the session may not enter
             return None
         if len(object_name.parts) > 3:
             return None
         name = ".".join("[" + part.replace("]", "]]") + "]" for part in (object_name.schema or "dbo", object_name.own))
-    steps = permissions_on(user, machine.context.person, name, kind)
+    steps = permissions_on(user, machine.context.server_login, name, kind)
     return machine.context.ask(steps) if machine.transactions.is_doomed else run(machine.connection, steps)
 
 
 def _is_catalog_view(machine: Machine, name: ObjectName) -> bool:
     """Return True if the catalog has a view of that name."""
     scope = machine.queries.scope()
-    view = catalog_view(Writer(scope), name)
+    view = find_catalog_view(Writer(scope), name)
     return view is not None and bool((scope.columns or {}).get(view.name))
 
 
 def _argument_value(machine: Machine, argument: str | None) -> str | None:
     """Return the value of an argument: the current database, a literal, or a variable."""
-    if argument is None or argument == DATABASE:
+    if argument is None or argument == CURRENT_DATABASE:
         return argument and str(machine.database.name)
     if argument.startswith("'"):
         return argument[1:]

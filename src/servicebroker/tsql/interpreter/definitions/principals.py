@@ -14,7 +14,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
-from servicebroker.tsql.context import MASTER, check_alone
+from servicebroker.tsql.context import MASTER, refuse_in_transaction
 from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.definitions.authorization import check_authorization, report_ignored_owner
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
@@ -27,7 +27,7 @@ from servicebroker.tsql.interpreter.definitions.transport_certificates import (
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
-from servicebroker.tsql.translation.text_writer import string
+from servicebroker.tsql.translation.text_writer import quote_string
 
 _ARGUMENTS_BY_KIND = {
     "SERVICE": "service",
@@ -56,8 +56,8 @@ def _create_login(machine: Machine, statement: Definition) -> None:
 
     A login lets nobody in, because PostgreSQL does that. FROM WINDOWS it names a peer of the network.
     """
-    check_alone(machine, "CREATE LOGIN")
-    machine.context.demand("CREATE LOGIN")
+    refuse_in_transaction(machine, "CREATE LOGIN")
+    machine.context.require("CREATE LOGIN")
     machine.instance.run(bind_operation(machine, statement, operations.CreateLogin))
 
 
@@ -65,7 +65,7 @@ def _create_login(machine: Machine, statement: Definition) -> None:
 def _alter_login(machine: Machine, statement: Definition) -> None:
     """Run ALTER LOGIN. Password and default database have no effect. ENABLE and DISABLE apply to peers only."""
     name, state = statement.name.own, statement.clauses.get("state")
-    machine.context.ask(authorize_on_login(machine.context.person, "ALTER LOGIN", name))
+    machine.context.ask(authorize_on_login(machine.context.server_login, "ALTER LOGIN", name))
     if state is not None:
         machine.transactions.check_not_doomed()
         machine.context.ask(switch_login(name, is_disabled=state == "DISABLE", who=machine.login))
@@ -79,8 +79,8 @@ def _check_no_rename(statement: Definition) -> None:
 
 @defines("DROP", "LOGIN")
 def _drop_login(machine: Machine, statement: Definition) -> None:
-    check_alone(machine, "DROP LOGIN")
-    machine.context.demand("DROP LOGIN", "login", statement.name.own)
+    refuse_in_transaction(machine, "DROP LOGIN")
+    machine.context.require("DROP LOGIN", "login", statement.name.own)
     run_drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.own)))
 
 
@@ -137,7 +137,7 @@ def _create_schema(machine: Machine, statement: Definition) -> None:
         schema = machine.context.ask(create_schema(database.user, name))
         quoted_schema = quoted(schema)
         machine.queries.define(
-            f"create schema if not exists {quoted_schema}; comment on schema {quoted_schema} is {string(name)}"
+            f"create schema if not exists {quoted_schema}; comment on schema {quoted_schema} is {quote_string(name)}"
         )
     report_ignored_owner(machine, "schema", statement.clauses.get("authorization"))
 
@@ -229,10 +229,10 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
         raise BrokerError(4621)
     name = None if statement.name is None else statement.name.own
     if name is None:
-        machine.context.demand("PERMISSIONS OF THE INSTANCE")
+        machine.context.require("PERMISSIONS OF THE INSTANCE")
     else:
-        machine.context.ask(authorize_on_login(machine.context.person, "PERMISSIONS ON A LOGIN", name))
-    check_alone(machine, f"{statement.verb} on the instance")
+        machine.context.ask(authorize_on_login(machine.context.server_login, "PERMISSIONS ON A LOGIN", name))
+    refuse_in_transaction(machine, f"{statement.verb} on the instance")
     operation = {
         "GRANT": operations.GrantOnInstance,
         "DENY": operations.DenyOnInstance,

@@ -16,7 +16,7 @@ from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.procedures.catalog_procedures import find_object
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name
-from servicebroker.tsql.translation.text_writer import schema_of
+from servicebroker.tsql.translation.text_writer import postgres_schema
 
 _RELATION_KINDS = {"U": "TABLE", "V": "VIEW", "SO": "SEQUENCE"}
 _MODULE_KINDS = {"P": "PROCEDURE", "SN": "SYNONYM"}
@@ -62,7 +62,7 @@ def _transfer(machine: Machine, statement: Definition) -> None:
     if find_object(machine, Name((target, source.name))) is not None:
         raise TsqlError(15530, f"The object with name '{source.name}' already exists.")
     own_name = quoted(postgres_name(source.name))
-    old_schema, new_schema = (schema_of(database.name, schema_name) for schema_name in (source.schema, target))
+    old_schema, new_schema = (postgres_schema(database.name, schema_name) for schema_name in (source.schema, target))
     old_relation, new_relation = f"{old_schema}.{own_name}", f"{new_schema}.{own_name}"
     values: tuple[Any, ...] = (
         source.object_id, target, database.database_id, new_relation, old_relation, database.user.name, face(),

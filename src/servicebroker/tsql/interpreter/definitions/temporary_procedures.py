@@ -12,7 +12,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Procedure
-from servicebroker.tsql.translation.text_writer import string
+from servicebroker.tsql.translation.text_writer import quote_string
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -61,7 +61,7 @@ def store_temporary(machine: Machine, statement: Procedure) -> None:
     function = _function_name(name)
     machine.queries.define_temporary(
         f"create or replace function {function} returns void language sql as ''; "
-        f"comment on function {function} is {string(statement.text)}"
+        f"comment on function {function} is {quote_string(statement.text)}"
     )
     machine.record_success(0)
 

@@ -15,7 +15,7 @@ from servicebroker.engine.security.principals import find_owner
 from servicebroker.operations.certificates import CreateTransportCertificate
 from servicebroker.operations.logins import DenyConnect, GrantConnect, RevokeConnect
 from servicebroker.store.running import fetch
-from servicebroker.tsql.context import MASTER, check_alone
+from servicebroker.tsql.context import MASTER, refuse_in_transaction
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.machine import Machine
@@ -32,8 +32,8 @@ def is_in_master(machine: Machine) -> bool:
 
 def create_certificate(machine: Machine, statement: Definition, dates: Mapping[str, datetime]) -> None:
     """Run CREATE CERTIFICATE in master."""
-    check_alone(machine, "CREATE CERTIFICATE in master")
-    machine.context.demand("CREATE CERTIFICATE IN MASTER")
+    refuse_in_transaction(machine, "CREATE CERTIFICATE in master")
+    machine.context.require("CREATE CERTIFICATE IN MASTER")
     owner, private_key = statement.clauses.get("authorization"), statement.clauses.get("private_key", {})
     if owner is not None:  # only checked: the instance owns its certificates
         machine.context.ask(find_owner(machine.database.user, owner))
@@ -78,8 +78,8 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
         BrokerError: 15151 no such endpoint or login.
     """
     assert statement.name is not None
-    check_alone(machine, f"{statement.verb} CONNECT ON ENDPOINT")
-    machine.context.demand("CONNECT ON ENDPOINT", "endpoint", statement.name.own)
+    refuse_in_transaction(machine, f"{statement.verb} CONNECT ON ENDPOINT")
+    machine.context.require("CONNECT ON ENDPOINT", "endpoint", statement.name.own)
     operation = {"GRANT": GrantConnect, "DENY": DenyConnect, "REVOKE": RevokeConnect}[statement.verb]
     for login in statement.principals:
         machine.instance.run(operation(statement.name.own, login.strip("[]")))

@@ -22,8 +22,8 @@ from servicebroker.tsql.interpreter.statement_runner import run_statement
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Trigger
-from servicebroker.tsql.tokens import VARIABLE, unquoted
-from servicebroker.tsql.translation.reading.text_to_tree import read
+from servicebroker.tsql.tokens import VARIABLE, unquote
+from servicebroker.tsql.translation.reading.syntax_tree import slice_text
 
 if TYPE_CHECKING:
     from servicebroker.tsql.context import SessionDatabase
@@ -163,7 +163,7 @@ def start_capture(machine: Machine) -> None:
 @functools.lru_cache(maxsize=256)
 def updated_columns(text: str) -> frozenset[str] | None:
     """Return the columns that an UPDATE sets, in lower case; None for another statement, which writes all columns."""
-    piece = read(text)
+    piece = slice_text(text)
     verb = piece.find("UPDATE", "INSERT", "DELETE", "MERGE")
     set_word = piece.find("SET", after=verb or 0)
     if verb is None or set_word is None or piece.words[verb] != "UPDATE":
@@ -175,7 +175,7 @@ def updated_columns(text: str) -> frozenset[str] | None:
         for index in equal_signs[:2]:  # @variable = column = value
             token_index = part.first + index - 1
             if part.tokens.kinds[token_index] != VARIABLE:
-                columns.add(unquoted(part.tokens.text(token_index)).lower())
+                columns.add(unquote(part.tokens.text(token_index)).lower())
                 break
     return frozenset(columns)
 
@@ -248,7 +248,7 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
                     frame.updated_columns = {"UPDATE": updated_columns(statement), "INSERT": None}.get(
                         event, frozenset()
                     )
-                    trigger_database = machine.context.named(database)
+                    trigger_database = machine.context.database_named(database)
                     _run_trigger(machine, trigger_database, frame, trigger, copies, (execute_as, creator))
         finally:
             for copy_name in copies.values():

@@ -15,14 +15,14 @@ from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.syntax import Definition, Function, Name
 from servicebroker.tsql.translation.definitions.function_bodies import (
     body_scope,
-    inline,
     parameter_list,
-    signature,
-    table_of,
-    written,
+    read_signature,
+    returns_table_sql,
+    translate_inline,
+    write_body,
 )
 from servicebroker.tsql.translation.definitions.user_functions import postgres_function
-from servicebroker.tsql.translation.text_writer import schema_of, string
+from servicebroker.tsql.translation.text_writer import postgres_schema, quote_string
 from servicebroker.tsql.types import postgres_type
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _define_function(machine: Machine, statement: Function) -> None:
     noted: dict[Use, None] = {}
     with machine.atomic():
         store_module(machine, statement, _object_type(statement))
-        scope = replace(machine.queries.scope(), noted=noted)
+        scope = replace(machine.queries.scope(), recorded_uses=noted)
         definition = "; ".join(_definition(statement, name, scope, database.name))
         machine.queries.authorize(noted, is_module=True)
         machine.queries.define(definition)
@@ -52,28 +52,28 @@ def _object_type(statement: Function) -> str:
 
 def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
     """Yield the statements that create the function in PostgreSQL. The function may call itself."""
-    known = signature(statement, scope)
+    known = read_signature(statement, scope)
     inside = body_scope(statement, known, scope)
     assert scope.user_functions is not None
     functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # read only
     inside = replace(inside, user_functions=functions)
     if _object_type(statement) == "IF":
-        text, columns = inline(statement, inside)
+        text, columns = translate_inline(statement, inside)
         language = "sql stable"
     else:
-        body = written(statement, name, known, inside)
+        body = write_body(statement, name, known, inside)
         text, columns = body.text, body.columns
         language = "plpgsql volatile" if body.has_tables else "plpgsql stable"
     known = known._replace(columns=columns)
-    returns = f"table ({table_of(columns)})" if known.returns is None else postgres_type(known.returns)
-    yield f"create schema if not exists {schema_of(database, statement.name.schema)}"
+    returns = f"table ({returns_table_sql(columns)})" if known.returns is None else postgres_type(known.returns)
+    yield f"create schema if not exists {postgres_schema(database, statement.name.schema)}"
     yield f"drop function if exists {name}"
     strict = " strict" if statement.is_strict else ""
     yield (
         f"create function {name}({parameter_list(statement, known)}) returns {returns} "
-        f"language {language}{strict} as {string(text)}"
+        f"language {language}{strict} as {quote_string(text)}"
     )
-    yield f"comment on function {name} is {string(write_function_note(known))}"
+    yield f"comment on function {name} is {quote_string(write_function_note(known))}"
 
 
 @defines("DROP", "FUNCTION")

@@ -11,10 +11,10 @@ from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.parser import parse_text
-from servicebroker.tsql.relational import translate
 from servicebroker.tsql.scope import UserType
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import DeclareVariable, Definition, Name, Operand, Parameter, Procedure, Variable
+from servicebroker.tsql.translator import translate
 from servicebroker.tsql.types import parse_type, type_key
 
 

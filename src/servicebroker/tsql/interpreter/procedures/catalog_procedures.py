@@ -14,11 +14,11 @@ from servicebroker.tsql.interpreter.calls import bind_arguments, system_procedur
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.evaluation import evaluate_operand
 from servicebroker.tsql.interpreter.machine import Machine
-from servicebroker.tsql.parser.token_reader import name_in
+from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Definition, Execute, Name
-from servicebroker.tsql.translation.text_writer import string
+from servicebroker.tsql.translation.text_writer import quote_string
 from servicebroker.tsql.types import BIGINT, NVARCHAR
 
 _FIND_OBJECT = (
@@ -79,7 +79,7 @@ def require_object(machine: Machine, text: str) -> CatalogObject:
         TsqlError: 15009 there is no such object, 15250 the name begins with another database.
     """
     try:
-        name = name_in(text)
+        name = parse_name(text)
     except TsqlError:
         raise _object_missing(machine, text) from None
     check_current_database(machine, name.database)
@@ -99,7 +99,7 @@ def _object_missing(machine: Machine, text: str) -> TsqlError:
 def parse_database(text: str) -> str:
     """Return the database that a name begins with, "" if there is none or the text is no name."""
     try:
-        return name_in(text).database
+        return parse_name(text).database
     except TsqlError:
         return ""
 
@@ -171,14 +171,14 @@ def _check_identity_in_current(machine: Machine, statement: Definition) -> None:
             (sequence,),
         )
         lower_minimum = f"alter sequence {sequence} minvalue {value}; " if int(str(value)) < minimum else ""
-        machine.queries.define(f"{lower_minimum}select setval({string(sequence)}, {value}, {is_called})")
+        machine.queries.define(f"{lower_minimum}select setval({quote_string(sequence)}, {value}, {is_called})")
         message = f"Checking identity information: current identity value '{current}'."
     else:
         maximum = machine.queries.evaluate_scalar(
             f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {bracketed_name})"
         ).value
         if reseeds and isinstance(maximum, int) and (not is_called or last_value < maximum):
-            machine.queries.define(f"select setval({string(sequence)}, {maximum})")
+            machine.queries.define(f"select setval({quote_string(sequence)}, {maximum})")
         highest = "NULL" if maximum is None else maximum
         message = (
             f"Checking identity information: current identity value '{current}', current column value '{highest}'."

@@ -43,7 +43,7 @@ def _find_database(machine: Machine, arguments: list[Operand]) -> SessionDatabas
         return machine.context.database
     if isinstance(name, int):
         name = machine.queries.evaluate_scalar(f"DB_NAME({name})").value or name
-    return machine.context.named(str(name))
+    return machine.context.database_named(str(name))
 
 
 def _emit_oldest(machine: Machine, statement: Definition) -> None:

@@ -7,7 +7,7 @@ from servicebroker.tsql.interpreter.calls import bind_arguments, run_text, syste
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.syntax import Execute
-from servicebroker.tsql.translation.text_writer import string as literal
+from servicebroker.tsql.translation.text_writer import quote_string as literal
 from servicebroker.tsql.types import NVARCHAR
 
 _COMMAND_PARAMETERS = ("@command1", "@command2", "@command3")

@@ -10,7 +10,7 @@ from servicebroker.tsql.interpreter.statement_runner import decode_rows
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Execute
-from servicebroker.tsql.translation.text_writer import string
+from servicebroker.tsql.translation.text_writer import quote_string
 
 _LIST_DATABASES = (
     "SELECT name, CAST(NULL AS nvarchar(13)) AS db_size, SUSER_SNAME(owner_sid) AS owner, database_id AS dbid, "
@@ -31,7 +31,7 @@ def _sp_helpdb(machine: Machine, statement: Execute) -> None:
     if name is None:
         machine.emit(machine.queries.fetch_result(f"{_LIST_DATABASES} ORDER BY name"))
         return
-    result = machine.queries.fetch_result(f"{_LIST_DATABASES} WHERE LOWER(name) = LOWER(N{string(name)})")
+    result = machine.queries.fetch_result(f"{_LIST_DATABASES} WHERE LOWER(name) = LOWER(N{quote_string(name)})")
     if not result.rows:
         raise TsqlError(
             15010, f"The database '{name}' does not exist. Supply a valid database name. To see available databases, "

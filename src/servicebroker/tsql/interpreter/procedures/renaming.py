@@ -13,11 +13,11 @@ from servicebroker.tsql.interpreter.calls import system_procedure
 from servicebroker.tsql.interpreter.definitions import triggers
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.procedures.catalog_procedures import CatalogObject, bind_texts, find_object
-from servicebroker.tsql.known_columns import noted
-from servicebroker.tsql.parser.token_reader import name_in
+from servicebroker.tsql.known_columns import column_comment
+from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Execute, Name
-from servicebroker.tsql.translation.text_writer import identifier, schema_of, string
+from servicebroker.tsql.translation.text_writer import postgres_schema, quote_identifier, quote_string
 
 _WARNING = "Caution: Changing any part of an object name could break scripts and stored procedures."
 _MODULE_KINDS = {"P": "PROCEDURE", "TR": "TRIGGER", "SN": "SYNONYM"}
@@ -59,7 +59,7 @@ def _parse_name(machine: Machine, text: str, kind: str, max_parts: int) -> Name:
         TsqlError: 15225 the text is no name, or names another database.
     """
     try:
-        name = name_in(text)
+        name = parse_name(text)
     except TsqlError:
         raise _item_missing(machine, text, kind) from None
     if len(name.parts) <= max_parts:
@@ -84,7 +84,9 @@ def _name_taken(name: str, kind: str) -> TsqlError:
 
 
 def _postgres_table(machine: Machine, catalog_object: CatalogObject) -> str:
-    return f"{schema_of(machine.database.name, catalog_object.schema)}.{quoted(postgres_name(catalog_object.name))}"
+    return (
+        f"{postgres_schema(machine.database.name, catalog_object.schema)}.{quoted(postgres_name(catalog_object.name))}"
+    )
 
 
 # ---------------------------------------------------------------- objects
@@ -123,7 +125,7 @@ def _rename_relation(machine: Machine, catalog_object: CatalogObject, kind_word:
     The PostgreSQL name of an index begins with that of its table.
     """
     old_table = _postgres_table(machine, catalog_object)
-    schema = schema_of(machine.database.name, catalog_object.schema)
+    schema = postgres_schema(machine.database.name, catalog_object.schema)
     new_table = f"{schema}.{quoted(postgres_name(new))}"
     statements = []
     if new_table != old_table:
@@ -133,7 +135,7 @@ def _rename_relation(machine: Machine, catalog_object: CatalogObject, kind_word:
         statements.append(f"alter {kind_word} {old_table} rename to {quoted(postgres_name(new))}")
     ((text,),) = fetch(machine.connection, "renaming.rename_relation.text", _READ_TEXT, (old_table,))
     note = new if text is None else f"{new}\n{text}"
-    statements.append(f"comment on {kind_word} {new_table} is {string(note)}")
+    statements.append(f"comment on {kind_word} {new_table} is {quote_string(note)}")
     machine.queries.define("; ".join(statements))
     _update_catalog(machine, "renaming.parents", (
         f"update servicebroker.tsql_modules set parent_table = $2 where parent_table = $1 returning {telling(3)}"
@@ -186,18 +188,17 @@ def _rename_column(machine: Machine, table: str, old: str, new: str) -> None:
         raise _ambiguous_name("COLUMN")
     if new.lower() in columns and new.lower() != old.lower():
         raise _name_taken(new, "COLUMN")
-    old_column, new_column = identifier(column.name), identifier(new)
+    old_column, new_column = quote_identifier(column.name), quote_identifier(new)
     statements = [] if old_column == new_column else [f"alter table {table} rename column {old_column} to {new_column}"]
     if statements:  # the comment of a disabled foreign key contains the name
-        statements.append(
-            f"select tsql.rename_held_column({string(table)}, {string(old_column)}, {string(new_column)})"
-        )
-    note = string(noted(column._replace(name=new)))
+        arguments = ", ".join(quote_string(name) for name in (table, old_column, new_column))
+        statements.append(f"select tsql.rename_held_column({arguments})")
+    note = quote_string(column_comment(column._replace(name=new)))
     machine.queries.define("; ".join([*statements, f"comment on column {table}.{new_column} is {note}"]))
 
 
 def _rename_index(machine: Machine, table_object: CatalogObject, old: str, new: str) -> None:
-    schema = schema_of(machine.database.name, table_object.schema)
+    schema = postgres_schema(machine.database.name, table_object.schema)
     old_index, new_index = (f"{schema}.{quoted(postgres_name(table_object.name, index))}" for index in (old, new))
     exists = [
         is_there
@@ -217,4 +218,4 @@ def _rename_index(machine: Machine, table_object: CatalogObject, old: str, new: 
         if old_index == new_index
         else [f"alter index {old_index} rename to {quoted(postgres_name(table_object.name, new))}"]
     )
-    machine.queries.define("; ".join([*statements, f"comment on index {new_index} is {string(new)}"]))
+    machine.queries.define("; ".join([*statements, f"comment on index {new_index} is {quote_string(new)}"]))

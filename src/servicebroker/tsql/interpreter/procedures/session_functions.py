@@ -12,7 +12,7 @@ from servicebroker.model.zero_character import to_postgres
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import fetch
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.definitions.object_definitions import UPDATED
+from servicebroker.tsql.translation.definitions.object_definitions import UPDATED_PREFIX
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -111,8 +111,8 @@ class SessionFunctions(Mapping[str, object]):
         self._machine = machine
 
     def __getitem__(self, name: str) -> object:
-        if name.startswith(UPDATED):
-            return int(self._machine.frame.is_updated(name.removeprefix(UPDATED)))
+        if name.startswith(UPDATED_PREFIX):
+            return int(self._machine.frame.is_updated(name.removeprefix(UPDATED_PREFIX)))
         for prefix, function in PREFIXED_FUNCTIONS.items():
             if name.startswith(prefix):
                 return function(self._machine, name.removeprefix(prefix))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
-from servicebroker.tsql.translation.reading.text_to_tree import read
+from servicebroker.tsql.translation.reading.syntax_tree import slice_text
 
 
 def database_of_definition(text: str) -> str:
@@ -15,7 +15,7 @@ def database_of_definition(text: str) -> str:
     and for temporary tables, which belong to no database.
     """
     try:
-        name = _name(PieceReader(read(text)))
+        name = _name(PieceReader(slice_text(text)))
     except TsqlError:
         return ""
     return "" if name is None or name.server or name.own.startswith("#") else name.database

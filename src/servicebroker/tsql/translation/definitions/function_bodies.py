@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from servicebroker.store.queue import quoted
-from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Column, Scope, UserFunction
-from servicebroker.tsql.statement_errors import TsqlError, no_condition, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
 from servicebroker.tsql.syntax import (
     Block,
     Break,
@@ -26,16 +25,22 @@ from servicebroker.tsql.syntax import (
     Statement,
     While,
 )
-from servicebroker.tsql.translation.definitions.table_variables import TableVariable, entered, left, table_variable
-from servicebroker.tsql.translation.documents.xml_namespaces import without_namespaces
-from servicebroker.tsql.translation.queries.selects import query
-from servicebroker.tsql.translation.reading.text_to_tree import parsed, read
-from servicebroker.tsql.translation.text_writer import Writer, identifier
-from servicebroker.tsql.translation.values.expressions import CONDITION
+from servicebroker.tsql.translation.definitions.table_variables import (
+    TableVariable,
+    define_table_variable,
+    entry_lines,
+    exit_lines,
+)
+from servicebroker.tsql.translation.documents.xml_namespaces import take_namespaces
+from servicebroker.tsql.translation.queries.selects import translate_query
+from servicebroker.tsql.translation.reading.syntax_tree import parse_slice, slice_text
+from servicebroker.tsql.translation.text_writer import Writer, quote_identifier
+from servicebroker.tsql.translation.values.expressions import CONDITION_TYPE
+from servicebroker.tsql.translator import translate, translate_expression
 from servicebroker.tsql.types import SqlType, parse_type, postgres_type
 
 
-def signature(function: Function, scope: Scope) -> UserFunction:
+def read_signature(function: Function, scope: Scope) -> UserFunction:
     """What calls of a function need to know; the columns of a table-valued one follow from its query.
 
     Raises:
@@ -46,7 +51,7 @@ def signature(function: Function, scope: Scope) -> UserFunction:
     for parameter, of in zip(function.parameters, types, strict=True):
         text = None
         if parameter.default is not None:
-            text = f"({_value(parameter.default.text, of, replace(scope, variables={}, is_body=True))})"
+            text = f"({_write_value(parameter.default.text, of, replace(scope, variables={}, is_body=True))})"
         defaults.append(text)
     returns = None if function.returns is None else parse_type(function.returns)
     return UserFunction(types, tuple(defaults), returns)
@@ -68,30 +73,30 @@ def check_body(function: Function, scope: Scope) -> None:
     """Look whether the body of a function can be written, without knowing the tables that it reads.
 
     Raises:
-        TsqlError: as `inline` and `written`.
+        TsqlError: as `translate_inline` and `write_body`.
     """
-    known = signature(function, scope)
+    known = read_signature(function, scope)
     if function.query:
         translate(function.query, body_scope(function, known, scope))
     else:
-        written(function, "checked", known, body_scope(function, known, scope))
+        write_body(function, "checked", known, body_scope(function, known, scope))
 
 
 # ---------------------------------------------------------------- inline table-valued
 
 
-def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
+def translate_inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
     """The query of an inline function in PostgreSQL, and its columns.
 
     Raises:
         TsqlError: as `translate`; 4514 a column without a name, 40515 one whose type is not known.
     """
-    writer = Writer(scope, climbs=".." in function.query)
-    done = query(writer, parsed(without_namespaces(writer, read(function.query))), outermost=False)
+    writer = Writer(scope, has_parent_steps=".." in function.query)
+    done = translate_query(writer, parse_slice(take_namespaces(writer, slice_text(function.query))), outermost=False)
     if writer.locks:
-        raise _locks()
-    if scope.noted is not None:
-        scope.noted.update(writer.uses)
+        raise _lock_hint_error()
+    if scope.recorded_uses is not None:
+        scope.recorded_uses.update(writer.uses)
     if done.outputs is None or any(output.type is None for output in done.outputs):
         _check_tables(writer)
     if done.outputs is None:
@@ -111,20 +116,20 @@ def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
 
 def _check_tables(writer: Writer) -> None:
     """Raises: TsqlError: 208 the types are not known since a table is not there."""
-    for (kind, table), columns in writer.used.items():
-        if kind == "columns" and not columns and table in writer.named:
-            raise TsqlError(208, f"Invalid object name '{writer.named[table].name}'.")
+    for (kind, table), columns in writer.scope_answers.items():
+        if kind == "columns" and not columns and table in writer.table_uses:
+            raise TsqlError(208, f"Invalid object name '{writer.table_uses[table].name}'.")
 
 
-def table_of(columns: Sequence[Column]) -> str:
+def returns_table_sql(columns: Sequence[Column]) -> str:
     """RETURNS TABLE of PostgreSQL."""
-    return ", ".join(f"{identifier(column.name)} {postgres_type(column.type)}" for column in columns)
+    return ", ".join(f"{quote_identifier(column.name)} {postgres_type(column.type)}" for column in columns)
 
 
 # ---------------------------------------------------------------- of several statements
 
 
-class Written(NamedTuple):
+class FunctionBody(NamedTuple):
     """A body in plpgsql. A table-valued function has `columns`; one `has_tables` that fills table variables."""
 
     text: str
@@ -132,13 +137,13 @@ class Written(NamedTuple):
     has_tables: bool
 
 
-def written(function: Function, name: str, known: UserFunction, scope: Scope) -> Written:
+def write_body(function: Function, name: str, known: UserFunction, scope: Scope) -> FunctionBody:
     """The body of a scalar function, or of one that returns a table that it fills; `name` is PostgreSQL's.
 
     Raises:
         TsqlError: as `translate`; 443 for what has an effect, 444 for a SELECT that returns rows.
     """
-    body = _Body(scope, name, known.returns)
+    body = _BodyWriter(scope, name, known.returns)
     columns = body.declare_returned(function.table) if function.table is not None else ()
     lines = "\n".join(body.all(function.body))
     declared = "".join(f"    {quoted(name)} {postgres_type(of)};\n" for name, of in body.declared.items())
@@ -146,16 +151,16 @@ def written(function: Function, name: str, known: UserFunction, scope: Scope) ->
         declared += f"    returned {postgres_type(known.returns)};\n"
     text = "\n".join([
         f"#variable_conflict use_column\ndeclare\n    found_row record;\n{declared}begin",
-        *entered(name, body.made),
+        *entry_lines(name, body.made),
         f"<<body>>\nbegin\n{lines}\nend;",
-        *left(name, body.made),
+        *exit_lines(name, body.made),
         "return returned;" if function.table is None else body.tables[function.table.name].returned(),
         "end",
     ])  # fmt: skip
-    return Written(text, columns, bool(body.tables))
+    return FunctionBody(text, columns, bool(body.tables))
 
 
-class _Body:
+class _BodyWriter:
     def __init__(self, scope: Scope, name: str, returns: SqlType | None) -> None:
         self.variables = dict(scope.variables)
         self.tables: dict[str, TableVariable] = {}
@@ -212,7 +217,7 @@ class _Body:
 
     def return_(self, statement: Return) -> Iterator[str]:
         if self.returns is not None:
-            text = "NULL" if statement.value is None else _value(statement.value.text, self.returns, self.scope)
+            text = "NULL" if statement.value is None else _write_value(statement.value.text, self.returns, self.scope)
             yield f"returned := ({text});"
         elif statement.value is not None:
             raise TsqlError(178, "A RETURN statement with a return value cannot be used in this context.", severity=15)
@@ -222,19 +227,19 @@ class _Body:
         of = parse_type(statement.type)
         self.variables[statement.name] = self.declared[statement.name] = of
         if statement.value is not None:
-            yield f"{quoted(statement.name)} := ({_value(statement.value.text, of, self.scope)});"
+            yield f"{quoted(statement.name)} := ({_write_value(statement.value.text, of, self.scope)});"
 
     def declare_table(self, statement: DeclareTable) -> Iterator[str]:
         if statement.name in self.names or statement.name in self.variables:
             raise TsqlError(134, f"The variable name '{statement.name}' has already been declared.", severity=15)
-        found = self.tables[statement.name] = table_variable(self.scope, self.name, statement)
+        found = self.tables[statement.name] = define_table_variable(self.scope, self.name, statement)
         self.names[statement.name], self.columns[found.table] = found.table, found.columns
         yield from ()
 
     def set_(self, statement: SetVariable) -> Iterator[str]:
         if statement.name not in self.variables:
             raise TsqlError(137, f'Must declare the scalar variable "{statement.name}".', severity=15)
-        value = _value(statement.value.text, self.variables[statement.name], self.scope)
+        value = _write_value(statement.value.text, self.variables[statement.name], self.scope)
         yield f"{quoted(statement.name)} := ({value});"
 
     def select(self, statement: SelectVariables) -> Iterator[str]:
@@ -247,7 +252,7 @@ class _Body:
             raise TsqlError(443, f"Invalid use of a side-effecting operator '{statement.verb}' within a function.")
         done = translate(statement.text, self.scope)
         if done.before:
-            raise _locks()
+            raise _lock_hint_error()
         if done.kind == "count":
             yield f"for found_row in {done.sql} loop end loop;" if done.identity is not None else f"{done.sql};"
             return
@@ -263,30 +268,30 @@ class _Body:
 
     def condition(self, text: str) -> str:
         done = translate_expression(text, self.scope)
-        if done.types != (CONDITION,):
-            raise no_condition()
+        if done.types != (CONDITION_TYPE,):
+            raise condition_expected()
         return f"({done.sql})"
 
 
-_WRITERS: dict[type[Statement], Callable[[_Body, Any], Iterator[str]]] = {
-    Block: _Body.block,
-    If: _Body.if_,
-    While: _Body.while_,
-    Break: _Body.break_,
-    Continue: _Body.continue_,
-    Return: _Body.return_,
-    DeclareVariable: _Body.declare,
-    DeclareTable: _Body.declare_table,
-    SetVariable: _Body.set_,
-    SelectVariables: _Body.select,
-    Relational: _Body.relational,
+_WRITERS: dict[type[Statement], Callable[[_BodyWriter, Any], Iterator[str]]] = {
+    Block: _BodyWriter.block,
+    If: _BodyWriter.if_,
+    While: _BodyWriter.while_,
+    Break: _BodyWriter.break_,
+    Continue: _BodyWriter.continue_,
+    Return: _BodyWriter.return_,
+    DeclareVariable: _BodyWriter.declare,
+    DeclareTable: _BodyWriter.declare_table,
+    SetVariable: _BodyWriter.set_,
+    SelectVariables: _BodyWriter.select,
+    Relational: _BodyWriter.relational,
 }
 
 
-def _locks() -> TsqlError:
+def _lock_hint_error() -> TsqlError:
     return TsqlError(40515, "A hint that locks keys is not supported in a function. Write it in the query around it.")
 
 
-def _value(text: str, of: SqlType, scope: Scope) -> str:
+def _write_value(text: str, of: SqlType, scope: Scope) -> str:
     """An expression as a value of a type."""
     return translate_expression(f"CAST(({text}\n) AS {of})", scope).sql

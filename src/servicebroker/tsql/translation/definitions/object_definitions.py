@@ -10,45 +10,49 @@ from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import unquoted
-from servicebroker.tsql.translation.definitions.sequences import alter_sequence, create_sequence, not_inside
+from servicebroker.tsql.tokens import unquote
+from servicebroker.tsql.translation.definitions.sequences import (
+    alter_sequence,
+    create_sequence,
+    nested_next_value_error,
+)
 from servicebroker.tsql.translation.definitions.table_columns import (
     ONE_NULL,
     Elements,
-    collation,
-    column_type_of,
-    comments,
-    condition,
-    elements,
-    names_of_constraints,
-    ordered,
-    stamps,
-    storage,
-    with_settings,
+    column_comments,
+    constraint_statements,
+    inline_settings,
+    read_column_type,
+    read_elements,
+    read_key_column,
+    rowversion_triggers,
+    skip_collation,
+    skip_storage,
+    write_condition,
 )
 from servicebroker.tsql.translation.queries.results import columns_of
-from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.queries.selects import translate_query
 from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
-from servicebroker.tsql.translation.reading.parts import names_in, table_in
+from servicebroker.tsql.translation.reading.parts import read_names, read_table
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
-from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
-from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.reading.syntax_tree import Slice, parse_slice
+from servicebroker.tsql.translation.result import Translation
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
-    identifier,
     not_permitted,
-    refused,
-    schema_of,
-    string,
+    not_supported,
+    postgres_schema,
+    quote_identifier,
+    quote_string,
 )
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import BIT, STRINGS, VARCHAR, SqlType, column_type
 
 
-def definition(writer: Writer, piece: Slice) -> Translated:
+def translate_definition(writer: Writer, piece: Slice) -> Translation:
     """A definition; statements in a row, without parameters."""
     reader = PieceReader(piece)
     done = _statements(writer, reader)
@@ -56,22 +60,22 @@ def definition(writer: Writer, piece: Slice) -> Translated:
         raise reader.failure()
     if writer.parameters:
         raise not_permitted(writer.parameters[0], 111 if piece.words[1:2] == ["VIEW"] else 128)
-    return Translated("; ".join(done), (), "ddl")
+    return Translation("; ".join(done), (), "ddl")
 
 
 def _statements(writer: Writer, reader: PieceReader) -> list[str]:
     verb = reader.word
     reader.at = 1
     if verb == "TRUNCATE" and reader.take("TABLE"):
-        return [f"TRUNCATE {_table(writer, reader, 'TRUNCATE TABLE')[0]} RESTART IDENTITY"]
+        return [f"TRUNCATE {_read_table(writer, reader, 'TRUNCATE TABLE')[0]} RESTART IDENTITY"]
     if verb == "CREATE" and reader.take("TABLE"):
         return _create_table(writer, reader)
     if verb == "ALTER" and reader.take("TABLE"):
         return _alter_table(writer, reader)
     if verb == "CREATE" and reader.take("OR", "ALTER", "VIEW"):
-        return _view(writer, reader, "CREATE OR ALTER VIEW")
+        return _create_view(writer, reader, "CREATE OR ALTER VIEW")
     if reader.take("VIEW") and verb != "DROP":
-        return _view(writer, reader, f"{verb} VIEW")
+        return _create_view(writer, reader, f"{verb} VIEW")
     if verb == "CREATE" and reader.word in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
         return _create_index(writer, reader)
     if verb == "CREATE" and reader.take("SCHEMA"):
@@ -86,41 +90,41 @@ def _statements(writer: Writer, reader: PieceReader) -> list[str]:
     raise reader.failure()
 
 
-def _table(writer: Writer, reader: PieceReader, *statements: str) -> tuple[str, ObjectName]:
+def _read_table(writer: Writer, reader: PieceReader, *statements: str) -> tuple[str, ObjectName]:
     """The next name as a table's, with which `statements` are done."""
-    own = object_name(table_in(reader.dotted()))
+    own = object_name(read_table(reader.dotted()))
     if "CREATE TABLE" in statements and own.name.startswith("#"):
         found = writer.temporary(own.name.lower())
         return found or TEMPORARY.format(own.name.lower().replace('"', '""')), own
     table = table_name(writer, own)
-    writer.note(table, *statements)
+    writer.record_use(table, *statements)
     return table, own
 
 
 def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
-    table, own = _table(writer, reader, "CREATE TABLE")
-    found = elements(writer, table, reader.inside(), own.name)
-    storage(reader)
+    table, own = _read_table(writer, reader, "CREATE TABLE")
+    found = read_elements(writer, table, reader.inside(), own.name)
+    skip_storage(reader)
     if not found.columns:
         raise TsqlError(102, "Incorrect syntax near ')'. A table needs a column.", severity=15)
     done = []
     is_temporary = own.name.startswith(("#", "@"))
     if not is_temporary and own.schema.lower() in ("", "dbo"):
-        done.append(f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}")
+        done.append(f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}")
     kind = "TEMPORARY TABLE" if is_temporary else "TABLE"
     done.append(f"CREATE {kind} {table} ({', '.join(found.members)})")
     if not is_temporary:
-        done.append(f"COMMENT ON TABLE {table} IS {string(own.name)}")
+        done.append(f"COMMENT ON TABLE {table} IS {quote_string(own.name)}")
     return [
         *done,
-        *comments(table, found.columns),
-        *names_of_constraints(table, found),
-        *stamps(table, found),
-        *_indexes(table, own, found),
+        *column_comments(table, found.columns),
+        *constraint_statements(table, found),
+        *rowversion_triggers(table, found),
+        *_create_indexes(table, own, found),
     ]
 
 
-def _indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
+def _create_indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
     return [
         text
         for name, unique, columns in found.indexes
@@ -140,19 +144,19 @@ def _index_name(own: ObjectName, name: str) -> str:
 def _index_comment(table: str, own: ObjectName, name: str) -> str:
     """Notes the spelling of an index, for the errors that name it."""
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
-    return f"COMMENT ON INDEX {schema}{_index_name(own, name)} IS {string(name)}"
+    return f"COMMENT ON INDEX {schema}{_index_name(own, name)} IS {quote_string(name)}"
 
 
 def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
-    table, own = _table(writer, reader, "ALTER TABLE")
+    table, own = _read_table(writer, reader, "ALTER TABLE")
     checks = not reader.take("WITH", "NOCHECK")
     checks_again = reader.take("WITH", "CHECK")
     if reader.take("ADD"):
-        return _add(writer, reader, table, own, checks=checks)
+        return _add_members(writer, reader, table, own, checks=checks)
     if reader.take("ALTER", "COLUMN"):
         return _alter_column(writer, reader, table)
     if reader.take("DROP", "INDEX"):
-        raise refused("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
+        raise not_supported("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
     if reader.take("DROP"):
         return _drop_members(writer, reader, table, own.name)
     if reader.word in ("CHECK", "NOCHECK") and reader.peek() == "CONSTRAINT":
@@ -160,10 +164,10 @@ def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
     changed = reader.peek(2) if reader.word == "SET" else ""
     if reader.take("REBUILD") or changed in ("LOCK_ESCALATION", "FILESTREAM_ON"):
         reader.at = len(reader.piece.words)
-        return _nothing(table)
-    if reader.word not in _INSTEAD:
+        return _require_table(table)
+    if reader.word not in _ALTER_TABLE_ADVICE:
         raise reader.failure()
-    raise refused(f"ALTER TABLE ... {reader.word} {changed}".rstrip(), _INSTEAD[reader.word])
+    raise not_supported(f"ALTER TABLE ... {reader.word} {changed}".rstrip(), _ALTER_TABLE_ADVICE[reader.word])
 
 
 def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) -> str:
@@ -177,46 +181,46 @@ def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) 
         wanted = [reader.identifier()]
         while reader.take(","):
             wanted.append(reader.identifier())
-        names = f"ARRAY[{', '.join(map(string, wanted))}]"
-    return f"SELECT tsql.switch_constraints({string(table)}, {names}, {holds}, {checks_again})"
+        names = f"ARRAY[{', '.join(map(quote_string, wanted))}]"
+    return f"SELECT tsql.switch_constraints({quote_string(table)}, {names}, {holds}, {checks_again})"
 
 
-_CHANGES = "Use a trigger, or a column of the type rowversion."
-_INSTEAD = {
+_USE_TRIGGER = "Use a trigger, or a column of the type rowversion."
+_ALTER_TABLE_ADVICE = {
     "SWITCH": "Move the rows with DELETE ... OUTPUT ... INTO.",
     "SPLIT": "Leave it out.",
     "MERGE": "Leave it out.",
-    "ENABLE": _CHANGES,
-    "DISABLE": _CHANGES,
+    "ENABLE": _USE_TRIGGER,
+    "DISABLE": _USE_TRIGGER,
     "SET": "Leave it out.",
     "ALTER": "Drop the index, and create it again.",
 }
 
 
-def _nothing(table: str) -> list[str]:
+def _require_table(table: str) -> list[str]:
     """What changes nothing, but that the table has to be there."""
-    return [f"SELECT {string(table)}::regclass"]
+    return [f"SELECT {quote_string(table)}::regclass"]
 
 
-def _add(writer: Writer, reader: PieceReader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
+def _add_members(writer: Writer, reader: PieceReader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
     """Without `checks`, WITH NOCHECK, the rows that are there may break a new CHECK or FOREIGN KEY."""
     rest = reader.piece.part(reader.at, len(reader.piece.words))
     reader.at = len(reader.piece.words)
-    found = elements(writer, table, rest, own.name, is_added=True)
+    found = read_elements(writer, table, rest, own.name, is_added=True)
     if not rest.words:
         raise reader.failure()
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
     if not checks:
         actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]
-    actions += [f"ALTER COLUMN {identifier(column.name)} SET DEFAULT {text}" for column, text in found.defaults]
+    actions += [f"ALTER COLUMN {quote_identifier(column.name)} SET DEFAULT {text}" for column, text in found.defaults]
     found.columns += [column for column, _ in found.defaults if column.type.name != "unknown"]
     done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
     return [
         *done,
-        *comments(table, found.columns),
-        *names_of_constraints(table, found),
-        *stamps(table, found),
-        *_indexes(table, own, found),
+        *column_comments(table, found.columns),
+        *constraint_statements(table, found),
+        *rowversion_triggers(table, found),
+        *_create_indexes(table, own, found),
     ]
 
 
@@ -233,34 +237,34 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
         change = f"{reader.word} {reader.peek(1)}"
         reader.at += 1
         if reader.word not in ("ROWGUIDCOL", "PERSISTED", "NOT", "SPARSE", "HIDDEN"):
-            raise refused(f"ALTER COLUMN ... {change}") if reader.word == "MASKED" else reader.failure()
+            raise not_supported(f"ALTER COLUMN ... {change}") if reader.word == "MASKED" else reader.failure()
         reader.at = len(reader.piece.words)
-        return _nothing(table)
-    of, _ = column_type_of(writer, reader)
+        return _require_table(table)
+    of, _ = read_column_type(writer, reader)
     if reader.take("COLLATE"):
-        collation(reader)
+        skip_collation(reader)
     reader.take("SPARSE")
     written = column_type(of)
-    column, known = identifier(name), (writer.table_columns(table) or {}).get(name.lower())
-    actions = [f"ALTER COLUMN {column} TYPE {written}{_using(column, known, of)}"]
+    column, known = quote_identifier(name), (writer.table_columns(table) or {}).get(name.lower())
+    actions = [f"ALTER COLUMN {column} TYPE {written}{_using_clause(column, known, of)}"]
     if reader.take("NOT", "NULL"):
         actions.append(f"ALTER COLUMN {column} SET NOT NULL")
     elif reader.take("NULL"):
         actions.append(f"ALTER COLUMN {column} DROP NOT NULL")
-    storage(reader)
+    skip_storage(reader)
     return [
         f"ALTER TABLE {table} {', '.join(actions)}",
-        *comments(table, [Column(name, of, default=known.default if known is not None else "")]),
+        *column_comments(table, [Column(name, of, default=known.default if known is not None else "")]),
     ]
 
 
-def _using(column: str, known: Column | None, of: SqlType) -> str:
+def _using_clause(column: str, known: Column | None, of: SqlType) -> str:
     """What the values become; the column itself refuses strings that are too long for it, which a cast would cut."""
     if known is None or known.type.name == "unknown":
         return f" USING {column}::{column_type(of)}"
     if of.name in STRINGS:
-        return "" if known.type.name in STRINGS else f" USING {converted(Sql(column, known.type), VARCHAR).text}"
-    return f" USING {converted(Sql(column, known.type), of).text}"
+        return "" if known.type.name in STRINGS else f" USING {cast_value(Sql(column, known.type), VARCHAR).text}"
+    return f" USING {cast_value(Sql(column, known.type), of).text}"
 
 
 def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> list[str]:
@@ -280,25 +284,25 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> 
         name = reader.identifier()
         column = defaults.get(name.lower()) if kind == "CONSTRAINT" else None
         if column is not None:
-            actions.append(f"ALTER COLUMN {identifier(column.name)} DROP DEFAULT")
+            actions.append(f"ALTER COLUMN {quote_identifier(column.name)} DROP DEFAULT")
             changed.append(column._replace(default=""))
         else:
-            actions.append(f"DROP {kind} {exists}{identifier(name)}")
-        storage(reader)
+            actions.append(f"DROP {kind} {exists}{quote_identifier(name)}")
+        skip_storage(reader)
         if not reader.take(","):
-            return [f"ALTER TABLE {table} {', '.join(actions)}", *comments(table, changed)]
+            return [f"ALTER TABLE {table} {', '.join(actions)}", *column_comments(table, changed)]
 
 
-_OF_EVERYBODY = frozenset({"db_id", "db_name", "@@spid"})  # what PostgreSQL knows of any connection
+_CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # what PostgreSQL knows of any connection
 
 
-def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
-    view, own = _table(writer, reader, statement)
-    named = names_in(reader.inside()) if reader.word == "(" else []
-    columns = f" ({', '.join(identifier(each) for each in named)})" if named else ""
+def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
+    view, own = _read_table(writer, reader, statement)
+    named = read_names(reader.inside()) if reader.word == "(" else []
+    columns = f" ({', '.join(quote_identifier(each) for each in named)})" if named else ""
     while reader.take("WITH") or reader.take(","):
         if reader.word not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
-            raise refused(f"WITH {reader.word} of a view")
+            raise not_supported(f"WITH {reader.word} of a view")
         reader.at += 1
     if not reader.take("AS"):
         raise reader.failure()
@@ -308,9 +312,9 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         rest, check = rest.part(0, len(rest.words) - 3), " WITH CHECK OPTION"
     reader.at = len(reader.piece.words)
     if any(rest.words[at : at + 3] == ["NEXT", "VALUE", "FOR"] for at in range(len(rest.words))):
-        raise not_inside()
-    node = parsed(rest)
-    done = query(writer, node, outermost=False)
+        raise nested_next_value_error()
+    node = parse_slice(rest)
+    done = translate_query(writer, node, outermost=False)
     if done.outputs is not None and not columns and any(not output.name for output in done.outputs):
         raise TsqlError(
             4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
@@ -320,9 +324,9 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
         outputs = [each._replace(name=name) for name, each in zip(named, outputs, strict=True)]
     known = columns_of(outputs)
     text = done.text
-    if set(writer.parameters) <= _OF_EVERYBODY:  # who works, whoever reads the view would have to be told
-        text = with_settings(writer, text)
-    statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
+    if set(writer.parameters) <= _CONNECTION_FUNCTIONS:  # who works, whoever reads the view would have to be told
+        text = inline_settings(writer, text)
+    statements = [f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):
         statements = []
     if statement != "CREATE VIEW":
@@ -330,10 +334,10 @@ def _view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
     note = f"{own.name}\n{reader.piece.text}"  # decision 256
     statements += [
         f"CREATE VIEW {view}{columns} AS {text}{check}",
-        f"COMMENT ON VIEW {view} IS {string(note)}",
+        f"COMMENT ON VIEW {view} IS {quote_string(note)}",
     ]
     return statements + (
-        comments(view, list(known.values())) if known and len(named or outputs) == len(outputs) else []
+        column_comments(view, list(known.values())) if known and len(named or outputs) == len(outputs) else []
     )
 
 
@@ -346,11 +350,11 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     name = reader.identifier()
     if not reader.take("ON"):
         raise reader.failure()
-    table, own = _table(writer, reader, "CREATE INDEX")
-    columns = ", ".join("".join(ordered(each)) for each in reader.inside().split())
+    table, own = _read_table(writer, reader, "CREATE INDEX")
+    columns = ", ".join("".join(read_key_column(each)) for each in reader.inside().split())
     text = f"CREATE {unique}INDEX {_index_name(own, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
-        text += " INCLUDE (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+        text += " INCLUDE (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
     text += f" {ONE_NULL}" if unique else ""
     if reader.take("WHERE"):
         end = reader.piece.find("WITH", "ON", after=reader.at)
@@ -358,8 +362,8 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
         wanted = reader.piece.part(reader.at, stop)
         reader.at = stop
         known = list((writer.table_columns(table) or {}).values())
-        text += f" WHERE {condition(writer, wanted, Elements(columns=known))}"
-    storage(reader)
+        text += f" WHERE {write_condition(writer, wanted, Elements(columns=known))}"
+    skip_storage(reader)
     return [text, _index_comment(table, own, name)]
 
 
@@ -368,17 +372,17 @@ def _create_schema(writer: Writer, reader: PieceReader) -> list[str]:
     if reader.take("AUTHORIZATION"):
         owner = reader.identifier()
         if owner.lower() != "dbo":
-            raise refused(f"AUTHORIZATION {owner} of a schema", "Schemas belong to dbo.")
+            raise not_supported(f"AUTHORIZATION {owner} of a schema", "Schemas belong to dbo.")
     if not name or reader.word:
-        raise refused("CREATE SCHEMA with further statements", "Write them behind it.")
-    schema = schema_of(writer.scope.database, name)
-    return [f"CREATE SCHEMA {schema}", f"COMMENT ON SCHEMA {schema} IS {string(name)}"]
+        raise not_supported("CREATE SCHEMA with further statements", "Write them behind it.")
+    schema = postgres_schema(writer.scope.database, name)
+    return [f"CREATE SCHEMA {schema}", f"COMMENT ON SCHEMA {schema} IS {quote_string(name)}"]
 
 
 def _drop(writer: Writer, reader: PieceReader) -> list[str]:
     kind = reader.word
     if kind not in ("TABLE", "VIEW", "SEQUENCE", "SCHEMA", "INDEX"):
-        raise refused(f"DROP {kind}")
+        raise not_supported(f"DROP {kind}")
     reader.at += 1
     exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
     found = []
@@ -390,39 +394,39 @@ def _drop(writer: Writer, reader: PieceReader) -> list[str]:
 
 def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str:
     if kind == "SCHEMA":
-        return f"DROP SCHEMA {exists}{schema_of(writer.scope.database, reader.identifier())}"
+        return f"DROP SCHEMA {exists}{postgres_schema(writer.scope.database, reader.identifier())}"
     if kind != "INDEX":
-        own = object_name(table_in(reader.dotted()))
+        own = object_name(read_table(reader.dotted()))
         if exists and own.name.startswith("#") and writer.temporary(own.name.lower()) is None:
             return "SELECT"
         table = table_name(writer, own)
-        writer.note(table, f"DROP {kind}")
+        writer.record_use(table, f"DROP {kind}")
         return f"DROP {kind} {exists}{table}"
     place = reader.at
     name = reader.dotted()
     if reader.take("ON"):
-        table, own = _table(writer, reader, "DROP INDEX")
-        index = unquoted(name.text)
-        storage(reader)
+        table, own = _read_table(writer, reader, "DROP INDEX")
+        index = unquote(name.text)
+        skip_storage(reader)
     else:  # the old form: table.index
         parts = name.part(0, len(name.words) - 2)
         if len(name.words) < 3:
             raise syntax_error(name.text, reader.piece.line(place))
-        own = object_name(table_in(parts))
+        own = object_name(read_table(parts))
         table = table_name(writer, own)
-        writer.note(table, "DROP INDEX")
-        index = unquoted(name.part(len(name.words) - 1, len(name.words)).text)
+        writer.record_use(table, "DROP INDEX")
+        index = unquote(name.part(len(name.words) - 1, len(name.words)).text)
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
     return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"
 
 
-UPDATED = "updated "  # before the name of a column: the parameter that says whether the statement has set it
+UPDATED_PREFIX = "updated "  # before the name of a column: the parameter that says whether the statement has set it
 
 
-def _updated(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+def _write_updated(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) != 1 or not isinstance(nodes[0], exp.Column):
         raise TsqlError(102, "Incorrect syntax near 'UPDATE'. It takes the name of a column.", severity=15)
-    return Sql(writer.parameter(UPDATED + nodes[0].name.lower(), BIT), BIT)
+    return Sql(writer.parameter(UPDATED_PREFIX + nodes[0].name.lower(), BIT), BIT)
 
 
-SPECIAL["update"] = _updated
+SPECIAL["update"] = _write_updated

@@ -6,12 +6,12 @@ from sqlglot import exp
 
 from servicebroker.model.number_bounds import WHOLE
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.definitions.table_columns import column_type_of
+from servicebroker.tsql.translation.definitions.table_columns import read_column_type
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
-from servicebroker.tsql.translation.reading.parts import table_in
+from servicebroker.tsql.translation.reading.parts import read_table
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
-from servicebroker.tsql.translation.reading.text_to_tree import read
-from servicebroker.tsql.translation.text_writer import Sql, Writer, schema_of, string, write_value
+from servicebroker.tsql.translation.reading.syntax_tree import slice_text
+from servicebroker.tsql.translation.text_writer import Sql, Writer, postgres_schema, quote_string, write_value
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import BIGINT, SqlType, postgres_type
 
@@ -22,14 +22,14 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     Raises:
         TsqlError: 11700 to 11709 for what cannot be counted so; some are PostgreSQL's and get their number later.
     """
-    sequence, own = _sequence(writer, reader, "CREATE SEQUENCE")
+    sequence, own = _read_sequence(writer, reader, "CREATE SEQUENCE")
     of = BIGINT
     if reader.take("AS"):
-        of, _ = column_type_of(writer, reader)
-    low, high = _bounds(of, own)
-    said = _clauses(reader, own, "CREATE")
+        of, _ = read_column_type(writer, reader)
+    low, high = _type_bounds(of, own)
+    said = _read_clauses(reader, own, "CREATE")
     least, most = (
-        _bound(said.get(clause), own, (low, high)[at], (low, high))
+        _check_bound(said.get(clause), own, (low, high)[at], (low, high))
         for at, clause in enumerate(("MINVALUE", "MAXVALUE"))
     )
     step = said.get("INCREMENT") or 1
@@ -49,8 +49,8 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
         f"CREATE SEQUENCE {sequence} AS {kind} INCREMENT BY {step} MINVALUE {least} MAXVALUE {most} START WITH {start} "
         f"{'CYCLE' if said.get('CYCLE') else 'NO CYCLE'}"
     )
-    schema = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
-    comment = f"COMMENT ON SEQUENCE {sequence} IS {string(own.name)}"
+    schema = [f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}"]
+    comment = f"COMMENT ON SEQUENCE {sequence} IS {quote_string(own.name)}"
     return [*(schema if own.schema.lower() in ("", "dbo") else []), text, comment]
 
 
@@ -60,8 +60,8 @@ def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     Raises:
         TsqlError: 11700 to 11715 as `create_sequence`, and for clauses of CREATE alone.
     """
-    sequence, own = _sequence(writer, reader, "ALTER SEQUENCE")
-    said = _clauses(reader, own, "ALTER")
+    sequence, own = _read_sequence(writer, reader, "ALTER SEQUENCE")
+    said = _read_clauses(reader, own, "ALTER")
     if not said:
         raise TsqlError(11715, "No properties specified for ALTER SEQUENCE.")
     parts = []
@@ -74,17 +74,17 @@ def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
             parts.append(f"NO {clause}" if said[clause] is None else f"{clause} {said[clause]}")
     if "CYCLE" in said:
         parts.append("CYCLE" if said["CYCLE"] else "NO CYCLE")
-    return [f"SELECT tsql.alter_sequence({string(sequence)}, {string(' '.join(parts))})"]
+    return [f"SELECT tsql.alter_sequence({quote_string(sequence)}, {quote_string(' '.join(parts))})"]
 
 
-def _sequence(writer: Writer, reader: PieceReader, statement: str) -> tuple[str, ObjectName]:
-    own = object_name(table_in(reader.dotted()))
+def _read_sequence(writer: Writer, reader: PieceReader, statement: str) -> tuple[str, ObjectName]:
+    own = object_name(read_table(reader.dotted()))
     sequence = table_name(writer, own)
-    writer.note(sequence, statement)
+    writer.record_use(sequence, statement)
     return sequence, own
 
 
-def _bounds(of: SqlType, own: ObjectName) -> tuple[int, int]:
+def _type_bounds(of: SqlType, own: ObjectName) -> tuple[int, int]:
     if of.name == "decimal" and not of.scale:
         most = min(10 ** (of.precision or 18) - 1, 2**63 - 1)
         return -most, most
@@ -97,7 +97,7 @@ def _bounds(of: SqlType, own: ObjectName) -> tuple[int, int]:
     return WHOLE[of.name]
 
 
-def _bound(said: int | None, own: ObjectName, otherwise: int, bounds: tuple[int, int]) -> int:
+def _check_bound(said: int | None, own: ObjectName, otherwise: int, bounds: tuple[int, int]) -> int:
     if said is None:
         return otherwise
     if not bounds[0] <= said <= bounds[1]:
@@ -107,27 +107,27 @@ def _bound(said: int | None, own: ObjectName, otherwise: int, bounds: tuple[int,
     return said
 
 
-def _clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, int | None]:
+def _read_clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, int | None]:
     """What the clauses say, by their first word; None for NO and for RESTART alone, 1 and 0 for CYCLE."""
     said: dict[str, int | None] = {}
     while reader.word:
         if reader.take("START", "WITH"):
             if verb == "ALTER":
                 raise TsqlError(11710, "Argument 'START WITH' cannot be used in an ALTER SEQUENCE statement.")
-            said["START"] = _number(reader)
+            said["START"] = _read_number(reader)
         elif reader.take("RESTART"):
             if verb == "CREATE":
                 raise TsqlError(11709, "The 'RESTART WITH' argument cannot be used in a CREATE SEQUENCE statement.")
-            said["RESTART"] = _number(reader) if reader.take("WITH") else None
+            said["RESTART"] = _read_number(reader) if reader.take("WITH") else None
         elif reader.word == "AS" and verb == "ALTER":
             raise TsqlError(11711, "Argument 'AS' cannot be used in an ALTER SEQUENCE statement.")
         elif reader.take("INCREMENT", "BY"):
-            said["INCREMENT"] = _number(reader)
+            said["INCREMENT"] = _read_number(reader)
         elif reader.take("NO", "MINVALUE") or reader.take("NO", "MAXVALUE"):
             said[reader.peek(-1)] = None
         elif reader.take("MINVALUE") or reader.take("MAXVALUE"):
             clause = reader.peek(-1)
-            said[clause] = _number(reader)
+            said[clause] = _read_number(reader)
         elif reader.take("NO", "CYCLE"):
             said["CYCLE"] = 0
         elif reader.take("CYCLE"):
@@ -135,7 +135,7 @@ def _clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, int |
         elif reader.take("NO", "CACHE"):
             said["CACHE"] = None
         elif reader.take("CACHE"):  # PostgreSQL would keep so many for each connection, and leave gaps
-            said["CACHE"] = _number(reader) if reader.word.isdigit() or reader.word == "-" else None
+            said["CACHE"] = _read_number(reader) if reader.word.isdigit() or reader.word == "-" else None
             if said["CACHE"] is not None and said["CACHE"] < 1:
                 raise TsqlError(11706, f"The cache size for sequence object '{own}' must be greater than 0.")
         else:
@@ -143,33 +143,33 @@ def _clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, int |
     return said
 
 
-def _number(reader: PieceReader) -> int:
+def _read_number(reader: PieceReader) -> int:
     return -reader.integer() if reader.take("-") else reader.integer()
 
 
 # where NEXT VALUE FOR may not stand: 11741, 11720, 11719, 11721
-_BESIDE_OTHERS = (exp.Case, exp.If, exp.Coalesce, exp.Nullif)
-_CLAUSES = (exp.Where, exp.Having, exp.Group, exp.Order, exp.Join, exp.Limit, exp.Returning)
-_INNER = (exp.Subquery, exp.CTE)
+_CONDITIONAL_NODES = (exp.Case, exp.If, exp.Coalesce, exp.Nullif)
+_FORBIDDEN_CLAUSES = (exp.Where, exp.Having, exp.Group, exp.Order, exp.Join, exp.Limit, exp.Returning)
+_NESTED_QUERIES = (exp.Subquery, exp.CTE)
 
 
-def check_place(node: exp.Expression, is_ordered: bool) -> None:
+def check_next_value_place(node: exp.Expression, is_ordered: bool) -> None:
     """That NEXT VALUE FOR may stand here; `is_ordered` with OVER.
 
     Raises:
         TsqlError: 11719, 11720, 11721, 11723 or 11741.
     """
-    if node.find_ancestor(*_BESIDE_OTHERS):
+    if node.find_ancestor(*_CONDITIONAL_NODES):
         raise TsqlError(
             11741, "NEXT VALUE FOR function cannot be used within CASE, CHOOSE, COALESCE, IIF, ISNULL and NULLIF."
         )
-    if node.find_ancestor(*_CLAUSES):
+    if node.find_ancestor(*_FORBIDDEN_CLAUSES):
         raise TsqlError(
             11720,
             "NEXT VALUE FOR function is not allowed in the TOP, OVER, OUTPUT, ON, WHERE, GROUP BY, HAVING, or ORDER BY clauses.",
         )
-    if node.find_ancestor(*_INNER):
-        raise not_inside()
+    if node.find_ancestor(*_NESTED_QUERIES):
+        raise nested_next_value_error()
     query = node.find_ancestor(exp.Select)
     if node.find_ancestor(exp.SetOperation) or (query is not None and query.args.get("distinct")):
         raise TsqlError(
@@ -185,7 +185,7 @@ def check_place(node: exp.Expression, is_ordered: bool) -> None:
         )
 
 
-def not_inside() -> TsqlError:
+def nested_next_value_error() -> TsqlError:
     """11719: NEXT VALUE FOR in a view, a function or a query inside of another one."""
     return TsqlError(
         11719,
@@ -197,15 +197,15 @@ def not_inside() -> TsqlError:
 
 def _next_value(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """The name of the sequence, as written, and with OVER the place of the row in that order."""
-    check_place(nodes[0], len(nodes) > 1)
-    writer.used["body", ""] = writer.scope.is_body
+    check_next_value_place(nodes[0], len(nodes) > 1)
+    writer.scope_answers["body", ""] = writer.scope.is_body
     if writer.scope.is_body:
-        raise not_inside()
-    own = object_name(table_in(read(nodes[0].name)))
+        raise nested_next_value_error()
+    own = object_name(read_table(slice_text(nodes[0].name)))
     sequence = table_name(writer, own)
-    writer.note(sequence, "UPDATE")
-    writer.named.pop(sequence, None)  # it has no rows that an isolation level would hold
-    named, place = f"{string(sequence)}::regclass", string(writer.place_in_row())
+    writer.record_use(sequence, "UPDATE")
+    writer.table_uses.pop(sequence, None)  # it has no rows that an isolation level would hold
+    named, place = f"{quote_string(sequence)}::regclass", quote_string(writer.next_draw_key())
     if len(nodes) == 1:
         return Sql(f"tsql.next_in_row({named}, {place})", BIGINT)
     return Sql(f"tsql.next_in_row({named}, {place}, {write_value(writer, nodes[1]).text})", BIGINT)

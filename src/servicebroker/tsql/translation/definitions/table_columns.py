@@ -6,30 +6,30 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
-from servicebroker.tsql.known_columns import noted
+from servicebroker.tsql.known_columns import column_comment
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import unquoted
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.tokens import unquote
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
-from servicebroker.tsql.translation.reading.parts import condition_in, table_in, value_in
+from servicebroker.tsql.translation.reading.parts import read_condition, read_table, read_value
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
-from servicebroker.tsql.translation.reading.text_to_tree import Slice
-from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.reading.syntax_tree import Slice
+from servicebroker.tsql.translation.rows.targets import convert_for_column
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Writer,
-    identifier,
     not_permitted,
-    of_session,
-    refused,
-    string,
+    not_supported,
+    quote_identifier,
+    quote_string,
+    session_value_sql,
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.types import INTEGERS, PADDED, ROWVERSIONS, SqlType, column_type, counting
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.translation.values.casts import cast_value
+from servicebroker.tsql.types import INTEGERS, PADDED, ROWVERSIONS, SqlType, column_type, identity_clause
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
 
@@ -40,16 +40,16 @@ class Elements:
 
     members: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
-    behind: list[str] = field(default_factory=list)  # constraints of the table that a column is written with
+    table_constraints: list[str] = field(default_factory=list)  # constraints of the table that a column is written with
     table: str = ""  # as it is written
     defaults: list[tuple[Column, str]] = field(default_factory=list)  # of ALTER TABLE ... ADD DEFAULT ... FOR
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
-    stamped: list[str] = field(default_factory=list)  # columns of the type rowversion
+    rowversion_columns: list[str] = field(default_factory=list)  # columns of the type rowversion
     constraints: list[str] = field(default_factory=list)  # as they are written
     is_added: bool = False  # to a table with columns of its own
 
 
-def elements(writer: Writer, table: str, piece: Slice, own: str, *, is_added: bool = False) -> Elements:
+def read_elements(writer: Writer, table: str, piece: Slice, own: str, *, is_added: bool = False) -> Elements:
     """The elements between the parentheses of a table of this PostgreSQL name, which is written as `own`, or those that
     are added to it.
     """
@@ -62,15 +62,15 @@ def elements(writer: Writer, table: str, piece: Slice, own: str, *, is_added: bo
             raise syntax_error(",", each.line())
     for each in pieces:  # columns first: constraints and computed columns speak of them
         if each.words[0] not in _TABLE_WORDS and each.words[1:2] != ["AS"]:
-            _column(writer, each, found)
-    _computed_columns(writer, pieces, found, table)
+            _add_column(writer, each, found)
+    _add_computed_columns(writer, pieces, found, table)
     for each in pieces:
         if each.words[0] in _TABLE_WORDS:
-            _constraint(writer, PieceReader(each), found, table)
+            _add_constraint(writer, PieceReader(each), found, table)
     return found
 
 
-def _computed_columns(writer: Writer, pieces: list[Slice], found: Elements, table: str) -> None:
+def _add_computed_columns(writer: Writer, pieces: list[Slice], found: Elements, table: str) -> None:
     """They speak of the other columns, and stand where they are written."""
     columns, members = iter(found.columns), iter(found.members)
     ordered_columns, ordered_members = [], []
@@ -81,22 +81,22 @@ def _computed_columns(writer: Writer, pieces: list[Slice], found: Elements, tabl
             ordered_columns.append(next(columns))
             ordered_members.append(next(members))
             continue
-        _computed(writer, each, found, table)
+        _add_computed_column(writer, each, found, table)
         ordered_columns.append(found.columns.pop())
         ordered_members.append(found.members.pop())
-    found.columns, found.members = ordered_columns, [*ordered_members, *found.behind]
+    found.columns, found.members = ordered_columns, [*ordered_members, *found.table_constraints]
 
 
-def _sight(found: Elements, table: str) -> list[Source]:
+def _visible_columns(found: Elements, table: str) -> list[Source]:
     return [Source("", {column.name.lower(): column for column in found.columns}, table)]
 
 
-def _column(writer: Writer, piece: Slice, found: Elements) -> None:
+def _add_column(writer: Writer, piece: Slice, found: Elements) -> None:
     reader = PieceReader(piece)
     name = reader.identifier()
     is_stamped = reader.quoted() in ROWVERSIONS
-    of, may_be_null = column_type_of(writer, reader)
-    parts = [identifier(name), column_type(of)]
+    of, may_be_null = read_column_type(writer, reader)
+    parts = [quote_identifier(name), column_type(of)]
     of_table: list[str] = []
     identity, nullable, default = False, True, ""
     words = piece.words
@@ -106,17 +106,17 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
         nullable = False
         parts.append("NOT NULL")
     if is_stamped:
-        if found.stamped:
+        if found.rowversion_columns:
             raise TsqlError(
                 2738,
                 f"A table can only have one timestamp column. Because the table already has one, the column '{name}' "
                 "cannot be added.",
             )
-        found.stamped.append(name)
+        found.rowversion_columns.append(name)
         parts.append("NOT NULL DEFAULT tsql.next_rowversion()")
     while reader.word:
         constraint = _constraint_name(reader, found)
-        label = _label(constraint)
+        label = _constraint_label(constraint)
         if reader.take("NULL"):
             continue
         if reader.take("NOT", "NULL"):
@@ -125,47 +125,47 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
         elif reader.take("IDENTITY"):
             _check_identity(name, of)
             identity, nullable = True, False
-            parts.append(counting(of, *_seed(reader)))
+            parts.append(identity_clause(of, *_read_seed(reader)))
             reader.take("NOT", "FOR", "REPLICATION")
         elif reader.take("DEFAULT"):
-            parts.append(f"DEFAULT {_default(writer, reader, Column(name, of))}")
-            default = constraint or _name_of_default(found.table, name)
+            parts.append(f"DEFAULT {_write_default(writer, reader, Column(name, of))}")
+            default = constraint or _default_constraint_name(found.table, name)
             reader.take("WITH", "VALUES")  # the rows that are there have it anyhow
         elif reader.take("COLLATE"):
-            collation(reader)
+            skip_collation(reader)
         elif reader.word in ("ROWGUIDCOL", "SPARSE", "PERSISTED", "FILESTREAM"):
             reader.at += 1
         elif reader.word in ("PRIMARY", "UNIQUE"):
             primary = reader.word == "PRIMARY"
-            key = label + _key(reader, "")
+            key = label + _write_key(reader, "")
             if key.endswith(")"):  # the comma before a constraint of the table may be missing
                 of_table.append(key)
                 continue
             nullable = nullable and not primary
             parts.append(key)
         elif reader.take("INDEX"):
-            found.indexes.append((reader.identifier(), reader.take("UNIQUE"), [identifier(name)]))
-            _clustered(reader)
+            found.indexes.append((reader.identifier(), reader.take("UNIQUE"), [quote_identifier(name)]))
+            _skip_clustered(reader)
             if reader.take("WHERE"):
                 reader.at = reader.piece.find("WITH", "ON", after=reader.at) or len(reader.piece.words)
-            storage(reader)
+            skip_storage(reader)
         elif reader.take("CHECK"):
             reader.take("NOT", "FOR", "REPLICATION")
             found.columns.append(Column(name, of))
-            parts.append(f"{label}CHECK ({condition(writer, reader.inside(), found)})")
+            parts.append(f"{label}CHECK ({write_condition(writer, reader.inside(), found)})")
             found.columns.pop()
         elif reader.take("FOREIGN", "KEY") and reader.word == "(":
-            of_table.append(f"{label}{_foreign_key(writer, reader)}")
+            of_table.append(f"{label}{_write_foreign_key(writer, reader)}")
         elif reader.word == "REFERENCES":
-            parts.append(label + _references(writer, reader))
+            parts.append(label + _write_references(writer, reader))
         else:
             raise reader.failure()
     found.columns.append(Column(name, of, identity, nullable, default=default))
     found.members.append(" ".join(parts))
-    found.behind += of_table
+    found.table_constraints += of_table
 
 
-def column_type_of(writer: Writer, reader: PieceReader) -> tuple[SqlType, bool]:
+def read_column_type(writer: Writer, reader: PieceReader) -> tuple[SqlType, bool]:
     """Steps over a type; whether a column of it may be NULL when nothing else is said."""
     start = reader.at
     if reader.word in ("NATIONAL", "CHARACTER", "DOUBLE", "CHAR", "BINARY"):
@@ -182,7 +182,7 @@ def column_type_of(writer: Writer, reader: PieceReader) -> tuple[SqlType, bool]:
 
 def _check_identity(name: str, of: SqlType) -> None:
     if of.name == "decimal" and not of.scale:
-        raise refused(f"IDENTITY of the type {of}", "Use bigint.")
+        raise not_supported(f"IDENTITY of the type {of}", "Use bigint.")
     if of.name not in INTEGERS - {"bit"}:
         raise TsqlError(
             2749,
@@ -191,13 +191,13 @@ def _check_identity(name: str, of: SqlType) -> None:
         )
 
 
-def _seed(reader: PieceReader) -> tuple[int, int]:
+def _read_seed(reader: PieceReader) -> tuple[int, int]:
     if reader.word != "(":
         return 1, 1
     numbers = [each.text.replace(" ", "") for each in reader.inside().split()]
     if len(numbers) != 2 or not all(is_whole(number) for number in numbers):
         raise syntax_error("IDENTITY", reader.piece.line())
-    start, step = (whole_number(number) for number in numbers)
+    start, step = (parse_whole_number(number) for number in numbers)
     if step == 0:
         raise TsqlError(1010, "Identity increment must not be zero.")
     return start, step
@@ -213,16 +213,16 @@ def _constraint_name(reader: PieceReader, found: Elements) -> str:
     return name
 
 
-def _label(name: str) -> str:
-    return f"CONSTRAINT {identifier(name)} " if name else ""
+def _constraint_label(name: str) -> str:
+    return f"CONSTRAINT {quote_identifier(name)} " if name else ""
 
 
-def _name_of_default(table: str, column: str) -> str:
+def _default_constraint_name(table: str, column: str) -> str:
     """What the system calls a default that nobody has named."""
     return f"DF__{table[:9]}__{column[: 14 - len(table[:9])]}__{zlib.crc32(f'{table}.{column}'.encode()):08X}"
 
 
-def _default(writer: Writer, reader: PieceReader, column: Column) -> str:
+def _write_default(writer: Writer, reader: PieceReader, column: Column) -> str:
     start = reader.at
     if reader.word in ("+", "-"):
         reader.at += 1
@@ -238,25 +238,25 @@ def _default(writer: Writer, reader: PieceReader, column: Column) -> str:
             reader.identifier()
         if reader.word == "(":
             reader.inside()
-    node = value_in(reader.piece.part(start, reader.at))
+    node = read_value(reader.piece.part(start, reader.at))
     if reader.take("FOR"):
         column = Column(reader.identifier(), column.type)
-    writer.default_of, writer.drawn = column.name, 0
-    text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
-    writer.default_of = ""
-    return f"({with_settings(writer, text)})"
+    writer.default_column, writer.sequence_draws = column.name, 0
+    text = convert_for_column(write_value(writer, node), column if column.type.name != "unknown" else None)
+    writer.default_column = ""
+    return f"({inline_settings(writer, text)})"
 
 
-def with_settings(writer: Writer, text: str) -> str:
+def inline_settings(writer: Writer, text: str) -> str:
     """What lives longer than the session: who works in it, a default reads from a setting of the connection."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
-        said = of_session(writer.scope, name)
+        said = session_value_sql(writer.scope, name)
         text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
     writer.parameters.clear()
     return text
 
 
-def _without_parameters(writer: Writer) -> None:
+def _refuse_parameters(writer: Writer) -> None:
     if writer.parameters:
         raise not_permitted(writer.parameters[0])
 
@@ -266,7 +266,7 @@ _COLLATION = re.compile(
 )
 
 
-def collation(reader: PieceReader) -> None:
+def skip_collation(reader: PieceReader) -> None:
     """Steps over COLLATE name: strings are compared by their characters, whatever it says (`tsql check` tells it).
 
     Raises:
@@ -277,7 +277,7 @@ def collation(reader: PieceReader) -> None:
         raise TsqlError(448, f"Invalid collation '{name}'.")
 
 
-def _clustered(reader: PieceReader) -> None:
+def _skip_clustered(reader: PieceReader) -> None:
     """Steps over how an index is kept, which is one way here."""
     if not reader.take("CLUSTERED"):
         reader.take("NONCLUSTERED")
@@ -288,21 +288,21 @@ def _clustered(reader: PieceReader) -> None:
 ONE_NULL = "NULLS NOT DISTINCT"  # there is one NULL at most where values are unique
 
 
-def _key(reader: PieceReader, columns: str) -> str:
+def _write_key(reader: PieceReader, columns: str) -> str:
     if reader.take("PRIMARY", "KEY"):
         word = "PRIMARY KEY"
     elif reader.take("UNIQUE"):
         word = f"UNIQUE {ONE_NULL}"
     else:
         raise reader.failure()
-    _clustered(reader)
+    _skip_clustered(reader)
     if reader.word == "(":
-        columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
-    storage(reader)
+        columns = " (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
+    skip_storage(reader)
     return word + columns
 
 
-def storage(reader: PieceReader) -> None:
+def skip_storage(reader: PieceReader) -> None:
     """Steps over how SQL Server lays a table or an index out: nothing here."""
     while True:
         if reader.take("WITH"):
@@ -323,7 +323,7 @@ def storage(reader: PieceReader) -> None:
             return
 
 
-_KEPT_OTHERWISE = {
+_STORAGE_ADVICE = {
     "SYSTEM_VERSIONING": "Keep what was before in a table of its own, filled by a trigger.",
     "LEDGER": "Leave it out: nothing here proves that rows were not changed.",
     "REMOTE_DATA_ARCHIVE": "Leave it out.",
@@ -332,15 +332,15 @@ _KEPT_OTHERWISE = {
 
 def _check_storage(piece: Slice) -> None:
     for each in piece.split():
-        instead = _KEPT_OTHERWISE.get(each.words[0]) if each.words else None
+        instead = _STORAGE_ADVICE.get(each.words[0]) if each.words else None
         if instead is not None:
-            raise refused(f"WITH ({each.words[0]})", instead)
+            raise not_supported(f"WITH ({each.words[0]})", instead)
 
 
-def ordered(piece: Slice) -> tuple[str, str]:
+def read_key_column(piece: Slice) -> tuple[str, str]:
     """A column of a key: its name, quoted, and DESC or nothing."""
     reader = PieceReader(piece)
-    name = identifier(reader.identifier())
+    name = quote_identifier(reader.identifier())
     down = " DESC" if reader.take("DESC") else ""
     reader.take("ASC")
     if reader.word:
@@ -348,19 +348,19 @@ def ordered(piece: Slice) -> tuple[str, str]:
     return name, down
 
 
-def _foreign_key(writer: Writer, reader: PieceReader) -> str:
-    columns = ", ".join(ordered(each)[0] for each in reader.inside().split())
-    return f"FOREIGN KEY ({columns}) {_references(writer, reader)}"
+def _write_foreign_key(writer: Writer, reader: PieceReader) -> str:
+    columns = ", ".join(read_key_column(each)[0] for each in reader.inside().split())
+    return f"FOREIGN KEY ({columns}) {_write_references(writer, reader)}"
 
 
-def _references(writer: Writer, reader: PieceReader) -> str:
+def _write_references(writer: Writer, reader: PieceReader) -> str:
     if not reader.take("REFERENCES"):
         raise reader.failure()
-    target = table_name(writer, object_name(table_in(reader.dotted())))
-    writer.note(target, "REFERENCES")
+    target = table_name(writer, object_name(read_table(reader.dotted())))
+    writer.record_use(target, "REFERENCES")
     columns = ""
     if reader.word == "(":
-        columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+        columns = " (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
     text = f"REFERENCES {target}{columns}"
     while reader.word == "ON" and reader.peek(1) in ("DELETE", "UPDATE"):
         event = reader.peek(1)
@@ -377,15 +377,15 @@ def _references(writer: Writer, reader: PieceReader) -> str:
     return text
 
 
-def condition(writer: Writer, piece: Slice, found: Elements) -> str:
+def write_condition(writer: Writer, piece: Slice, found: Elements) -> str:
     """A condition on the columns of a table."""
-    with writer.query(_sight(found, "")):
-        text = write_predicate(writer, condition_in(piece))
-    _without_parameters(writer)
+    with writer.query(_visible_columns(found, "")):
+        text = write_predicate(writer, read_condition(piece))
+    _refuse_parameters(writer)
     return text
 
 
-def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None:
+def _add_computed_column(writer: Writer, piece: Slice, found: Elements, table: str) -> None:
     reader = PieceReader(piece)
     name = reader.identifier()
     reader.take("AS")
@@ -394,103 +394,115 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
         reader.inside()
     end = piece.find("PERSISTED", "CONSTRAINT", "PRIMARY", "UNIQUE", after=reader.at)
     reader.at = end if end is not None else len(piece.words)
-    node = value_in(piece.part(start, reader.at))
+    node = read_value(piece.part(start, reader.at))
     there = (writer.table_columns(table) or {}).values() if found.is_added else ()
-    with writer.query(_sight(Elements(columns=[*there, *found.columns]), table)):
+    with writer.query(_visible_columns(Elements(columns=[*there, *found.columns]), table)):
         value = write_value(writer, node)
-    _without_parameters(writer)
+    _refuse_parameters(writer)
     if value.type is None and found.is_added and writer.table_columns(table) is None:
         raise UnknownColumns("A computed column")
     if value.type is None:
-        raise refused(f"The computed column {name}, whose type is not known", "Write CAST(... AS type) around it.")
+        raise not_supported(
+            f"The computed column {name}, whose type is not known", "Write CAST(... AS type) around it."
+        )
     reader.take("PERSISTED")
     nullable = not reader.take("NOT", "NULL")
-    label = _label(_constraint_name(reader, found))
-    key = f" {label}{_key(reader, '')}" if reader.word in ("PRIMARY", "UNIQUE") else ""
+    label = _constraint_label(_constraint_name(reader, found))
+    key = f" {label}{_write_key(reader, '')}" if reader.word in ("PRIMARY", "UNIQUE") else ""
     if reader.word:
         raise reader.failure()
     is_padded = value.type.name in PADDED
     of = value.type._replace(length=-1) if value.kind == "string" and not is_padded else value.type
-    text = converted(value, of).text
+    text = cast_value(value, of).text
     found.members.append(
-        f"{identifier(name)} {column_type(of)} GENERATED ALWAYS AS ({text}) STORED{'' if nullable else ' NOT NULL'}{key}"
+        f"{quote_identifier(name)} {column_type(of)} GENERATED ALWAYS AS ({text}) STORED{'' if nullable else ' NOT NULL'}{key}"
     )
     found.columns.append(Column(name, of, is_nullable=nullable, is_computed=True))
 
 
-def _constraint(writer: Writer, reader: PieceReader, found: Elements, table: str) -> None:
+def _add_constraint(writer: Writer, reader: PieceReader, found: Elements, table: str) -> None:
     constraint = _constraint_name(reader, found)
-    label = _label(constraint)
+    label = _constraint_label(constraint)
     if reader.take("FOREIGN", "KEY"):
-        found.members.append(f"{label}{_foreign_key(writer, reader)}")
+        found.members.append(f"{label}{_write_foreign_key(writer, reader)}")
     elif reader.take("CHECK"):
         reader.take("NOT", "FOR", "REPLICATION")
         known_columns = found.columns or list((writer.table_columns(table) or {}).values())
-        found.members.append(f"{label}CHECK ({condition(writer, reader.inside(), Elements(columns=known_columns))})")
+        found.members.append(
+            f"{label}CHECK ({write_condition(writer, reader.inside(), Elements(columns=known_columns))})"
+        )
     elif reader.word in ("PRIMARY", "UNIQUE"):
-        found.members.append(label + _key(reader, ""))
+        found.members.append(label + _write_key(reader, ""))
     elif reader.take("DEFAULT"):
         known = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
         place = reader.piece.find("FOR", after=reader.at)
         if place is None:
             raise reader.failure()
-        name = unquoted(reader.tokens.text(place + 1))
+        name = unquote(reader.tokens.text(place + 1))
         column = known.get(name.lower(), Column(name, SqlType("unknown")))
         if column.default:
             raise TsqlError(1781, "Column already has a DEFAULT bound to it.")
-        text = _default(writer, reader, column)
+        text = _write_default(writer, reader, column)
         reader.take("WITH", "VALUES")
         if reader.peek(-1) == "FOR" or reader.word == "FOR":
             raise reader.failure()
-        found.defaults.append((column._replace(default=constraint or _name_of_default(found.table, name)), text))
+        found.defaults.append(
+            (column._replace(default=constraint or _default_constraint_name(found.table, name)), text)
+        )
     elif reader.take("INDEX"):
-        _index(reader, found)
+        _add_index(reader, found)
     else:
         raise reader.failure()
     if reader.word:
         raise reader.failure()
 
 
-def _index(reader: PieceReader, found: Elements) -> None:
+def _add_index(reader: PieceReader, found: Elements) -> None:
     """INDEX name (columns). One by columns is how SQL Server keeps the table."""
     name = reader.identifier()
     unique = reader.take("UNIQUE")
-    _clustered(reader)
+    _skip_clustered(reader)
     is_by_columns = reader.take("COLUMNSTORE")
-    columns = ["".join(ordered(each)) for each in reader.inside().split()] if reader.word == "(" else []
+    columns = ["".join(read_key_column(each)) for each in reader.inside().split()] if reader.word == "(" else []
     if not columns and not is_by_columns:
         raise reader.failure()
     if reader.take("ORDER") or reader.take("INCLUDE"):
         reader.inside()
     if reader.take("WHERE"):
         if unique:
-            raise refused("A unique index with WHERE inside of CREATE TABLE", "Use CREATE INDEX.")
+            raise not_supported("A unique index with WHERE inside of CREATE TABLE", "Use CREATE INDEX.")
         end = reader.piece.find("WITH", "ON", after=reader.at)
         reader.at = end if end is not None else len(reader.piece.words)
     if not is_by_columns:
         found.indexes.append((name, unique, columns))
-    storage(reader)
+    skip_storage(reader)
 
 
-def stamps(table: str, found: Elements) -> list[str]:
+def rowversion_triggers(table: str, found: Elements) -> list[str]:
     """Statements that have PostgreSQL write the columns of the type rowversion at every update."""
     return [
         f"CREATE TRIGGER tsql_rowversion BEFORE UPDATE ON {table} "
-        f"FOR EACH ROW EXECUTE FUNCTION tsql.stamp_rowversion({string(identifier(name)[1:-1])})"
-        for name in found.stamped
+        f"FOR EACH ROW EXECUTE FUNCTION tsql.stamp_rowversion({quote_string(quote_identifier(name)[1:-1])})"
+        for name in found.rowversion_columns
     ]
 
 
 _CONSTRAINT = re.compile(r"\b(?:PRIMARY KEY|UNIQUE|CHECK|REFERENCES)\b")
 
 
-def names_of_constraints(table: str, found: Elements) -> list[str]:
+def constraint_statements(table: str, found: Elements) -> list[str]:
     """Statements that note the spelling of each constraint, for the errors that name it, and name those without one."""
-    noted = [f"COMMENT ON CONSTRAINT {identifier(name)} ON {table} IS {string(name)}" for name in found.constraints]
+    noted = [
+        f"COMMENT ON CONSTRAINT {quote_identifier(name)} ON {table} IS {quote_string(name)}"
+        for name in found.constraints
+    ]
     has_more = not found.table.startswith(("#", "@")) and any(_CONSTRAINT.search(member) for member in found.members)
-    return [*noted, f"SELECT tsql.name_constraints({string(table)})"] if has_more else noted
+    return [*noted, f"SELECT tsql.name_constraints({quote_string(table)})"] if has_more else noted
 
 
-def comments(table: str, columns: list[Column]) -> list[str]:
+def column_comments(table: str, columns: list[Column]) -> list[str]:
     """Statements that note the T-SQL type and the spelling of each column, and the name of its default."""
-    return [f"COMMENT ON COLUMN {table}.{identifier(column.name)} IS {string(noted(column))}" for column in columns]
+    return [
+        f"COMMENT ON COLUMN {table}.{quote_identifier(column.name)} IS {quote_string(column_comment(column))}"
+        for column in columns
+    ]

@@ -8,23 +8,23 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import UserFunction
-from servicebroker.tsql.statement_errors import TsqlError, no_server
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.statement_errors import TsqlError, no_linked_server
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
-    closed_text,
-    identifier,
-    schema_of,
+    postgres_schema,
+    quote_identifier,
+    typed_text,
     write_value,
 )
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.casts import cast_value
 
 
 def postgres_function(database: str, schema: str, name: str) -> str:
     """The quoted PostgreSQL name of a function."""
-    return f"{schema_of(database, schema)}.{quoted(names.postgres_name(name))}"
+    return f"{postgres_schema(database, schema)}.{quoted(names.postgres_name(name))}"
 
 
 def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
@@ -33,14 +33,14 @@ def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
     Raises:
         TsqlError: 4121 no such function, 317 it returns a table, 313 and 8144 too few or too many arguments.
     """
-    name, shown = _name(writer, node)
-    writer.note(name, "EXECUTE")
-    function = _known(writer, name, shown)
+    name, shown = _resolve_name(writer, node)
+    writer.record_use(name, "EXECUTE")
+    function = _find_function(writer, name, shown)
     if function is not None and function.returns is None:
         raise TsqlError(
             317, f"Table-valued function '{shown}' cannot be used as a value: write SELECT ... FROM {shown}(...)."
         )
-    text = _call(writer, name, shown, function, list(node.expression.expressions))
+    text = _write_call(writer, name, shown, function, list(node.expression.expressions))
     return Sql(text, None if function is None else function.returns)
 
 
@@ -53,21 +53,21 @@ def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | Non
     call = _call_in(node)
     if call is None:
         return None
-    name, shown = _name(writer, node)
-    writer.note(name, "SELECT")
-    function = _known(writer, name, shown, number=208)
+    name, shown = _resolve_name(writer, node)
+    writer.record_use(name, "SELECT")
+    function = _find_function(writer, name, shown, number=208)
     if function is not None and function.returns is not None:
         raise TsqlError(208, f"Invalid object name '{shown}': the function returns a value, not a table.")
-    text = _call(writer, name, shown, function, list(call.expressions))
-    known = alias.name if alias is not None and alias.name else _own(call)
+    text = _write_call(writer, name, shown, function, list(call.expressions))
+    known = alias.name if alias is not None and alias.name else _own_name(call)
     renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
     columns = None if function is None else {column.name.lower(): column for column in function.columns}
     if renamed and columns is not None and len(renamed) == len(columns):
         pairs = zip(renamed, columns.values(), strict=True)
         columns = {new.lower(): column._replace(name=new) for new, column in pairs}
     sources.append(Source(known.lower(), columns))
-    listed = f" ({', '.join(identifier(each) for each in renamed)})" if renamed else ""
-    return f"{text} AS {identifier(known)}{listed}"
+    listed = f" ({', '.join(quote_identifier(each) for each in renamed)})" if renamed else ""
+    return f"{text} AS {quote_identifier(known)}{listed}"
 
 
 def _call_in(node: exp.Expression) -> exp.Anonymous | None:
@@ -75,52 +75,52 @@ def _call_in(node: exp.Expression) -> exp.Anonymous | None:
     return call if isinstance(call, exp.Anonymous) else None
 
 
-def _own(call: exp.Expression) -> str:
-    return call.name.removeprefix(MARK)
+def _own_name(call: exp.Expression) -> str:
+    return call.name.removeprefix(CALL_PREFIX)
 
 
-def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
+def _resolve_name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
     """The quoted PostgreSQL name, and the name as it was written."""
     if not isinstance(node, exp.Dot):
         parts = [part for part in (node.args.get("catalog"), node.args.get("db")) if part]
         parts = [part.name for part in parts]
         call = _call_in(node) or node
     else:
-        parts = _owners(node.this)
+        parts = _qualifiers(node.this)
         call = node.expression
         if not parts:
-            raise TsqlError(227, f'"{_own(call)}" is not a valid function, property, or field.', severity=15)
+            raise TsqlError(227, f'"{_own_name(call)}" is not a valid function, property, or field.', severity=15)
     if len(parts) > 2:
-        raise no_server(parts[0])
+        raise no_linked_server(parts[0])
     database = parts[0] if len(parts) == 2 else writer.scope.database
     schema = parts[-1] if parts else ""  # which a function in FROM may leave out
-    own = shown = _own(call)
+    own = shown = _own_name(call)
     base = writer.synonym(database, schema or "dbo", own)
     if base is not None:
         database, schema, own = base.parts
     name = postgres_function(database, schema, own)
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
-    writer.named[name] = Use("SELECT", schema or "dbo", own, elsewhere)
+    writer.table_uses[name] = Use("SELECT", schema or "dbo", own, elsewhere)
     return name, ".".join([*parts, shown])
 
 
-def _owners(node: exp.Expression) -> list[str]:
+def _qualifiers(node: exp.Expression) -> list[str]:
     """The names before the last dot; none when something else stands there."""
     if isinstance(node, exp.Identifier):
         return [node.name]
     if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
-        before = _owners(node.this)
+        before = _qualifiers(node.this)
         return [*before, node.expression.name] if before else []
     if isinstance(node, exp.Column):
         return [part.name for part in node.parts]
     return []
 
 
-def _known(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFunction | None:
+def _find_function(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFunction | None:
     """What is known of a function; None when nobody can tell."""
     functions = writer.scope.user_functions
     found = None if functions is None else functions.get(name)
-    writer.used["function of users", name] = found
+    writer.scope_answers["function of users", name] = found
     if found is None and functions is not None:
         text = (
             f"Invalid object name '{shown}'."
@@ -132,9 +132,11 @@ def _known(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFun
     return found
 
 
-def _call(writer: Writer, name: str, shown: str, function: UserFunction | None, arguments: list[exp.Expression]) -> str:
+def _write_call(
+    writer: Writer, name: str, shown: str, function: UserFunction | None, arguments: list[exp.Expression]
+) -> str:
     if function is None:
-        return f"{name}({', '.join(closed_text(write_value(writer, each)) for each in arguments)})"
+        return f"{name}({', '.join(typed_text(write_value(writer, each)) for each in arguments)})"
     if len(arguments) < len(function.parameters):
         raise TsqlError(
             313, f"An insufficient number of arguments were supplied for the procedure or function {shown}."
@@ -150,5 +152,5 @@ def _call(writer: Writer, name: str, shown: str, function: UserFunction | None, 
                 )
             texts.append(default)
         else:
-            texts.append(closed_text(converted(write_value(writer, each), of)))
+            texts.append(typed_text(cast_value(write_value(writer, each), of)))
     return f"{name}({', '.join(texts)})"

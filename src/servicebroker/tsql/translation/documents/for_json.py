@@ -8,13 +8,13 @@ from itertools import groupby
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.shared import options_of, rows_of
+from servicebroker.tsql.translation.documents.document_options import read_options, translate_rows
 from servicebroker.tsql.translation.queries.results import output_name
-from servicebroker.tsql.translation.text_writer import Writer, refused, string
+from servicebroker.tsql.translation.text_writer import Writer, not_supported, quote_string
 from servicebroker.tsql.translation.values.json_functions import is_json, json_text
 from servicebroker.tsql.types import NVARCHAR, SqlType
 
-_KNOWN = frozenset({"PATH", "AUTO", "ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER"})
+_OPTIONS = frozenset({"PATH", "AUTO", "ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER"})
 
 
 def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
@@ -23,10 +23,10 @@ def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tu
     Raises:
         TsqlError: 13605 for a column without a name; 40515 for AUTO over several tables.
     """
-    options = options_of(clause, _KNOWN, "FOR JSON")
+    options = read_options(clause, _OPTIONS, "FOR JSON")
     if "AUTO" in options and node.args.get("joins"):
-        raise refused("FOR JSON AUTO over several tables", "Use FOR JSON PATH.")
-    rows = rows_of(writer, node)
+        raise not_supported("FOR JSON AUTO over several tables", "Use FOR JSON PATH.")
+    rows = translate_rows(writer, node)
     expressions = node.expressions if isinstance(node, exp.Select) else []
     members = []
     for number, output in enumerate(rows.outputs):
@@ -38,11 +38,11 @@ def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tu
         raw = len(expressions) == len(rows.outputs) and _is_json(expressions[number])
         members.append((output.name.split("."), json_text(f"c{number}", output.type, raw)))
     nulls = "INCLUDE_NULL_VALUES" in options
-    text = f"string_agg({_object(members, nulls)}, ',')"
+    text = f"string_agg({_write_object(members, nulls)}, ',')"
     if "WITHOUT_ARRAY_WRAPPER" not in options:
         text = f"'[' || {text} || ']'"
     if "ROOT" in options:
-        text = f"{string('{' + json.dumps(options['ROOT'] or 'root') + ':')} || {text} || '}}'"
+        text = f"{quote_string('{' + json.dumps(options['ROOT'] or 'root') + ':')} || {text} || '}}'"
     return f"SELECT tsql.json_escaped({text}) FROM {rows.text}", NVARCHAR
 
 
@@ -50,13 +50,13 @@ def _is_json(node: exp.Expression) -> bool:
     return is_json(output_name(node)[1])
 
 
-def _object(members: list[tuple[list[str], str]], nulls: bool) -> str:
+def _write_object(members: list[tuple[list[str], str]], nulls: bool) -> str:
     parts = []
     for (nested, name), group in groupby(members, key=lambda member: (len(member[0]) > 1, member[0][0])):
         several = list(group)
-        key = string(json.dumps(name, ensure_ascii=False) + ":")
+        key = quote_string(json.dumps(name, ensure_ascii=False) + ":")
         if nested:
-            inside = _object([(path[1:], text) for path, text in several], nulls)
+            inside = _write_object([(path[1:], text) for path, text in several], nulls)
             parts.append(f"{key} || nullif({inside}, '{{}}')")
         else:
             parts += [

@@ -8,16 +8,16 @@ from itertools import groupby
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.shared import options_of, rows_of
+from servicebroker.tsql.translation.documents.document_options import read_options, translate_rows
 from servicebroker.tsql.translation.queries.results import Output
-from servicebroker.tsql.translation.text_writer import Writer, string
+from servicebroker.tsql.translation.text_writer import Writer, quote_string
 from servicebroker.tsql.types import NVARCHAR, XML, SqlType
 
-_KNOWN = frozenset(
+_OPTIONS = frozenset(
     {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
 )
 _INLINE = frozenset({"", "*", "text()", "node()", "data()"})
-_BEGIN, _END = (
+_DATA_BEGIN, _DATA_END = (
     "chr(1)",
     "chr(2)",
 )  # around a value of data(): between two that meet comes a blank. No XML has these signs
@@ -31,25 +31,25 @@ def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tup
     Raises:
         TsqlError: 40515 for EXPLICIT and schemas, 6800 for AUTO without a table.
     """
-    options = options_of(clause, _KNOWN, "FOR XML")
-    rows = rows_of(writer, node)
+    options = read_options(clause, _OPTIONS, "FOR XML")
+    rows = translate_rows(writer, node)
     elements = any(option.startswith("ELEMENTS") for option in options) or "PATH" in options
-    paths = [_path(each, elements, is_path="PATH" in options) for each in rows.outputs]
+    paths = [_element_path(each, elements, is_path="PATH" in options) for each in rows.outputs]
     members = [(path, f"c{number}", each) for number, (path, each) in enumerate(zip(paths, rows.outputs, strict=True))]
     nil = "ELEMENTS XSINIL" in options
-    declared = _declared(writer, nil)
+    declared = _namespace_declarations(writer, nil)
     root = (options["ROOT"] or "root") if "ROOT" in options else ""
     on_top = "" if root else declared
     if "AUTO" in options:
-        text, source = _nested(_levels(node, members), rows.text, on_top, nil)
+        text, source = _write_nested(_levels(node, members), rows.text, on_top, nil)
     else:
         name = _row_name(options)
-        row = _element(name, members, on_top, nil) if name else _content(members, nil)
+        row = _write_element(name, members, on_top, nil) if name else _write_content(members, nil)
         text, source = f"string_agg({row}, '')", rows.text
     if any(path[-1] == "data()" for path in paths):
-        text = f"translate(replace({text}, {_END} || {_BEGIN}, ' '), {_BEGIN} || {_END}, '')"
+        text = f"translate(replace({text}, {_DATA_END} || {_DATA_BEGIN}, ' '), {_DATA_BEGIN} || {_DATA_END}, '')"
     if root:
-        text = f"{string(f'<{_name(root)}{declared}>')} || {text} || {string(f'</{_name(root)}>')}"
+        text = f"{quote_string(f'<{_xml_name(root)}{declared}>')} || {text} || {quote_string(f'</{_xml_name(root)}>')}"
     return f"SELECT tsql.xml_document({text}) FROM {source}", XML if "TYPE" in options else NVARCHAR
 
 
@@ -58,7 +58,7 @@ Member = tuple[list[str], str, Output]
 
 def _row_name(options: dict[str, str]) -> str:
     given = options["RAW" if "RAW" in options else "PATH"] or "row"
-    return "" if given == "''" else _name(given)
+    return "" if given == "''" else _xml_name(given)
 
 
 # ---------------------------------------------------------------- AUTO
@@ -88,26 +88,28 @@ def _table_names(node: exp.Expression) -> dict[str, str]:
         raise TsqlError(6800, "FOR XML AUTO requires at least one table for generating XML tags. Use FOR XML RAW or add a "
                         "FROM clause with a table name.")  # fmt: skip
     tables = [from_.this, *(join.this for join in [*(first.args.get("joins") or []), *_inner_joins(from_.this)])]
-    return {table.alias_or_name.lower(): _name(_called(table)) for table in tables}
+    return {table.alias_or_name.lower(): _xml_name(_table_label(table)) for table in tables}
 
 
 def _inner_joins(table: exp.Expression) -> list[exp.Expression]:
     return list(table.args.get("joins") or [])
 
 
-def _called(table: exp.Expression) -> str:
+def _table_label(table: exp.Expression) -> str:
     if isinstance(table, exp.Table) and not table.alias:
         return ".".join(part.name for part in table.parts)
     return table.alias_or_name
 
 
-def _nested(levels: list[tuple[str, list[Member]]], rows: str, declared: str, nil: bool) -> tuple[str, str]:
+def _write_nested(levels: list[tuple[str, list[Member]]], rows: str, declared: str, nil: bool) -> tuple[str, str]:
     """The document and where it is read from: rows that follow each other with the same outer columns share them."""
     *outer, (name, members) = levels
-    leaf = _element(name, members, "" if outer else declared, nil)
+    leaf = _write_element(name, members, "" if outer else declared, nil)
     if not outer:
         return f"string_agg({leaf}, '')", rows
-    opened = [_opening(name, members, "" if place else declared, nil) for place, (name, members) in enumerate(outer)]
+    opened = [
+        _write_opening(name, members, "" if place else declared, nil) for place, (name, members) in enumerate(outer)
+    ]
     numbered = f"SELECT row_number() OVER () AS place, document.* FROM {rows}"
     texts = ", ".join(f"{text} AS opened{level}" for level, text in enumerate(opened))
     source = f"SELECT place, {texts}, {leaf} AS inside FROM ({numbered}) document"
@@ -124,12 +126,14 @@ def _nested(levels: list[tuple[str, list[Member]]], rows: str, declared: str, ni
         kept = "".join(
             f"min(opened{above}) AS opened{above}, min(group{above}) AS group{above}, " for above in range(level)
         )
-        inside = f"min(opened{level}) || string_agg(inside, '' ORDER BY place) || {string(f'</{outer[level][0]}>')}"
+        inside = (
+            f"min(opened{level}) || string_agg(inside, '' ORDER BY place) || {quote_string(f'</{outer[level][0]}>')}"
+        )
         source = f"SELECT {kept}min(place) AS place, {inside} AS inside FROM ({source}) document GROUP BY group{level}"
     return "string_agg(inside, '' ORDER BY place)", f"({source}) document"
 
 
-def _declared(writer: Writer, nil: bool) -> str:
+def _namespace_declarations(writer: Writer, nil: bool) -> str:
     found = dict(sorted(writer.namespaces.items()))
     if nil:
         found["xsi"] = _NIL
@@ -140,7 +144,7 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
 
 
-def _path(output: Output, elements: bool, *, is_path: bool) -> list[str]:
+def _element_path(output: Output, elements: bool, *, is_path: bool) -> list[str]:
     if not is_path:
         if not output.name:
             raise TsqlError(
@@ -151,53 +155,53 @@ def _path(output: Output, elements: bool, *, is_path: bool) -> list[str]:
     return output.name.split("/") if output.name not in _INLINE else [output.name]
 
 
-def _name(text: str) -> str:
+def _xml_name(text: str) -> str:
     """A name of XML: signs that it cannot have are written as _x0020_."""
     found = re.sub(r"[^\w.:\-]", lambda sign: f"_x{ord(sign[0]):04X}_", text)
     return found if re.match(r"[^\W\d]", found) else f"_x{ord(found[0]):04X}_{found[1:]}"
 
 
-def _element(name: str, members: list[Member], declared: str, nil: bool) -> str:
+def _write_element(name: str, members: list[Member], declared: str, nil: bool) -> str:
     """An element of which attributes come first."""
-    start, rest = _start(name, members, declared)
+    start, rest = _write_start(name, members, declared)
     if not rest:
         return f"{start} || '/>'"
-    return f"{start} || coalesce('>' || nullif({_content(rest, nil)}, '') || {string(f'</{name}>')}, '/>')"
+    return f"{start} || coalesce('>' || nullif({_write_content(rest, nil)}, '') || {quote_string(f'</{name}>')}, '/>')"
 
 
-def _opening(name: str, members: list[Member], declared: str, nil: bool) -> str:
+def _write_opening(name: str, members: list[Member], declared: str, nil: bool) -> str:
     """An element that others stand in: up to where they come."""
-    start, rest = _start(name, members, declared)
-    return f"({start} || '>' || {_content(rest, nil)})" if rest else f"({start} || '>')"
+    start, rest = _write_start(name, members, declared)
+    return f"({start} || '>' || {_write_content(rest, nil)})" if rest else f"({start} || '>')"
 
 
-def _start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
+def _write_start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
     """The name and the attributes of an element; the members that are none."""
     attributes = [member for member in members if member[0][0].startswith("@")]
-    parts = [string(f"<{name}{declared}")]
+    parts = [quote_string(f"<{name}{declared}")]
     parts += [
-        f"coalesce({string(f' {_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute(tsql.xml_text({field})) || '\"', '')"
+        f"coalesce({quote_string(f' {_xml_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute(tsql.xml_text({field})) || '\"', '')"
         for path, field, _ in attributes
     ]
     return " || ".join(parts), [member for member in members if not member[0][0].startswith("@")]
 
 
-def _content(members: list[Member], nil: bool) -> str:
+def _write_content(members: list[Member], nil: bool) -> str:
     parts = []
     for inner, group in groupby(members, key=lambda member: (len(member[0]) > 1, member[0][0])):
         several = list(group)
         if not inner[0]:
-            parts += [_leaf(path[0], field, output, nil) for path, field, output in several]
+            parts += [_write_leaf(path[0], field, output, nil) for path, field, output in several]
         else:
             below = [(path[1:], field, output) for path, field, output in several]
             fields = ", ".join(field for _, field, _ in below)
             parts.append(
-                f"CASE WHEN num_nonnulls({fields}) = 0 THEN '' ELSE {_element(_name(inner[1]), below, '', nil)} END"
+                f"CASE WHEN num_nonnulls({fields}) = 0 THEN '' ELSE {_write_element(_xml_name(inner[1]), below, '', nil)} END"
             )
     return "(" + (" || ".join(parts) or "''") + ")"
 
 
-def _leaf(name: str, field: str, output: Output, nil: bool) -> str:
+def _write_leaf(name: str, field: str, output: Output, nil: bool) -> str:
     inside = field if output.type == XML else f"tsql.xml_escaped(tsql.xml_text({field}))"
     if name.startswith("@"):
         raise TsqlError(
@@ -205,13 +209,13 @@ def _leaf(name: str, field: str, output: Output, nil: bool) -> str:
             f"Attribute-centric column '{name}' must not come after a non-attribute-centric sibling in XML hierarchy in FOR XML PATH.",
         )
     if name == "data()":
-        return f"coalesce({_BEGIN} || {inside} || {_END}, '')"
+        return f"coalesce({_DATA_BEGIN} || {inside} || {_DATA_END}, '')"
     if name in _INLINE:
         return f"coalesce({inside}, '')"
     instruction = _INSTRUCTION.fullmatch(name)
     if name == "comment()" or instruction is not None:
         begin, end = ("<!--", "-->") if instruction is None else (f"<?{instruction[1]} ", "?>")
-        return f"coalesce({string(begin)} || tsql.xml_text({field}) || '{end}', '')"
-    whole = f"{string(f'<{_name(name)}>')} || {inside} || {string(f'</{_name(name)}>')}"
-    otherwise = string(f'<{_name(name)} xsi:nil="true"/>') if nil else "''"
+        return f"coalesce({quote_string(begin)} || tsql.xml_text({field}) || '{end}', '')"
+    whole = f"{quote_string(f'<{_xml_name(name)}>')} || {inside} || {quote_string(f'</{_xml_name(name)}>')}"
+    otherwise = quote_string(f'<{_xml_name(name)} xsi:nil="true"/>') if nil else "''"
     return f"coalesce({whole}, {otherwise})"

@@ -7,10 +7,10 @@ import re
 from typing import NamedTuple
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.xml_paths import Path, numbers_of, passed, read_path
-from servicebroker.tsql.translation.documents.xquery import Compiler, Within
+from servicebroker.tsql.translation.documents.xml_paths import Path, jsonpath_variables, number_variables, read_path
+from servicebroker.tsql.translation.documents.xquery import Compiler, DynamicContext
 from servicebroker.tsql.translation.documents.xquery_parser import PROLOG, parse
-from servicebroker.tsql.translation.text_writer import Sql, Writer, refused, string
+from servicebroker.tsql.translation.text_writer import Sql, Writer, not_supported, quote_string
 from servicebroker.tsql.types import XML
 
 _DELETE = re.compile(r"\s*delete\s+(?P<path>.+)", re.DOTALL)
@@ -22,8 +22,8 @@ _INSERT = re.compile(
 )
 _ATTRIBUTE = re.compile(r"attribute\s+(?P<name>[A-Za-z_][\w.-]*)\s*\{(?P<value>.+)\}", re.DOTALL)
 _OF_ATTRIBUTE = re.compile(r"""\.a\.("(?:[^"\\]|\\.)*")$""")
-_HERE = Within("tree.node", "tree.node")  # what the values in a change speak of: the document before it
-_ONLY = "Write a path to nodes or an attribute."
+_DOCUMENT = DynamicContext("tree.node", "tree.node")  # what the values in a change speak of: the document before it
+_TARGET_ADVICE = "Write a path to nodes or an attribute."
 
 
 class _Target(NamedTuple):
@@ -37,7 +37,7 @@ class _Change(NamedTuple):
     content: str  # PostgreSQL's expression of it, in jsonb
 
 
-def modified(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
+def write_modify(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
     """The document after the change. `shown` is what errors call the value.
 
     Raises:
@@ -46,32 +46,30 @@ def modified(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
     """
     if of.type is not None and of.type.name != "xml":
         raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
-    change = _read(writer, text)
+    change = _read_change(writer, text)
     place = "tree.node"
     for stage in change.target.path.stages[:-1]:
-        place = f"tsql.xml_item({place}, {string(stage.path)}, {stage.place or 0}{passed(writer, change.target.path.variables)})"
+        place = f"tsql.xml_item({place}, {quote_string(stage.path)}, {stage.place or 0}{jsonpath_variables(writer, change.target.path.variables)})"
     last = change.target.path.stages[-1]
-    numbers = (
-        f"tsql.xml_numbers({place}, {string(last.path or 'strict $')}{passed(writer, change.target.path.variables)})"
-    )
+    numbers = f"tsql.xml_numbers({place}, {quote_string(last.path or 'strict $')}{jsonpath_variables(writer, change.target.path.variables)})"
     if last.place is not None:
         numbers = f"coalesce(jsonb_build_array({numbers} -> {last.place}), '[]')"
-    attribute = "NULL" if change.target.attribute is None else string(change.target.attribute)
+    attribute = "NULL" if change.target.attribute is None else quote_string(change.target.attribute)
     return Sql(
         f"(SELECT tsql.xml_written(tsql.xml_changed(tree.node, {numbers}, '{change.action}', {attribute}, {change.content})) "
-        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({of.text}), {string(shown)})) AS tree (node))",
+        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({of.text}), {quote_string(shown)})) AS tree (node))",
         XML,
     )
 
 
-def _read(writer: Writer, text: str) -> _Change:
+def _read_change(writer: Writer, text: str) -> _Change:
     prolog, rest = "", text
     while (found := PROLOG.match(rest)) is not None:
         prolog, rest = prolog + found[0], rest[found.end() :]
     if (found := _DELETE.fullmatch(rest)) is not None:
-        return _Change("delete", _target(writer, prolog + found["path"]), "NULL")
+        return _Change("delete", _read_target(writer, prolog + found["path"]), "NULL")
     if (found := _REPLACE.fullmatch(rest)) is not None:
-        target = _target(writer, prolog + found["path"])
+        target = _read_target(writer, prolog + found["path"])
         if not target.path.is_single:
             raise TsqlError(
                 2337, "XQuery [modify()]: The target of 'replace' must be at most one node. Write (path)[1]."
@@ -82,17 +80,17 @@ def _read(writer: Writer, text: str) -> _Change:
                 "XQuery [modify()]: The target of 'replace value of' must be a non-metadata attribute or an element with "
                 "simple typed content. Write (path/text())[1].",
             )
-        return _Change("replace", target, f"to_jsonb({_value(writer, prolog + found['value'])})")
+        return _Change("replace", target, f"to_jsonb({_write_value(writer, prolog + found['value'])})")
     if (found := _INSERT.fullmatch(rest)) is not None:
-        return _insert(writer, prolog, found)
+        return _read_insert(writer, prolog, found)
     raise TsqlError(2209, f"XQuery: Syntax error near '{rest.strip()[:40]}' in '{text[:60]}'.")
 
 
-def _insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
+def _read_insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
     if found["end"] and found["where"] != "into":
         raise TsqlError(2209, f"XQuery: Syntax error near '{found['where']}' behind 'as {found['end']}'.")
     action = (found["end"] or "last") if found["where"] == "into" else found["where"]
-    target = _target(writer, prolog + found["path"])
+    target = _read_target(writer, prolog + found["path"])
     if target.attribute is not None or (target.path.kind == "text" and found["where"] == "into"):
         raise TsqlError(2340, "XQuery [modify()]: The target of 'insert' must be an element.")
     if not target.path.is_single:
@@ -102,32 +100,32 @@ def _insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
     if made is not None:
         if found["where"] != "into":
             raise TsqlError(2209, "XQuery: Syntax error: an attribute is inserted into an element.")
-        value = f"to_jsonb({_value(writer, prolog + made['value'])})"
+        value = f"to_jsonb({_write_value(writer, prolog + made['value'])})"
         return _Change("last", target._replace(attribute="@" + made["name"]), value)
-    return _Change(action, target, _nodes(writer, prolog + content))
+    return _Change(action, target, _write_nodes(writer, prolog + content))
 
 
-def _target(writer: Writer, text: str) -> _Target:
-    path = read_path(text, writer.namespaces, numbers_of(writer))
+def _read_target(writer: Writer, text: str) -> _Target:
+    path = read_path(text, writer.namespaces, number_variables(writer))
     if path.function:
-        raise refused(f"modify() of {path.function}()", _ONLY)
+        raise not_supported(f"modify() of {path.function}()", _TARGET_ADVICE)
     last = path.stages[-1]
     if last.path.startswith("$v"):
-        raise refused("modify() of sql:variable()", "Change the variable itself.")
+        raise not_supported("modify() of sql:variable()", "Change the variable itself.")
     owned = _OF_ATTRIBUTE.search(last.path)
     if owned is None and path.kind == "attribute":
-        raise refused("modify() of all attributes", "Name the attribute.")
+        raise not_supported("modify() of all attributes", "Name the attribute.")
     if owned is None:
         return _Target(path, None)
     stages = (*path.stages[:-1], last._replace(path=last.path[: owned.start()]))
     return _Target(path._replace(stages=stages), json.loads(owned[1]))
 
 
-def _nodes(writer: Writer, text: str) -> str:
+def _write_nodes(writer: Writer, text: str) -> str:
     """What is inserted, as an array of nodes."""
-    return f"tsql.xq_nodes({Compiler(writer).sequence(parse(text, writer.namespaces), _HERE)})"
+    return f"tsql.xq_nodes({Compiler(writer).sequence(parse(text, writer.namespaces), _DOCUMENT)})"
 
 
-def _value(writer: Writer, text: str) -> str:
+def _write_value(writer: Writer, text: str) -> str:
     """The text that a value becomes."""
-    return f"tsql.xq_joined({Compiler(writer).sequence(parse(text, writer.namespaces), _HERE)})"
+    return f"tsql.xq_joined({Compiler(writer).sequence(parse(text, writer.namespaces), _DOCUMENT)})"

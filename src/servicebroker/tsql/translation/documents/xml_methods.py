@@ -8,35 +8,41 @@ from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.translation.definitions.user_functions import scalar_call
-from servicebroker.tsql.translation.documents.xml_changes import modified
+from servicebroker.tsql.translation.documents.xml_changes import write_modify
 from servicebroker.tsql.translation.documents.xml_paths import (
-    NotPlain,
+    NotJsonpath,
     Path,
     Stage,
-    numbers_of,
-    passed,
-    plain_path,
+    jsonpath_variables,
+    number_variables,
     read_path,
+    to_jsonpath,
 )
-from servicebroker.tsql.translation.documents.xquery import BINARIES, BINARY, Compiler, Within, is_single
-from servicebroker.tsql.translation.documents.xquery_parser import Call, Expression, Outside, parse
+from servicebroker.tsql.translation.documents.xquery import (
+    BINARY_ENCODINGS,
+    BINARY_TYPES,
+    Compiler,
+    DynamicContext,
+    is_single,
+)
+from servicebroker.tsql.translation.documents.xquery_parser import Call, Expression, SqlReference, parse
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
-    closed_text,
-    identifier,
-    refused,
-    string,
+    not_supported,
+    quote_identifier,
+    quote_string,
+    typed_text,
     write_value,
 )
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import BIT, INT, NVARCHAR, VARBINARY, XML, SqlType, parse_type
 
 NODE = SqlType("xml_node")  # what nodes() returns: a tree in jsonb
 
 
-def method(writer: Writer, node: exp.Dot) -> Sql:
+def write_method(writer: Writer, node: exp.Dot) -> Sql:
     """A method of a value, or a user-defined function.
 
     Raises:
@@ -44,12 +50,12 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     """
     call = node.expression
     if isinstance(call, exp.Identifier):
-        return _owner(writer, node)
+        return _write_owner(writer, node)
     if not isinstance(call, exp.Anonymous):
-        raise refused("A name of this many parts", "Name columns as table.column.")
+        raise not_supported("A name of this many parts", "Name columns as table.column.")
     name = call.name.lower()
     if name == MUTATOR and len(call.expressions) == 1:
-        return modified(writer, _owner(writer, node.this), _literal(call.expressions[0]), _shown(node.this))
+        return write_modify(writer, _write_owner(writer, node.this), _literal(call.expressions[0]), _shown(node.this))
     if name == "modify":
         raise TsqlError(
             8137,
@@ -60,33 +66,33 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     arguments = list(call.expressions)
     if len(arguments) != (2 if name == "value" else 1):
         raise TsqlError(174, f"The {name} function requires {2 if name == 'value' else 1} argument(s).", severity=15)
-    of = _owner(writer, node.this)
+    of = _write_owner(writer, node.this)
     _check_xml(of)
     query = parse(_literal(arguments[0]), writer.namespaces)
     to = parse_type(_literal(arguments[1])) if name == "value" else XML
     try:
-        if isinstance(query, Outside):  # its bytes are written in base64
-            raise NotPlain
-        path = plain_path(query, numbers_of(writer))
-        _check_place(path.is_absolute, of)
-    except NotPlain:
-        return _computed(writer, name, query, of, to)
+        if isinstance(query, SqlReference):  # its bytes are written in base64
+            raise NotJsonpath
+        path = to_jsonpath(query, number_variables(writer))
+        _check_absolute(path.is_absolute, of)
+    except NotJsonpath:
+        return _compute_method(writer, name, query, of, to)
     if name == "value":
         return _value(writer, of, path, to)
     if path.function:
-        return _computed(writer, name, query, of, to)
+        return _compute_method(writer, name, query, of, to)
     if name == "exist":
-        return Sql(_applied(writer, "tsql.xml_exist", of, path), BIT)
-    return Sql(_applied(writer, "tsql.xml_query", of, path), XML)
+        return Sql(_apply_path(writer, "tsql.xml_exist", of, path), BIT)
+    return Sql(_apply_path(writer, "tsql.xml_query", of, path), XML)
 
 
-def _computed(writer: Writer, name: str, query: Expression, of: Sql, to: SqlType) -> Sql:
+def _compute_method(writer: Writer, name: str, query: Expression, of: Sql, to: SqlType) -> Sql:
     """What is no plain path."""
     is_item = of.type == NODE
     tree = of.text if is_item else _tree(writer, of)
-    within = Within("one.node", "one.node", is_item=is_item)
+    within = DynamicContext("one.node", "one.node", is_item=is_item)
     if name == "value" and not is_single(query):
-        raise _several()
+        raise _not_singleton_error()
     if name == "exist":
         found = f"(jsonb_array_length({Compiler(writer).sequence(query, within)}) > 0)::integer::smallint"
     elif name == "query":
@@ -96,13 +102,15 @@ def _computed(writer: Writer, name: str, query: Expression, of: Sql, to: SqlType
     text = f"(SELECT {found} FROM (SELECT {tree} AS node) AS one WHERE one.node IS NOT NULL)"
     if name == "value":
         _check_type(to)
-        if to.name in BINARY:
-            return _bytes(text, query.name if isinstance(query, Call) else "", to)
-        return converted(Sql(text, NVARCHAR), to)
+        if to.name in BINARY_TYPES:
+            return _decode_bytes(text, query.name if isinstance(query, Call) else "", to)
+        return cast_value(Sql(text, NVARCHAR), to)
     return Sql(text, BIT if name == "exist" else XML)
 
 
-def nodes_of(writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]) -> str | None:
+def write_nodes_call(
+    writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]
+) -> str | None:
     """nodes() in FROM, as T(c); None for something else."""
     call = node.expression if isinstance(node, exp.Dot) else node.this if isinstance(node, exp.Table) else None
     if not isinstance(call, exp.Anonymous) or call.name.lower() != "nodes":
@@ -110,22 +118,24 @@ def nodes_of(writer: Writer, node: exp.Expression, alias: exp.Expression | None,
     columns = [each.name for each in alias.args.get("columns") or []] if alias is not None else []
     if alias is None or len(columns) != 1 or len(call.expressions) != 1:
         raise TsqlError(102, "Incorrect syntax: nodes() is written as nodes('path') AS name(column).", severity=15)
-    of = _owner(writer, node.this) if isinstance(node, exp.Dot) else _table_owner(writer, node)
+    of = _write_owner(writer, node.this) if isinstance(node, exp.Dot) else _table_owner(writer, node)
     path = _path(writer, call.expressions[0], of)
     if path.function:
-        raise refused(f"nodes() of {path.function}()")
+        raise not_supported(f"nodes() of {path.function}()")
     sources.append(Source(alias.name.lower(), {columns[0].lower(): Column(columns[0], NODE)}))
-    name = f"{identifier(alias.name)} ({identifier(columns[0])})"
-    if path.stages[-1].place is None and writer.climbs:
-        tree = of.text if of.type == NODE and len(path.stages) == 1 else _item(writer, of, path, path.stages[:-1])
-        found = f"{string(path.stages[-1].path)}{passed(writer, path.variables)}"
+    name = f"{quote_identifier(alias.name)} ({quote_identifier(columns[0])})"
+    if path.stages[-1].place is None and writer.has_parent_steps:
+        tree = (
+            of.text if of.type == NODE and len(path.stages) == 1 else _walk_stages(writer, of, path, path.stages[:-1])
+        )
+        found = f"{quote_string(path.stages[-1].path)}{jsonpath_variables(writer, path.variables)}"
         return f"tsql.xml_climbing_items({tree}, {found}) AS {name}"
     if path.stages[-1].place is None:
-        return f"{_applied(writer, 'tsql.xml_items', of, path)} AS {name}"
-    return f"(SELECT item FROM (SELECT {_item(writer, of, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
+        return f"{_apply_path(writer, 'tsql.xml_items', of, path)} AS {name}"
+    return f"(SELECT item FROM (SELECT {_walk_stages(writer, of, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
 
 
-def _owner(writer: Writer, node: exp.Expression) -> Sql:
+def _write_owner(writer: Writer, node: exp.Expression) -> Sql:
     """What a method is called on."""
     if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
         inside = node.this
@@ -145,7 +155,7 @@ def _table_owner(writer: Writer, node: exp.Expression) -> Sql:
     if isinstance(db, exp.Parameter):
         return write_value(writer, db)
     if not isinstance(db, exp.Identifier):
-        raise refused("nodes() of this value", "Put it into a variable of type xml first.")
+        raise not_supported("nodes() of this value", "Put it into a variable of type xml first.")
     column = exp.Column(this=db.copy())
     if isinstance(catalog, exp.Identifier):
         column.set("table", catalog.copy())
@@ -160,8 +170,8 @@ def _literal(node: exp.Expression) -> str:
 
 def _path(writer: Writer, node: exp.Expression, of: Sql) -> Path:
     _check_xml(of)
-    path = read_path(_literal(node), writer.namespaces, numbers_of(writer))
-    _check_place(path.is_absolute, of)
+    path = read_path(_literal(node), writer.namespaces, number_variables(writer))
+    _check_absolute(path.is_absolute, of)
     return path
 
 
@@ -170,53 +180,53 @@ def _check_xml(of: Sql) -> None:
         raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
 
 
-def _check_place(is_absolute: bool, of: Sql) -> None:
+def _check_absolute(is_absolute: bool, of: Sql) -> None:
     if is_absolute and of.type == NODE:
-        raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+        raise not_supported("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
 
 
 def _tree(writer: Writer, of: Sql) -> str:
     if of.type != NODE:
-        return f"tsql.xml_tree({closed_text(of)})"
-    return f"({of.text} - 'u')" if writer.climbs else of.text
+        return f"tsql.xml_tree({typed_text(of)})"
+    return f"({of.text} - 'u')" if writer.has_parent_steps else of.text
 
 
-def _item(writer: Writer, of: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
+def _walk_stages(writer: Writer, of: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
     text = _tree(writer, of)
     for stage in stages:
         if stage.path:
-            text = f"tsql.xml_item({text}, {string(stage.path)}, {stage.place or 0}{passed(writer, path.variables)})"
+            text = f"tsql.xml_item({text}, {quote_string(stage.path)}, {stage.place or 0}{jsonpath_variables(writer, path.variables)})"
     return text
 
 
-def _applied(writer: Writer, function: str, of: Sql, path: Path) -> str:
+def _apply_path(writer: Writer, function: str, of: Sql, path: Path) -> str:
     """A function over all that the path finds."""
     last = path.stages[-1]
-    before = _item(writer, of, path, path.stages[:-1])
+    before = _walk_stages(writer, of, path, path.stages[:-1])
     if last.place is not None:
-        before, last = _item(writer, of, path, path.stages), Stage("strict $", None)
-    return f"{function}({before}, {string(last.path or 'strict $')}{passed(writer, path.variables)})"
+        before, last = _walk_stages(writer, of, path, path.stages), Stage("strict $", None)
+    return f"{function}({before}, {quote_string(last.path or 'strict $')}{jsonpath_variables(writer, path.variables)})"
 
 
 def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:
     if not path.is_single:
-        raise _several()
+        raise _not_singleton_error()
     _check_type(to)
     if path.function == "count":
-        return converted(Sql(_applied(writer, "tsql.xml_count", of, path), INT), to)
+        return cast_value(Sql(_apply_path(writer, "tsql.xml_count", of, path), INT), to)
     text = _text(writer, of, path)
-    if to.name in BINARY:
-        return _bytes(text, path.function, to)
-    return converted(Sql(f"({text})", NVARCHAR), to)
+    if to.name in BINARY_TYPES:
+        return _decode_bytes(text, path.function, to)
+    return cast_value(Sql(f"({text})", NVARCHAR), to)
 
 
-def _bytes(text: str, function: str, to: SqlType) -> Sql:
+def _decode_bytes(text: str, function: str, to: SqlType) -> Sql:
     """What a text stands for, which is written as `function` says; without one in base64."""
-    coding = BINARIES.get(function.removeprefix("xs:"), "base64")
-    return converted(Sql(f"tsql.xq_bytes({text}, '{coding}')", VARBINARY), to)
+    coding = BINARY_ENCODINGS.get(function.removeprefix("xs:"), "base64")
+    return cast_value(Sql(f"tsql.xq_bytes({text}, '{coding}')", VARBINARY), to)
 
 
-def _several() -> TsqlError:
+def _not_singleton_error() -> TsqlError:
     return TsqlError(
         2389,
         "XQuery [value()]: 'value()' requires a singleton (or empty sequence), found operand of type 'xdt:untypedAtomic *'. "
@@ -231,4 +241,4 @@ def _check_type(to: SqlType) -> None:
 
 def _text(writer: Writer, of: Sql, path: Path) -> str:
     function = "tsql.xml_local_name" if path.function == "local-name" else "tsql.xml_string"
-    return f"{function}({_item(writer, of, path, path.stages)})"
+    return f"{function}({_walk_stages(writer, of, path, path.stages)})"

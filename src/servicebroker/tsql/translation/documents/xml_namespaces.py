@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import STRING, string_value, unquoted
-from servicebroker.tsql.translation.reading.text_to_tree import Slice
+from servicebroker.tsql.tokens import STRING, string_value, unquote
+from servicebroker.tsql.translation.reading.syntax_tree import Slice
 from servicebroker.tsql.translation.text_writer import Writer
 
 
-def without_namespaces(writer: Writer, piece: Slice) -> Slice:
+def take_namespaces(writer: Writer, piece: Slice) -> Slice:
     """The statement behind WITH XMLNAMESPACES (...), whose prefixes the writer gets."""
     words = piece.words
     if words[:3] != ["WITH", "XMLNAMESPACES", "("]:
@@ -24,9 +24,9 @@ def without_namespaces(writer: Writer, piece: Slice) -> Slice:
 
 def _with_common(rest: Slice) -> Slice:
     """`, name AS (...) SELECT` is WITH name AS (...) SELECT."""
-    from servicebroker.tsql.translation.reading.text_to_tree import read  # a text of its own
+    from servicebroker.tsql.translation.reading.syntax_tree import slice_text  # a text of its own
 
-    return read("WITH " + rest.part(1, len(rest.words)).text)
+    return slice_text("WITH " + rest.part(1, len(rest.words)).text)
 
 
 def _declare(writer: Writer, each: Slice) -> None:
@@ -34,7 +34,7 @@ def _declare(writer: Writer, each: Slice) -> None:
     if len(words) == 2 and words[0] == "DEFAULT":
         prefix, place = "", 1
     elif len(words) == 3 and words[1] == "AS":
-        prefix, place = unquoted(each.tokens.text(each.first + 2)), 0
+        prefix, place = unquote(each.tokens.text(each.first + 2)), 0
     else:
         raise syntax_error(each.text[:40], each.line())
     if each.tokens.kinds[each.first + place] != STRING:

@@ -22,19 +22,19 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     TEXT,
     Binary,
     Call,
-    Context,
+    ContextItem,
     Expression,
     Filter,
     Literal,
-    Outside,
-    Several,
+    Sequence,
+    SqlReference,
     Step,
     Steps,
     Test,
     parse,
 )
-from servicebroker.tsql.translation.text_writer import Writer, kind_of, refused
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.translation.text_writer import Writer, not_supported, type_family
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 _SIGNS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _BINARIES = frozenset({"xs:hexBinary", "xs:base64Binary"})  # a variable's bytes are written so, not read
@@ -65,23 +65,23 @@ class Path(NamedTuple):
     kind: str
 
 
-def numbers_of(writer: Writer) -> Callable[[str], bool]:
+def number_variables(writer: Writer) -> Callable[[str], bool]:
     """Whether a variable of T-SQL holds a number."""
-    return lambda name: kind_of(writer.variable_type(name)) == "number"
+    return lambda name: type_family(writer.variable_type(name)) == "number"
 
 
-def passed(writer: Writer, names: tuple[str, ...]) -> str:
+def jsonpath_variables(writer: Writer, names: tuple[str, ...]) -> str:
     """The last argument of what looks for a path: what these variables stand for in it."""
     pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(names, 1))
     return f", jsonb_build_object({pairs})" if names else ""
 
 
-class NotPlain(Exception):
+class NotJsonpath(Exception):
     """The expression is more than a path that jsonpath can say."""
 
 
 @dataclass
-class _Path:
+class _PathBuilder:
     is_number: Callable[[str], bool]
     variables: list[str] = field(default_factory=list)
     is_single: bool = True
@@ -96,25 +96,25 @@ def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str
         TsqlError: as `parse`; 40515 for what is no plain path.
     """
     try:
-        return plain_path(parse(text, namespaces), is_number)
-    except NotPlain:
-        raise refused(
+        return to_jsonpath(parse(text, namespaces), is_number)
+    except NotJsonpath:
+        raise not_supported(
             f"The XQuery expression '{text[:60]}' in this place", "Write a path with simple conditions."
         ) from None
 
 
-def plain_path(expression: Expression, is_number: Callable[[str], bool]) -> Path:
+def to_jsonpath(expression: Expression, is_number: Callable[[str], bool]) -> Path:
     """The expression as stages of jsonpath.
 
     Raises:
         NotPlain: it is more.
     """
-    made, function, only_first = _Path(is_number), "", False
+    made, function, only_first = _PathBuilder(is_number), "", False
     match expression:
         case Filter(Call("data") as call, (Literal("1", True),)):
             expression, only_first = call, True
     match expression:
-        case Call(name, (inside,)) if name in _AROUND and not (name in _BINARIES and isinstance(inside, Outside)):
+        case Call(name, (inside,)) if name in _AROUND and not (name in _BINARIES and isinstance(inside, SqlReference)):
             function, stages = name, _stages(made, inside)
         case _:
             stages = _stages(made, expression)
@@ -124,50 +124,50 @@ def plain_path(expression: Expression, is_number: Callable[[str], bool]) -> Path
     return Path(tuple(stages), function, tuple(made.variables), single, made.is_absolute, made.kind)
 
 
-def steps_of(steps: tuple[Step, ...], is_number: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
+def steps_to_jsonpath(steps: tuple[Step, ...], is_number: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
     """Steps from any node, and the names of the variables in them.
 
     Raises:
         NotPlain: jsonpath cannot say them.
     """
-    made = _Path(is_number)
+    made = _PathBuilder(is_number)
     return "strict $" + _steps(made, steps), tuple(made.variables)
 
 
-def _stages(made: _Path, expression: Expression) -> list[Stage]:
+def _stages(made: _PathBuilder, expression: Expression) -> list[Stage]:
     match expression:
-        case Outside("variable", name):
+        case SqlReference("variable", name):
             return [Stage(f"$v{_variable(made, name)}", 0)]
-        case Context():
+        case ContextItem():
             return [Stage("strict $", None)]
-        case Several((inside,)):
+        case Sequence((inside,)):
             return _stages(made, inside)
-        case Filter(Several((inside,)), (predicate,)):
+        case Filter(Sequence((inside,)), (predicate,)):
             stages = _stages(made, inside)
-            stages[-1] = stages[-1]._replace(place=_place(predicate))
+            stages[-1] = stages[-1]._replace(place=_index_of(predicate))
             return stages
         case Steps(None, is_absolute, steps):
             made.is_absolute = is_absolute
             return [Stage("strict $" + _steps(made, steps), None)]
-        case Steps(Filter() | Several() as root, False, steps):
+        case Steps(Filter() | Sequence() as root, False, steps):
             stages = _stages(made, root)
             if stages[-1].place is None:
                 return [*stages[:-1], Stage(stages[-1].path + _steps(made, steps), None)]
             made.is_single = True
             return [*stages, Stage("strict $" + _steps(made, steps), None)]
-    raise NotPlain
+    raise NotJsonpath
 
 
-def _place(predicate: Expression) -> int:
+def _index_of(predicate: Expression) -> int:
     match predicate:
         case Call("last", ()):
             return -1
-        case Literal(text, True) if is_whole(text) and (place := whole_number(text)) > 0:
+        case Literal(text, True) if is_whole(text) and (place := parse_whole_number(text)) > 0:
             return place - 1
-    raise NotPlain
+    raise NotJsonpath
 
 
-def _steps(made: _Path, steps: tuple[Step, ...]) -> str:
+def _steps(made: _PathBuilder, steps: tuple[Step, ...]) -> str:
     made.kind = NODE
     out, is_deep = "", False
     for step in steps:
@@ -175,16 +175,16 @@ def _steps(made: _Path, steps: tuple[Step, ...]) -> str:
             out += _step(made, step, is_deep=is_deep)
         is_deep = not is_deep and step == ANYWHERE
     if is_deep:
-        raise NotPlain
+        raise NotJsonpath
     return out
 
 
-def _step(made: _Path, step: Step, *, is_deep: bool) -> str:
+def _step(made: _PathBuilder, step: Step, *, is_deep: bool) -> str:
     test = step.test
     made.kind = test.kind
     made.is_single = made.is_single and not is_deep
     if is_deep and step.axis not in (CHILD, ATTRIBUTE_OF):
-        raise NotPlain
+        raise NotJsonpath
     if step.axis == SELF and test.kind == NODE:
         return _predicates(made, step)
     if step.axis == ATTRIBUTE_OF:
@@ -194,15 +194,15 @@ def _step(made: _Path, step: Step, *, is_deep: bool) -> str:
             or (test.uri is None) != (test.local is None)
             or (test.local is None and test.uri)
         ):
-            raise NotPlain
+            raise NotJsonpath
         made.is_single = made.is_single and test.local is not None
-        return ('.** ? (@.k == "e")' if is_deep else "") + nodes_found(step.axis, test)
+        return ('.** ? (@.k == "e")' if is_deep else "") + node_filter(step.axis, test)
     if step.axis != CHILD or (test.uri is None) != (test.local is None):
-        raise NotPlain
-    return nodes_found(DESCENDANT if is_deep else CHILD, test) + _predicates(made, step)
+        raise NotJsonpath
+    return node_filter(DESCENDANT if is_deep else CHILD, test) + _predicates(made, step)
 
 
-def nodes_found(axis: str, test: Test) -> str:
+def node_filter(axis: str, test: Test) -> str:
     """The nodes that a step finds, without its predicates, as jsonpath.
 
     Raises:
@@ -211,12 +211,12 @@ def nodes_found(axis: str, test: Test) -> str:
     if axis == ATTRIBUTE_OF and test.local is None:
         return ".a.*"
     if axis == ATTRIBUTE_OF and test.uri is None:
-        raise refused(f"The attribute *:{test.local}", "Name it with its prefix.")
+        raise not_supported(f"The attribute *:{test.local}", "Name it with its prefix.")
     if axis == ATTRIBUTE_OF:
         name = _quoted("@" + _expanded(test.uri or "", test.local or ""))
         return f" ? (exists (@.a.{name})).a.{name}"
     if axis not in _AXES:
-        raise refused(f"The axis {axis}:: with a condition in XQuery")
+        raise not_supported(f"The axis {axis}:: with a condition in XQuery")
     if test.kind == NODE:
         wanted = " || ".join(f'@.k == "{kind}"' for kind in "detci")
     else:
@@ -238,20 +238,20 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _predicates(made: _Path, step: Step) -> str:
+def _predicates(made: _PathBuilder, step: Step) -> str:
     """The predicates of a step. Positions count among siblings of the same name; for * among elements."""
     out, counted, kind = "", step.axis == SELF, made.kind
     for number, predicate in enumerate(step.predicates):
         match predicate:
             case Literal(text, True):
                 if number or step.test.kind == NODE or not text.isdigit():
-                    raise NotPlain
+                    raise NotJsonpath
                 counted = True
                 is_any = step.test.kind == ELEMENT and step.test.local is None
                 out += f" ? (@.{'i' if is_any else 'p'} == {text})"
             case _:
                 if number and _has_position(predicate):
-                    raise NotPlain
+                    raise NotJsonpath
                 out += f" ? ({_condition(made, predicate)})"
         made.kind = kind
     made.is_single = made.is_single and counted
@@ -262,14 +262,14 @@ def _has_position(predicate: Expression) -> bool:
     return isinstance(predicate, Binary) and Call("position", ()) in (predicate.left, predicate.right)
 
 
-def _condition(made: _Path, expression: Expression) -> str:
+def _condition(made: _PathBuilder, expression: Expression) -> str:
     single = made.is_single
     try:
         match expression:
             case Binary("or" | "and" as word, left, right):
                 sign = "||" if word == "or" else "&&"
                 return f"({_condition(made, left)} {sign} {_condition(made, right)})"
-            case Several((inside,)):
+            case Sequence((inside,)):
                 return _condition(made, inside)
             case Call("not", (inside,)):
                 said = _condition(made, inside)
@@ -284,34 +284,34 @@ def _condition(made: _Path, expression: Expression) -> str:
                 return f"({_value(made, of)}.double() {_SIGNS[sign]} {text})"
             case Binary(sign, of, Literal(text, False)) if sign in _SIGNS:
                 return f"({_value(made, of)} {_SIGNS[sign]} {_quoted(text)})"
-            case Binary(sign, of, Outside("variable", name)) if sign in _SIGNS:
+            case Binary(sign, of, SqlReference("variable", name)) if sign in _SIGNS:
                 value, number = _value(made, of), _variable(made, name)
                 numeric = ".double()" if made.is_number(made.variables[number - 1]) else ""
                 return f"({value}{numeric} {_SIGNS[sign]} $v{number})"
             case Steps():
                 return f"exists ({_relative(made, expression)})"
-        raise NotPlain
+        raise NotJsonpath
     finally:
         made.is_single = single
 
 
-def _relative(made: _Path, expression: Expression) -> str:
+def _relative(made: _PathBuilder, expression: Expression) -> str:
     match expression:
-        case Context():
+        case ContextItem():
             made.kind = NODE
             return "@"
         case Steps(None, False, steps):
             return "@" + _steps(made, steps)
-    raise NotPlain
+    raise NotJsonpath
 
 
-def _value(made: _Path, expression: Expression) -> str:
+def _value(made: _PathBuilder, expression: Expression) -> str:
     """The text of what a path finds."""
     path = _relative(made, expression)
     return path if made.kind == ATTRIBUTE else f"{path}.v"
 
 
-def _variable(made: _Path, name: str) -> int:
+def _variable(made: _PathBuilder, name: str) -> int:
     """The number of a variable of T-SQL."""
     name = name.lower()
     if name not in made.variables:

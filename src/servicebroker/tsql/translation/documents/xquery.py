@@ -9,7 +9,13 @@ from itertools import count
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.documents.xml_paths import NotPlain, nodes_found, numbers_of, passed, steps_of
+from servicebroker.tsql.translation.documents.xml_paths import (
+    NotJsonpath,
+    jsonpath_variables,
+    node_filter,
+    number_variables,
+    steps_to_jsonpath,
+)
 from servicebroker.tsql.translation.documents.xquery_parser import (
     ATTRIBUTE_OF,
     CHILD,
@@ -18,35 +24,45 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
     PARENT,
     SELF,
     Binary,
-    Bound,
     Call,
     Cast,
-    Choice,
     Clause,
-    Context,
+    Conditional,
+    Constructor,
+    ContextItem,
     Expression,
     Filter,
     Flwor,
     Literal,
-    Made,
-    Outside,
     Quantified,
-    Several,
+    Sequence,
+    SqlReference,
     Step,
     Steps,
     Test,
+    VariableReference,
 )
-from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string, write_value
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.translation.text_writer import (
+    Sql,
+    Writer,
+    not_supported,
+    quote_string,
+    type_family,
+    write_value,
+)
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
-NOTHING = "'[]'::jsonb"
+EMPTY_SEQUENCE = "'[]'::jsonb"
 _SIGNS = frozenset(COMPARISONS.values())
 _AGGREGATES = ("sum", "avg", "min", "max")
 _ROUNDED = ("ceiling", "floor", "round", "abs")
 _NAMES = ("local-name", "namespace-uri")
 _CONDITIONS = ("not", "empty", "exists", "contains", "starts-with", "true", "false", "boolean")
-BINARY = frozenset({"varbinary", "binary", "image"})
-BINARIES = {"hexBinary": "hex", "base64Binary": "base64"}  # and how PostgreSQL calls what their text is written in
+BINARY_TYPES = frozenset({"varbinary", "binary", "image"})
+BINARY_ENCODINGS = {
+    "hexBinary": "hex",
+    "base64Binary": "base64",
+}  # and how PostgreSQL calls what their text is written in
 _TYPES = frozenset(
     {
         "string",
@@ -62,7 +78,7 @@ _TYPES = frozenset(
         "date",
         "time",
         "dateTime",
-        *BINARIES,
+        *BINARY_ENCODINGS,
     }
 )
 # functions of one argument: a sequence that is {0}
@@ -80,11 +96,13 @@ _FUNCTIONS = {
     **{name: f"tsql.xq_aggregate('{name}', {{0}})" for name in _AGGREGATES},
     **{name: f"tsql.xq_rounded('{name}', {{0}})" for name in _ROUNDED},
 }
-_OF_CONTEXT = frozenset({"string", "data", "string-length", "number", *_NAMES})  # without an argument: of the item
+_CONTEXT_ITEM_FUNCTIONS = frozenset(
+    {"string", "data", "string-length", "number", *_NAMES}
+)  # without an argument: of the item
 
 
 @dataclass(frozen=True)
-class Within:
+class DynamicContext:
     """What an expression may speak of: the document, the item looked at, its place, and variables of its own."""
 
     document: str  # a node, in jsonb
@@ -92,7 +110,7 @@ class Within:
     place: str = "1"
     last: str = "1"
     is_item: bool = False  # the item is one of nodes(), and has no document
-    bound: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 class Compiler:
@@ -101,14 +119,14 @@ class Compiler:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._numbers = count(1)
-        self._finder = "tsql.xq_climbing_steps" if writer.climbs else "tsql.xq_steps"
+        self._finder = "tsql.xq_climbing_steps" if writer.has_parent_steps else "tsql.xq_steps"
 
     def _alias(self) -> str:
         return f"x{next(self._numbers)}"
 
     # ---------------------------------------------------------------- sequences
 
-    def sequence(self, of: Expression, within: Within) -> str:
+    def sequence(self, of: Expression, within: DynamicContext) -> str:
         """An array in jsonb.
 
         Raises:
@@ -116,19 +134,24 @@ class Compiler:
         """
         match of:
             case Literal(text, is_number):
-                return string(f"[{_number(text)}]" if is_number else json.dumps([text], ensure_ascii=False)) + "::jsonb"
-            case Context():
+                return (
+                    quote_string(f"[{_json_number(text)}]" if is_number else json.dumps([text], ensure_ascii=False))
+                    + "::jsonb"
+                )
+            case ContextItem():
                 return f"jsonb_build_array({within.item})"
-            case Bound(name):
-                if name not in within.bound:
+            case VariableReference(name):
+                if name not in within.variables:
                     raise TsqlError(
                         2227, f"XQuery: The variable '${name}' was not found in the scope in which it was referenced."
                     )
-                return within.bound[name]
-            case Outside():
+                return within.variables[name]
+            case SqlReference():
                 return self._outside(of)
-            case Several(items):
-                return "(" + " || ".join(self.sequence(item, within) for item in items) + ")" if items else NOTHING
+            case Sequence(items):
+                return (
+                    "(" + " || ".join(self.sequence(item, within) for item in items) + ")" if items else EMPTY_SEQUENCE
+                )
             case Steps():
                 return self._path(of, within)
             case Filter(inside, predicates):
@@ -136,7 +159,7 @@ class Compiler:
                 for predicate in predicates:
                     found = self._filtered(found, predicate, within)
                 return found
-            case Choice(condition, yes, no):
+            case Conditional(condition, yes, no):
                 return (
                     f"CASE WHEN {self.condition(condition, within)} THEN {self.sequence(yes, within)} "
                     f"ELSE {self.sequence(no, within)} END"
@@ -145,7 +168,7 @@ class Compiler:
                 return self._flwor(of, within)
             case Cast(inside, name):
                 return self._cast(inside, name, within)
-            case Made():
+            case Constructor():
                 return self._made(of, within)
             case Call() if of.name not in _CONDITIONS:
                 return self._call(of, within)
@@ -153,7 +176,7 @@ class Compiler:
                 return f"tsql.xq_calculated({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
         return f"jsonb_build_array({self.condition(of, within)})"
 
-    def condition(self, of: Expression, within: Within) -> str:
+    def condition(self, of: Expression, within: DynamicContext) -> str:
         """A condition of PostgreSQL."""
         match of:
             case Binary("or" | "and" as word, left, right):
@@ -162,7 +185,7 @@ class Compiler:
                 return f"tsql.xq_compares({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
             case Steps():
                 return f"jsonb_array_length({self.sequence(of, within)}) > 0"
-            case Several((inside,)):
+            case Sequence((inside,)):
                 return self.condition(inside, within)
             case Quantified(is_every, clauses, wanted):
                 sources, _, inner = self._sources(clauses, within)
@@ -173,8 +196,10 @@ class Compiler:
                 return self._asked(name, arguments, within)
         return f"tsql.xq_true({self.sequence(of, within)})"
 
-    def _asked(self, name: str, arguments: tuple[Expression, ...], within: Within) -> str:
-        _need(name, arguments, 0 if name in ("true", "false") else 2 if name in ("contains", "starts-with") else 1)
+    def _asked(self, name: str, arguments: tuple[Expression, ...], within: DynamicContext) -> str:
+        _check_arity(
+            name, arguments, 0 if name in ("true", "false") else 2 if name in ("contains", "starts-with") else 1
+        )
         if name in ("true", "false"):
             return name
         if name in ("not", "boolean"):
@@ -184,13 +209,13 @@ class Compiler:
         said, sought = (f"coalesce({self.text(one, within)}, '')" for one in arguments)
         return f"strpos({said}, {sought}) > 0" if name == "contains" else f"starts_with({said}, {sought})"
 
-    def text(self, of: Expression, within: Within) -> str:
+    def text(self, of: Expression, within: DynamicContext) -> str:
         """The text of the first item, null without one."""
         return f"tsql.xq_string({self.sequence(of, within)})"
 
-    def _outside(self, of: Outside) -> str:
+    def _outside(self, of: SqlReference) -> str:
         value = self._value(of)
-        kind = None if value.type is None else kind_of(value.type)
+        kind = None if value.type is None else type_family(value.type)
         if _is_binary(value):
             return f"tsql.xq_of(tsql.xq_written({value.text}, 'base64'))"
         if kind == "xml":
@@ -203,7 +228,7 @@ class Compiler:
             else f"tsql.xq_of(tsql.xml_value(tsql.xml_text({value.text})))"
         )
 
-    def _value(self, of: Outside) -> Sql:
+    def _value(self, of: SqlReference) -> Sql:
         return self._writer.variable(of.name) if of.kind == "variable" else self._column(of.name)
 
     def _column(self, name: str) -> Sql:
@@ -215,10 +240,10 @@ class Compiler:
 
     # ---------------------------------------------------------------- paths
 
-    def _path(self, of: Steps, within: Within) -> str:
+    def _path(self, of: Steps, within: DynamicContext) -> str:
         if of.is_absolute and within.is_item:
-            raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
-        steps = _without_parents(of.steps)
+            raise not_supported("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+        steps = _fold_parents(of.steps)
         if of.root is not None:
             found = self.sequence(of.root, within)
         else:
@@ -229,25 +254,25 @@ class Compiler:
                 found, steps = self._step(found, steps[0], within), steps[1:]
             else:
                 taken, path, variables = plain
-                found, steps = f"{self._finder}({found}, {string(path)}{variables})", steps[taken:]
+                found, steps = f"{self._finder}({found}, {quote_string(path)}{variables})", steps[taken:]
         return found
 
     def _plain(self, steps: tuple[Step, ...]) -> tuple[int, str, str] | None:
         """The longest beginning that jsonpath can say: how many steps, the path, and its variables."""
         for taken in range(len(steps), 0, -1):
             try:
-                path, names = steps_of(steps[:taken], numbers_of(self._writer))
-            except NotPlain:
+                path, names = steps_to_jsonpath(steps[:taken], number_variables(self._writer))
+            except NotJsonpath:
                 continue
-            return taken, path, passed(self._writer, names)
+            return taken, path, jsonpath_variables(self._writer, names)
         return None
 
-    def _step(self, items: str, step: Step, within: Within) -> str:
+    def _step(self, items: str, step: Step, within: DynamicContext) -> str:
         """One step from each item; a predicate counts what it finds from that one."""
         if step.axis == PARENT:
             found = f"tsql.xq_parents({items})"
             return self._all_filtered(found, step.predicates, within)
-        path = string("strict $" + nodes_found(step.axis, step.test))
+        path = quote_string("strict $" + node_filter(step.axis, step.test))
         if not step.predicates:
             return f"{self._finder}({items}, {path})"
         one = self._alias()
@@ -257,14 +282,14 @@ class Compiler:
             f"ORDER BY {one}.place), '[]') FROM jsonb_array_elements({items}) WITH ORDINALITY AS {one} (item, place)))"
         )
 
-    def _all_filtered(self, items: str, predicates: tuple[Expression, ...], within: Within) -> str:
+    def _all_filtered(self, items: str, predicates: tuple[Expression, ...], within: DynamicContext) -> str:
         for predicate in predicates:
             items = self._filtered(items, predicate, within)
         return items
 
-    def _filtered(self, items: str, predicate: Expression, within: Within) -> str:
+    def _filtered(self, items: str, predicate: Expression, within: DynamicContext) -> str:
         match predicate:
-            case Literal(text, True) if is_whole(text) and (place := whole_number(text)) > 0:
+            case Literal(text, True) if is_whole(text) and (place := parse_whole_number(text)) > 0:
                 return f"tsql.xq_of(({items}) -> {place - 1})"
             case Call("last", ()):
                 return f"tsql.xq_of(({items}) -> -1)"
@@ -282,7 +307,9 @@ class Compiler:
 
     # ---------------------------------------------------------------- for, let, where, order by, return
 
-    def _sources(self, clauses: tuple[Clause, ...], within: Within) -> tuple[list[str], list[str], Within]:
+    def _sources(
+        self, clauses: tuple[Clause, ...], within: DynamicContext
+    ) -> tuple[list[str], list[str], DynamicContext]:
         """What FROM reads, one after the other, the places of its rows, and what may be spoken of behind it."""
         sources: list[str] = []
         places: list[str] = []
@@ -297,10 +324,10 @@ class Compiler:
                 bound = {clause.name: f"jsonb_build_array({one}.item)"}
                 if clause.place:
                     bound[clause.place] = f"jsonb_build_array({one}.place)"
-            within = replace(within, bound={**within.bound, **bound})
+            within = replace(within, variables={**within.variables, **bound})
         return sources, places, within
 
-    def _flwor(self, of: Flwor, within: Within) -> str:
+    def _flwor(self, of: Flwor, within: DynamicContext) -> str:
         sources, places, inner = self._sources(tuple(one for one in of.clauses if one.kind != "where"), within)
         keys = [
             f"tsql.xq_atom({self.sequence(key.key, inner)} -> 0) {'DESC NULLS LAST' if key.is_descending else 'NULLS FIRST'}"
@@ -316,10 +343,10 @@ class Compiler:
 
     # ---------------------------------------------------------------- functions, casts, what is made
 
-    def _call(self, of: Call, within: Within) -> str:
+    def _call(self, of: Call, within: DynamicContext) -> str:
         name, arguments = of
         if name in ("position", "last"):
-            _need(name, arguments, 0)
+            _check_arity(name, arguments, 0)
             return f"jsonb_build_array({within.place if name == 'position' else within.last})"
         if name.startswith("xs:") and len(arguments) == 1:
             return self._cast(arguments[0], name[3:], within)
@@ -331,64 +358,64 @@ class Compiler:
             return f"tsql.xq_of(tsql.xq_substring(coalesce({self.text(arguments[0], within)}, ''), {rest}))"
         if name not in _FUNCTIONS:
             raise TsqlError(2395, f"XQuery: There is no function '{name}()'.")
-        if name in _OF_CONTEXT and not arguments:
-            arguments = (Context(),)
-        _need(name, arguments, 1)
+        if name in _CONTEXT_ITEM_FUNCTIONS and not arguments:
+            arguments = (ContextItem(),)
+        _check_arity(name, arguments, 1)
         return _FUNCTIONS[name].replace("{0}", self.sequence(arguments[0], within))
 
-    def _cast(self, of: Expression, name: str, within: Within) -> str:
+    def _cast(self, of: Expression, name: str, within: DynamicContext) -> str:
         if name not in _TYPES:
-            raise refused(f"The type {name} in XQuery", f"It knows {', '.join(sorted(_TYPES))}.")
+            raise not_supported(f"The type {name} in XQuery", f"It knows {', '.join(sorted(_TYPES))}.")
         items, written = self.sequence(of, within), self._coding(of)
-        if written and name in BINARIES:
-            return f"tsql.xq_rewritten({items}, '{written}', '{BINARIES[name]}')"
+        if written and name in BINARY_ENCODINGS:
+            return f"tsql.xq_rewritten({items}, '{written}', '{BINARY_ENCODINGS[name]}')"
         return f"tsql.xq_cast({items}, '{name}')"
 
     def _coding(self, of: Expression) -> str:
         """How the bytes of an expression are written, as far as it says so itself; "" for one that has a text."""
         match of:
             case Call(name, (_,)):
-                return BINARIES.get(name.removeprefix("xs:"), "")
+                return BINARY_ENCODINGS.get(name.removeprefix("xs:"), "")
             case Cast(_, name):
-                return BINARIES.get(name, "")
-            case Several((inside,)):
+                return BINARY_ENCODINGS.get(name, "")
+            case Sequence((inside,)):
                 return self._coding(inside)
-            case Outside() if _is_binary(self._value(of)):
+            case SqlReference() if _is_binary(self._value(of)):
                 return "base64"
         return ""
 
-    def _made(self, of: Made, within: Within) -> str:
+    def _made(self, of: Constructor, within: DynamicContext) -> str:
         written = []
         for piece in of.pieces:
             if isinstance(piece, str):
-                written.append(string(piece))
+                written.append(quote_string(piece))
             else:
                 function = "tsql.xq_in_attribute" if piece.is_attribute else "tsql.xq_content"
                 written.append(f"{function}({self.sequence(piece.of, within)})")
-        return f"tsql.xml_nodes({' || '.join(written)}, {string(json.dumps(dict(of.namespaces)))}::jsonb)"
+        return f"tsql.xml_nodes({' || '.join(written)}, {quote_string(json.dumps(dict(of.namespaces)))}::jsonb)"
 
 
 def _is_binary(value: Sql) -> bool:
-    return value.type is not None and value.type.name in BINARY
+    return value.type is not None and value.type.name in BINARY_TYPES
 
 
 def is_single(of: Expression) -> bool:
     """Whether an expression can find one item at most, as far as it says so itself."""
     match of:
-        case Several(items):
+        case Sequence(items):
             return len(items) == 0 or (len(items) == 1 and is_single(items[0]))
         case Filter(inside, predicates):
-            return is_single(inside) or any(_is_place(one) for one in predicates)
+            return is_single(inside) or any(_is_single_position(one) for one in predicates)
         case Steps(root, _, steps):
             return (root is None or is_single(root)) and all(
                 (
                     step.axis in (ATTRIBUTE_OF, SELF, PARENT)
                     and (step.test.local is not None or step.axis != ATTRIBUTE_OF)
                 )
-                or (step.axis == CHILD and any(_is_place(one) for one in step.predicates))
+                or (step.axis == CHILD and any(_is_single_position(one) for one in step.predicates))
                 for step in steps
             )
-        case Choice(_, yes, no):
+        case Conditional(_, yes, no):
             return is_single(yes) and is_single(no)
         case Cast(inside, _):
             return is_single(inside)
@@ -396,10 +423,10 @@ def is_single(of: Expression) -> bool:
             return is_single(left) and is_single(right)
         case Call("data" | "distinct-values", (inside,)):
             return of.name == "data" and is_single(inside)
-    return not isinstance(of, Flwor | Made)
+    return not isinstance(of, Flwor | Constructor)
 
 
-def _is_place(predicate: Expression) -> bool:
+def _is_single_position(predicate: Expression) -> bool:
     return predicate == Call("last", ()) or (isinstance(predicate, Literal) and predicate.is_number)
 
 
@@ -414,12 +441,12 @@ def _is_numeric(predicate: Expression) -> bool:
             return name in ("last", "position", "count", "number", *_AGGREGATES, *_ROUNDED)
         case Cast(_, name):
             return name not in ("string", "boolean", "date", "time", "dateTime")
-        case Several((inside,)):
+        case Sequence((inside,)):
             return _is_numeric(inside)
     return False
 
 
-def _without_parents(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _fold_parents(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """`a/b/..` is `a[b]`: only what begins with `..` needs to know a node's parent."""
     done: list[Step] = []
     for step in steps:
@@ -432,12 +459,12 @@ def _without_parents(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(done)
 
 
-def _need(name: str, arguments: tuple[Expression, ...], number: int) -> None:
+def _check_arity(name: str, arguments: tuple[Expression, ...], number: int) -> None:
     if len(arguments) != number:
         raise TsqlError(2233, f"XQuery: The function '{name}()' takes {number} argument(s), not {len(arguments)}.")
 
 
-def _number(text: str) -> str:
+def _json_number(text: str) -> str:
     """As JSON writes it."""
     whole = text if text[0].isdigit() else "0" + text
     return whole.replace(".e", ".0e").replace(".E", ".0e") if not whole.endswith(".") else whole + "0"

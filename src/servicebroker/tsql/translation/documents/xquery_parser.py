@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import refused
+from servicebroker.tsql.translation.text_writer import not_supported
 
 # axes, and kinds of nodes
 CHILD, DESCENDANT, OR_SELF, ATTRIBUTE_OF = "child", "descendant", "descendant-or-self", "attribute"
 SELF, PARENT = "self", "parent"
 ELEMENT, ATTRIBUTE, TEXT, NODE, COMMENT, INSTRUCTION = "element", "attribute", "text", "node", "comment", "instruction"
 COMPARISONS = {"eq": "=", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-ONLY = "Take the document apart in T-SQL."
+USE_TSQL = "Take the document apart in T-SQL."
 
 _NAME = r"[A-Za-z_\u00b7-\uffff][\w.\-\u00b7-\uffff]*"
 _SPACE = re.compile(r"(?:\s|\(:(?:(?!:\)).)*:\))*", re.DOTALL)
@@ -43,17 +43,17 @@ class Literal(NamedTuple):
     is_number: bool
 
 
-class Context(NamedTuple):
+class ContextItem(NamedTuple):
     """The item that is looked at, a dot."""
 
 
-class Bound(NamedTuple):
+class VariableReference(NamedTuple):
     """A variable of the expression itself, $name."""
 
     name: str
 
 
-class Outside(NamedTuple):
+class SqlReference(NamedTuple):
     """A variable or a column of T-SQL: sql:variable("@name"), sql:column("T.c")."""
 
     kind: str
@@ -109,13 +109,13 @@ class Binary(NamedTuple):
     right: Expression
 
 
-class Several(NamedTuple):
+class Sequence(NamedTuple):
     """A sequence, in parentheses."""
 
     items: tuple[Expression, ...]
 
 
-class Choice(NamedTuple):
+class Conditional(NamedTuple):
     """if (...) then ... else ..."""
 
     condition: Expression
@@ -162,35 +162,35 @@ class Cast(NamedTuple):
     type: str
 
 
-class Enclosed(NamedTuple):
+class EnclosedExpression(NamedTuple):
     """{...} in what is made, within the quotes of an attribute or not."""
 
     of: Expression
     is_attribute: bool
 
 
-class Made(NamedTuple):
+class Constructor(NamedTuple):
     """Elements and text: XML as it was written, and what is computed between."""
 
-    pieces: tuple[str | Enclosed, ...]
+    pieces: tuple[str | EnclosedExpression, ...]
     namespaces: tuple[tuple[str, str], ...]  # prefixes and what they stand for, around it
 
 
 Expression = (
     Literal
-    | Context
-    | Bound
-    | Outside
+    | ContextItem
+    | VariableReference
+    | SqlReference
     | Steps
     | Filter
     | Call
     | Binary
-    | Several
-    | Choice
+    | Sequence
+    | Conditional
     | Flwor
     | Quantified
     | Cast
-    | Made
+    | Constructor
 )
 
 
@@ -205,14 +205,14 @@ def parse(text: str, namespaces: Mapping[str, str]) -> Expression:
     while (found := PROLOG.match(rest)) is not None:
         known[found[1] or ""] = found[2] if found[2] is not None else found[3]
         rest = rest[found.end() :]
-    reader = _Reader(rest, known)
+    reader = _XQueryReader(rest, known)
     expression = reader.expression()
     if reader.place < len(rest):
         raise reader.wrong()
     return expression
 
 
-class _Reader:
+class _XQueryReader:
     """Reads one construct after the other; every method leaves the place behind what it has read, and behind blanks."""
 
     def __init__(self, text: str, namespaces: Mapping[str, str]) -> None:
@@ -271,7 +271,7 @@ class _Reader:
         items = [self._single()]
         while self._take(","):
             items.append(self._single())
-        return items[0] if len(items) == 1 else Several(tuple(items))
+        return items[0] if len(items) == 1 else Sequence(tuple(items))
 
     def _single(self) -> Expression:
         if self._sees("for", "$") or self._sees("let", "$"):
@@ -286,7 +286,7 @@ class _Reader:
             self._need(")", "then")
             yes = self._single()
             self._need("else")
-            return Choice(condition, yes, self._single())
+            return Conditional(condition, yes, self._single())
         return self._or()
 
     def _flwor(self) -> Expression:
@@ -348,7 +348,7 @@ class _Reader:
     def _comparison(self) -> Expression:
         left = self._sum()
         if self._match(_NODES) is not None:
-            raise refused("The comparison of nodes by their place in XQuery", ONLY)
+            raise not_supported("The comparison of nodes by their place in XQuery", USE_TSQL)
         found = self._match(_COMPARISON)
         if found is None:
             return left
@@ -377,7 +377,7 @@ class _Reader:
     def _union(self) -> Expression:
         left = self._cast()
         if self._sees("|") or self._sees("union") or self._sees("intersect") or self._sees("except"):
-            raise refused("A union of paths in XQuery", "Write the paths between commas.")
+            raise not_supported("A union of paths in XQuery", "Write the paths between commas.")
         return left
 
     def _cast(self) -> Expression:
@@ -387,7 +387,7 @@ class _Reader:
             self._take("?")
             return Cast(of, name.removeprefix("xs:"))
         if self._sees("instance", "of"):
-            raise refused("INSTANCE OF in XQuery", ONLY)
+            raise not_supported("INSTANCE OF in XQuery", USE_TSQL)
         return of
 
     def _unary(self) -> Expression:
@@ -416,7 +416,7 @@ class _Reader:
         deep = self._take("//")
         if not deep:
             self._need("/")
-        return Steps(None if of == Context() else of, False, self._steps(deep))
+        return Steps(None if of == ContextItem() else of, False, self._steps(deep))
 
     def _is_step(self) -> bool:
         return self.text.startswith((".", "@"), self.place) or _TEST.match(self.text, self.place) is not None
@@ -446,7 +446,7 @@ class _Reader:
         if self._take("@"):
             return ATTRIBUTE_OF, self._test(ATTRIBUTE)
         if (found := _OTHER_AXIS.match(self.text, self.place)) is not None:
-            raise refused(f"The axis {found[1]}:: in XQuery", ONLY)
+            raise not_supported(f"The axis {found[1]}:: in XQuery", USE_TSQL)
         axis = self._match(_AXIS)
         if axis is None:
             return CHILD, self._test(ELEMENT)
@@ -481,26 +481,26 @@ class _Reader:
     def _primary(self) -> Expression | None:
         """None for what is a step."""
         if (outside := self._match(_SQL)) is not None:
-            return Outside(outside[1], outside[2] if outside[2] is not None else outside[3])
+            return SqlReference(outside[1], outside[2] if outside[2] is not None else outside[3])
         if (number := self._match(_NUMBER)) is not None:
             return Literal(number[0], True)
         if (said := self._match(_STRING)) is not None:
             return Literal(
-                _unescaped(said[1].replace('""', '"') if said[1] is not None else said[2].replace("''", "'")), False
+                _unescape(said[1].replace('""', '"') if said[1] is not None else said[2].replace("''", "'")), False
             )
         if self._take("$"):
-            return Bound(self._name())
+            return VariableReference(self._name())
         if self._take("("):
             if self._take(")"):
-                return Several(())
+                return Sequence(())
             inside = self.expression()
             self._need(")")
-            return inside if isinstance(inside, Several) else Several((inside,))
+            return inside if isinstance(inside, Sequence) else Sequence((inside,))
         if self._sees("."):
             if self._sees(".."):
                 return None
             self._need(".")
-            return Context()
+            return ContextItem()
         if self.text.startswith("<", self.place):
             return self._made()
         for word in ("element", "attribute", "text"):
@@ -536,16 +536,16 @@ class _Reader:
             self.place = place
             return None
         if word == "attribute":
-            raise refused("attribute name {...} in XQuery", 'Write <element name="{...}"/>.')
-        inside = Several(()) if self._sees("}") else self.expression()
+            raise not_supported("attribute name {...} in XQuery", 'Write <element name="{...}"/>.')
+        inside = Sequence(()) if self._sees("}") else self.expression()
         self._need("}")
-        content = Enclosed(inside, is_attribute=False)
+        content = EnclosedExpression(inside, is_attribute=False)
         pieces = (content,) if named is None else (f"<{named[0]}>", content, f"</{named[0]}>")
-        return Made(pieces, tuple(self.namespaces.items()))
+        return Constructor(pieces, tuple(self.namespaces.items()))
 
-    def _made(self) -> Made:
+    def _made(self) -> Constructor:
         """An element as it is written in XML, up to its end."""
-        pieces: list[str | Enclosed] = []
+        pieces: list[str | EnclosedExpression] = []
         depth, start = 0, self.place
         while True:
             at = self.place
@@ -563,19 +563,19 @@ class _Reader:
                 start = self.place
                 if depth == 0:
                     self._skip()
-                    return Made(tuple(piece for piece in pieces if piece), tuple(self.namespaces.items()))
+                    return Constructor(tuple(piece for piece in pieces if piece), tuple(self.namespaces.items()))
             else:
                 self.place += 1
 
-    def _enclosed(self, *, is_attribute: bool) -> Enclosed:
+    def _enclosed(self, *, is_attribute: bool) -> EnclosedExpression:
         self._need("{")
-        inside = Several(()) if self._sees("}") else self.expression()
+        inside = Sequence(()) if self._sees("}") else self.expression()
         if not self.text.startswith("}", self.place):
             raise self.wrong()
         self.place += 1  # blanks behind it are text
-        return Enclosed(inside, is_attribute)
+        return EnclosedExpression(inside, is_attribute)
 
-    def _tag(self, pieces: list[str | Enclosed], start: int) -> int:
+    def _tag(self, pieces: list[str | EnclosedExpression], start: int) -> int:
         """A tag, or a comment and its like: by how much it changes the depth."""
         other = re.compile(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>", re.DOTALL).match(self.text, self.place)
         if other is not None:
@@ -606,7 +606,7 @@ class _Reader:
                 return -1 if is_end else 0 if self.text[self.place - 2] == "/" else 1
 
 
-def _unescaped(said: str) -> str:
+def _unescape(said: str) -> str:
     for entity, sign in _ENTITIES:
         said = said.replace(entity, sign)
     return said

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
-    as_text,
-    closed_text,
-    identifier,
-    only,
+    allow_only,
+    cast_to_text,
+    node_not_supported,
+    not_supported,
     operator_of,
-    refused,
-    unsupported,
-    value_of,
+    quote_identifier,
+    typed_text,
     write_value,
+    writes_value,
 )
-from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.translation.values.expressions import in_bounds
+from servicebroker.tsql.translation.values.casts import cast_value
+from servicebroker.tsql.translation.values.expressions import money_in_bounds
 from servicebroker.tsql.translation.values.functions import SPECIAL, check_count
 from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlType
 
@@ -30,39 +30,39 @@ from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlT
 def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
     """DISTINCT or nothing, and the value that is aggregated."""
     if isinstance(node, exp.Distinct):
-        only(node, "expressions")
+        allow_only(node, "expressions")
         if len(node.expressions) != 1:
             raise TsqlError(102, "Incorrect syntax near ','.", severity=15)
         return "DISTINCT ", write_value(writer, node.expressions[0])
     return "", write_value(writer, node)
 
 
-@value_of(exp.Count)
+@writes_value(exp.Count)
 def _count(writer: Writer, node: exp.Count) -> Sql:
-    only(node, "this", "big_int")
+    allow_only(node, "this", "big_int")
     of = BIGINT if node.args.get("big_int") else INT
     cast = "" if of == BIGINT else "::integer"
     if isinstance(node.this, exp.Star):
         return Sql(f"count(*){cast}", of)
     distinct, value = _operand(writer, node.this)
-    return Sql(f"count({distinct}{closed_text(value)}){cast}", of)
+    return Sql(f"count({distinct}{typed_text(value)}){cast}", of)
 
 
-@value_of(exp.Min, exp.Max)
+@writes_value(exp.Min, exp.Max)
 def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
-    only(node, "this")
+    allow_only(node, "this")
     _, value = _operand(writer, node.this)
     if value.type == VARIANT:
         raise TsqlError(8117, "Operand data type sql_variant is invalid for min and max operator. Use CAST.")
     name = "min" if isinstance(node, exp.Min) else "max"
     if value.kind == "uniqueidentifier":
         return Sql(f"{name}({value.text}::text)::uuid", value.type)
-    return Sql(f"{name}({closed_text(value)})", value.type)
+    return Sql(f"{name}({typed_text(value)})", value.type)
 
 
-@value_of(exp.Sum, exp.Avg)
+@writes_value(exp.Sum, exp.Avg)
 def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
-    only(node, "this")
+    allow_only(node, "this")
     distinct, value = _operand(writer, node.this)
     name = "sum" if isinstance(node, exp.Sum) else "avg"
     text = f"{name}({distinct}{value.text})"
@@ -77,17 +77,17 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
         return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
     if kind in ("money", "smallmoney"):
-        return in_bounds(text, SqlType("money"))
+        return money_in_bounds(text, SqlType("money"))
     if kind == "decimal" and value.type is not None:
         scale = max(value.type.scale or 0, 6) if name == "avg" else value.type.scale or 0
         return Sql(f"trunc({text}, {scale})" if name == "avg" else text, SqlType("decimal", None, 38, scale))
     return Sql(text, value.type)
 
 
-_SPREADS = {"stdev": "stddev_samp", "stdevp": "stddev_pop", "var": "var_samp", "varp": "var_pop"}
+_DEVIATIONS = {"stdev": "stddev_samp", "stdevp": "stddev_pop", "var": "var_samp", "varp": "var_pop"}
 
 
-def _spread(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+def _deviation(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     """Deviation and variance, calculated as float."""
 
     def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -95,7 +95,7 @@ def _spread(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
         distinct, value = _operand(writer, nodes[0])
         if value.kind not in ("number", None):
             raise TsqlError(8117, f"Operand data type {value.type} is invalid for {name} operator.")
-        return Sql(f"{_SPREADS[name]}({distinct}{value.text}::float8)", FLOAT)
+        return Sql(f"{_DEVIATIONS[name]}({distinct}{value.text}::float8)", FLOAT)
 
     return write
 
@@ -108,7 +108,7 @@ def _checksum(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"bit_xor({distinct}{value.text}::integer)", INT)
 
 
-SPECIAL |= {**{name: _spread(name) for name in _SPREADS}, "checksum_agg": _checksum}
+SPECIAL |= {**{name: _deviation(name) for name in _DEVIATIONS}, "checksum_agg": _checksum}
 
 
 def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
@@ -118,7 +118,7 @@ def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
         TsqlError: 10751 the part is not between 0 and 1, 8117 what is ordered is no number.
     """
     call, order = node.this, node.expression
-    name = call.name.lower().removeprefix(MARK) if isinstance(call, exp.Anonymous) else ""
+    name = call.name.lower().removeprefix(CALL_PREFIX) if isinstance(call, exp.Anonymous) else ""
     if name not in _PERCENTILES or not isinstance(order, exp.Order):
         return None
     check_count(call.expressions, 1, name)
@@ -128,7 +128,7 @@ def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
     value, is_down = write_value(writer, by.this), str(bool(by.args.get("desc"))).lower()
     if name == "percentile_cont" and value.kind not in ("number", None):
         raise TsqlError(8117, f"Operand data type {value.type} is invalid for percentile_cont operator.")
-    text, of = (f"{value.text}::float8", FLOAT) if name == "percentile_cont" else (closed_text(value), value.type)
+    text, of = (f"{value.text}::float8", FLOAT) if name == "percentile_cont" else (typed_text(value), value.type)
     known = f"array_agg({text}) FILTER (WHERE {text} IS NOT NULL) {over}"
     return Sql(f"tsql.{name}({known}, {part}::float8, {is_down})", of)
 
@@ -136,33 +136,33 @@ def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
 _PERCENTILES = ("percentile_cont", "percentile_disc")
 
 
-def _without_window(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+def _over_required(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         raise TsqlError(10753, f"The function '{name}' must have an OVER clause.", severity=15)
 
     return write
 
 
-SPECIAL |= {name: _without_window(name) for name in _PERCENTILES}
+SPECIAL |= {name: _over_required(name) for name in _PERCENTILES}
 
 
-@value_of(exp.ApproxDistinct)
+@writes_value(exp.ApproxDistinct)
 def _distinct_values(writer: Writer, node: exp.ApproxDistinct) -> Sql:
-    only(node, "this")
-    return Sql(f"count(DISTINCT {closed_text(write_value(writer, node.this))})", BIGINT)
+    allow_only(node, "this")
+    return Sql(f"count(DISTINCT {typed_text(write_value(writer, node.this))})", BIGINT)
 
 
-@value_of(exp.GroupConcat)
+@writes_value(exp.GroupConcat)
 def _string_agg(writer: Writer, node: exp.GroupConcat) -> Sql:
-    only(node, "this", "separator")
+    allow_only(node, "this", "separator")
     order = ""
     of = node.this
     if isinstance(of, exp.Order):
         order = " " + order_text(writer, of)
         of = of.this
     value = write_value(writer, of)
-    text = converted(value, NVARCHAR).text
-    return Sql(f"string_agg({text}, {as_text(write_value(writer, node.args['separator']))}{order})", NVARCHAR)
+    text = cast_value(value, NVARCHAR).text
+    return Sql(f"string_agg({text}, {cast_to_text(write_value(writer, node.args['separator']))}{order})", NVARCHAR)
 
 
 def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = None) -> str:
@@ -170,8 +170,8 @@ def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = N
     parts = []
     for each in node.expressions:
         if not isinstance(each, exp.Ordered):
-            raise unsupported(each)
-        only(each, "this", "desc", "nulls_first")
+            raise node_not_supported(each)
+        allow_only(each, "this", "desc", "nulls_first")
         parts.append(_ordered(writer, each, named or {}))
     return "ORDER BY " + ", ".join(parts)
 
@@ -197,26 +197,26 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
         found = writer.column(of.table.lower(), of.name.lower())
         if found is not None and not found[1].is_nullable:
             return value.text + (" DESC" if node.args.get("desc") else "")
-    return closed_text(value) + down
+    return typed_text(value) + down
 
 
-_OF_MONEY, _MONEY_ENDS = "tsql.to_money((", ")::numeric)::numeric(19,4)"  # what in_bounds writes around a call
+_MONEY_PREFIX, _MONEY_SUFFIX = "tsql.to_money((", ")::numeric)::numeric(19,4)"  # what in_bounds writes around a call
 
 
-@value_of(exp.Window)
+@writes_value(exp.Window)
 def _window(writer: Writer, node: exp.Window) -> Sql:
-    only(node, "this", "partition_by", "order", "spec", "over", "alias")
+    allow_only(node, "this", "partition_by", "order", "spec", "over", "alias")
     over = f"OVER {_definition(writer, node)}"
     percentile = _percentile(writer, node.this, over) if isinstance(node.this, exp.WithinGroup) else None
     if percentile is not None:
         return percentile
-    function = _ranked(writer, node.this)
+    function = _write_window_function(writer, node.this)
     text = function.text
     if isinstance(node.this, exp.Avg) and function.type is not None and function.type.name == "decimal":
         call, _, scale = text.removeprefix("trunc(").rpartition(", ")
         return Sql(f"trunc({call} {over}, {scale}", function.type)
-    if text.startswith(_OF_MONEY) and function.type is not None:
-        return in_bounds(f"{text.removeprefix(_OF_MONEY).removesuffix(_MONEY_ENDS)} {over}", function.type)
+    if text.startswith(_MONEY_PREFIX) and function.type is not None:
+        return money_in_bounds(f"{text.removeprefix(_MONEY_PREFIX).removesuffix(_MONEY_SUFFIX)} {over}", function.type)
     if text.endswith("::numeric(19,4)"):
         return Sql(f"({text.removesuffix('::numeric(19,4)')} {over})::numeric(19,4)", function.type)
     cast = text.find("::")  # count(*)::integer: the window belongs to the call
@@ -230,13 +230,13 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
 
 def windows_text(writer: Writer, nodes: list[exp.Expression]) -> str:
     """The WINDOW clause of a query, which gives names to what OVER says."""
-    named = [f"{identifier(node.this.name)} AS {_definition(writer, node, is_named=True)}" for node in nodes]
+    named = [f"{quote_identifier(node.this.name)} AS {_definition(writer, node, is_named=True)}" for node in nodes]
     return f" WINDOW {', '.join(named)}" if named else ""
 
 
 def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False) -> str:
     """What stands behind OVER, or in WINDOW behind AS: perhaps the name of another one, and what is added to that."""
-    base = [identifier(node.args["alias"].name)] if node.args.get("alias") else []
+    base = [quote_identifier(node.args["alias"].name)] if node.args.get("alias") else []
     parts = []
     if node.args.get("partition_by"):
         parts.append("PARTITION BY " + ", ".join(write_value(writer, each).text for each in node.args["partition_by"]))
@@ -244,14 +244,18 @@ def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False)
         parts.append(order_text(writer, node.args["order"]))
     spec = node.args.get("spec")
     if spec is not None:
-        parts.append(_frame(spec))
+        parts.append(_write_frame(spec))
     return base[0] if base and not parts and not is_named else f"({' '.join(base + parts)})"
 
 
-_RANKS: dict[type[exp.Expression], str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
+_RANK_FUNCTIONS: dict[type[exp.Expression], str] = {
+    exp.RowNumber: "row_number",
+    exp.Rank: "rank",
+    exp.DenseRank: "dense_rank",
+}
 
 
-def _ranked(writer: Writer, node: exp.Expression) -> Sql:
+def _write_window_function(writer: Writer, node: exp.Expression) -> Sql:
     if isinstance(node, exp.WithinGroup):
         node = node.this
     if isinstance(node, exp.GroupConcat):
@@ -259,38 +263,43 @@ def _ranked(writer: Writer, node: exp.Expression) -> Sql:
             4113,
             "The function 'STRING_AGG' is not a valid windowing function, and cannot be used with the OVER clause.",
         )
-    if type(node) in _RANKS:
+    if type(node) in _RANK_FUNCTIONS:
         if any(node.args.values()):
-            raise unsupported(node)
-        return Sql(f"{_RANKS[type(node)]}()", BIGINT)
+            raise node_not_supported(node)
+        return Sql(f"{_RANK_FUNCTIONS[type(node)]}()", BIGINT)
     if isinstance(node, exp.CumeDist | exp.PercentRank):
         return Sql(f"{'cume_dist' if isinstance(node, exp.CumeDist) else 'percent_rank'}()", FLOAT)
-    if isinstance(node, exp.Anonymous) and node.name.lower().removeprefix(MARK) in (*_SPREADS, "checksum_agg"):
+    if isinstance(node, exp.Anonymous) and node.name.lower().removeprefix(CALL_PREFIX) in (
+        *_DEVIATIONS,
+        "checksum_agg",
+    ):
         return write_value(writer, node)
     if isinstance(node, exp.Ntile):
         return Sql(f"ntile({write_value(writer, node.this).text}::integer)", BIGINT)
     if isinstance(node, exp.FirstValue | exp.LastValue):
-        only(node, "this")
+        allow_only(node, "this")
         value = write_value(writer, node.this)
         return Sql(f"{'first' if isinstance(node, exp.FirstValue) else 'last'}_value({value.text})", value.type)
     if isinstance(node, exp.Lag | exp.Lead):
-        only(node, "this", "offset", "default")
+        allow_only(node, "this", "offset", "default")
         value = write_value(writer, node.this)
         rest = [write_value(writer, node.args[name]).text for name in ("offset", "default") if node.args.get(name)]
         return Sql(f"{'lag' if isinstance(node, exp.Lag) else 'lead'}({', '.join([value.text, *rest])})", value.type)
     if isinstance(node, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
         return write_value(writer, node)
-    called = node.name.removeprefix(MARK) if isinstance(node, exp.Anonymous) else operator_of(node).replace(" ", "_")
-    raise refused(f"{called.upper()[:60]} OVER")
+    called = (
+        node.name.removeprefix(CALL_PREFIX) if isinstance(node, exp.Anonymous) else operator_of(node).replace(" ", "_")
+    )
+    raise not_supported(f"{called.upper()[:60]} OVER")
 
 
-def _frame(spec: exp.WindowSpec) -> str:
-    only(spec, "kind", "start", "start_side", "end", "end_side")
+def _write_frame(spec: exp.WindowSpec) -> str:
+    allow_only(spec, "kind", "start", "start_side", "end", "end_side")
 
     def bound(of: object, side: object) -> str:
         text = of.name if isinstance(of, exp.Expression) else str(of)
         if text.upper() not in ("UNBOUNDED", "CURRENT ROW") and not text.isdigit():
-            raise refused(f"The window frame bound {text[:40]}")
+            raise not_supported(f"The window frame bound {text[:40]}")
         return f"{text} {side}" if side else text
 
     start = bound(spec.args["start"], spec.args.get("start_side"))
@@ -300,7 +309,7 @@ def _frame(spec: exp.WindowSpec) -> str:
     return f"{spec.args['kind']} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}"
 
 
-_NAMES: dict[type[exp.Expression], str] = {
+_WINDOW_FUNCTIONS: dict[type[exp.Expression], str] = {
     exp.RowNumber: "row_number",
     exp.Ntile: "ntile",
     exp.CumeDist: "cume_dist",
@@ -314,6 +323,6 @@ _NAMES: dict[type[exp.Expression], str] = {
 }
 
 
-@value_of(*_NAMES)
+@writes_value(*_WINDOW_FUNCTIONS)
 def _without_over(writer: Writer, node: exp.Expression) -> Sql:
-    raise TsqlError(10753, f"The function '{_NAMES[type(node)]}' must have an OVER clause.", severity=15)
+    raise TsqlError(10753, f"The function '{_WINDOW_FUNCTIONS[type(node)]}' must have an OVER clause.", severity=15)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.queries.collecting import collected
-from servicebroker.tsql.translation.queries.selects import limited, query
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
-from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.queries.accumulations import translate_accumulation
+from servicebroker.tsql.translation.queries.selects import apply_row_limit, translate_query
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
+from servicebroker.tsql.translation.result import Translation
 from servicebroker.tsql.translation.text_writer import Sql, Writer, write_value
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.translation.values.functions import SPECIAL
 
 
-def assignment(writer: Writer, node: exp.Select) -> Translated:
+def translate_assignment(writer: Writer, node: exp.Select) -> Translation:
     """A SELECT of which every column is assigned to a variable.
 
     Raises:
@@ -30,16 +30,17 @@ def assignment(writer: Writer, node: exp.Select) -> Translated:
                 severity=15,
             )
         targets.append("@" + each.this.name.lower())
-    if _collects(replaced, targets):
-        return collected(writer, replaced, targets)
+    if _accumulates(replaced, targets):
+        return translate_accumulation(writer, replaced, targets)
     calls = [
-        exp.Anonymous(this=MARK + "assigned", expressions=[each.this, each.expression]) for each in replaced.expressions
+        exp.Anonymous(this=CALL_PREFIX + "assigned", expressions=[each.this, each.expression])
+        for each in replaced.expressions
     ]
     replaced.set("expressions", calls)
-    done = query(writer, replaced, outermost=True)
+    done = translate_query(writer, replaced, outermost=True)
     types = tuple(writer.variable_type(name) for name in targets)
-    return Translated(
-        limited(writer, done.text),
+    return Translation(
+        apply_row_limit(writer, done.text),
         tuple(writer.parameters),
         "assign",
         None,
@@ -49,7 +50,7 @@ def assignment(writer: Writer, node: exp.Select) -> Translated:
     )
 
 
-def _collects(node: exp.Select, targets: list[str]) -> bool:
+def _accumulates(node: exp.Select, targets: list[str]) -> bool:
     """Whether a variable goes on with its own value over several rows."""
     if node.args.get("from_") is None or _is_one_row(node):
         return False
@@ -64,12 +65,12 @@ def _is_one_row(node: exp.Select) -> bool:
     return all(each.expression.find(exp.AggFunc) is not None for each in node.expressions)
 
 
-def _assigned(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+def _write_assigned(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """What goes into a variable, as its type."""
     name = "@" + nodes[0].name.lower()
-    value = converted(write_value(writer, nodes[1]), writer.variable_type(name))
+    value = cast_value(write_value(writer, nodes[1]), writer.variable_type(name))
     writer.assigned[name] = Sql(f"({value.text})", value.type)
     return value
 
 
-SPECIAL["assigned"] = _assigned
+SPECIAL["assigned"] = _write_assigned

@@ -12,11 +12,11 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.queries.selects import CommonTable
-from servicebroker.tsql.translation.queries.sources import name_of_common, named_table, object_name
-from servicebroker.tsql.translation.reading.hints import hints_of
-from servicebroker.tsql.translation.text_writer import Writer, identifier, refused
+from servicebroker.tsql.translation.queries.sources import is_common_table, object_name, resolve_table
+from servicebroker.tsql.translation.reading.hints import read_hints
+from servicebroker.tsql.translation.text_writer import Writer, not_supported, quote_identifier
 
-ADDRESS = "tsql_row"
+ADDRESS_COLUMN = "tsql_row"
 
 
 class CommonTarget(NamedTuple):
@@ -30,7 +30,7 @@ class CommonTarget(NamedTuple):
     definition: CommonTable
 
 
-def common_target(writer: Writer, made: CommonTable) -> CommonTarget:
+def make_common_target(writer: Writer, made: CommonTable) -> CommonTarget:
     """A common table expression as the target of UPDATE and DELETE; its rows are locked where PostgreSQL can.
 
     Raises:
@@ -38,8 +38,8 @@ def common_target(writer: Writer, made: CommonTable) -> CommonTarget:
     """
     node, shown = made.query, made.name
     if not isinstance(node, exp.Select) or node.args.get("with_") or node.args.get("for_"):
-        raise refused(f"A change of {shown}, which is not a query of one table", "Change the table itself.")
-    if any(node.args.get(part) for part in ("distinct", "group", "having")) or _has(node, exp.AggFunc):
+        raise not_supported(f"A change of {shown}, which is not a query of one table", "Change the table itself.")
+    if any(node.args.get(part) for part in ("distinct", "group", "having")) or _has_node(node, exp.AggFunc):
         raise TsqlError(
             4403,
             f"Cannot update the view or function '{shown}' because it contains aggregates, or a DISTINCT or GROUP BY "
@@ -54,24 +54,24 @@ def common_target(writer: Writer, made: CommonTable) -> CommonTarget:
     is_table = isinstance(source, exp.Table) and (
         isinstance(source.this, exp.Parameter) or not isinstance(source.this, exp.Func)
     )
-    if not is_table or (not source.db and name_of_common(writer, source.name)):
-        raise refused(f"A change of {shown}, which does not read a table itself", "Change the table itself.")
+    if not is_table or (not source.db and is_common_table(writer, source.name)):
+        raise not_supported(f"A change of {shown}, which does not read a table itself", "Change the table itself.")
     own = object_name(source)
-    table = named_table(writer, own)
-    alias = identifier(source.alias or own.name)
-    hints = hints_of(source)
+    table = resolve_table(writer, own)
+    alias = quote_identifier(source.alias or own.name)
+    hints = read_hints(source)
     text = made.text
-    if _has(node, exp.Window):
+    if _has_node(node, exp.Window):
         if hints.locks_rows or hints.skips_locked:
-            raise refused("A hint that locks rows beside OVER (...)", "Leave the hint out.")
+            raise not_supported("A hint that locks rows beside OVER (...)", "Leave the hint out.")
     elif not (hints.locks_rows or hints.skips_locked):
         text += f" FOR UPDATE OF {alias}"
-    text = f"SELECT {alias}.ctid AS {ADDRESS}, {text.removeprefix('SELECT ')}"
-    names = made.names and [ADDRESS, *made.names]
+    text = f"SELECT {alias}.ctid AS {ADDRESS_COLUMN}, {text.removeprefix('SELECT ')}"
+    names = made.names and [ADDRESS_COLUMN, *made.names]
     return CommonTarget(table, _columns(writer, made, table), made._replace(text=text, names=names))
 
 
-def _has(node: exp.Select, kind: type[exp.Window] | type[exp.AggFunc]) -> bool:
+def _has_node(node: exp.Select, kind: type[exp.Window] | type[exp.AggFunc]) -> bool:
     """Whether the list of SELECT has such a part, outside of OVER (...) for aggregates."""
     found = [each for part in node.expressions for each in part.find_all(kind)]
     return any(kind is exp.Window or not isinstance(each.parent, exp.Window) for each in found)

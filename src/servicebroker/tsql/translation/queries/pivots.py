@@ -10,15 +10,15 @@ from sqlglot import exp
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Writer,
-    closed_text,
-    identifier,
-    moment_text,
-    refused,
-    string,
+    not_supported,
+    quote_identifier,
+    quote_string,
+    timestamp_text,
+    typed_text,
     write_value,
 )
 from servicebroker.tsql.types import NVARCHAR, SqlType
@@ -26,7 +26,7 @@ from servicebroker.tsql.types import NVARCHAR, SqlType
 _NAME = SqlType("nvarchar", 128)
 
 
-class _Input(NamedTuple):
+class _PivotInput(NamedTuple):
     """What is pivoted: its text in FROM, the tables in it, and their columns by name in lower case."""
 
     text: str
@@ -34,7 +34,7 @@ class _Input(NamedTuple):
     columns: dict[str, tuple[Source, Column]]
 
 
-def pivoted(writer: Writer, node: exp.Pivot, text: str, sources: list[Source]) -> tuple[str, Source]:
+def write_pivot(writer: Writer, node: exp.Pivot, text: str, sources: list[Source]) -> tuple[str, Source]:
     """A table of FROM with PIVOT or UNPIVOT behind it, and what the rest of the query sees of it.
 
     Raises:
@@ -48,59 +48,63 @@ def pivoted(writer: Writer, node: exp.Pivot, text: str, sources: list[Source]) -
     if alias is None or not alias.name or node.args.get("include_nulls") is not None:
         raise syntax_error(what, 0)
     if alias.args.get("columns"):
-        raise refused(f"Names of columns behind {what}", "Give names in the list of SELECT.")
-    given = _Input(text, sources, _columns(writer, what, sources))
-    listed = _listed(node, alias.name)
+        raise not_supported(f"Names of columns behind {what}", "Give names in the list of SELECT.")
+    given = _PivotInput(text, sources, _columns(writer, what, sources))
+    listed = _read_names(node, alias.name)
     with writer.query(sources):
         made, columns = (_unpivot if what == "UNPIVOT" else _pivot)(writer, node, given, listed)
     known = {column.name.lower(): column for column in columns if column is not None}
-    return f"{made} AS {identifier(alias.name)}", Source(alias.name.lower(), known if None not in columns else None)
+    return f"{made} AS {quote_identifier(alias.name)}", Source(
+        alias.name.lower(), known if None not in columns else None
+    )
 
 
 def _columns(writer: Writer, what: str, sources: list[Source]) -> dict[str, tuple[Source, Column]]:
     found: dict[str, tuple[Source, Column]] = {}
     for source in sources:
         if source.columns is None or source.is_catalog:
-            if source.table in writer.named and writer.scope.user_functions is not None:
-                raise TsqlError(208, f"Invalid object name '{writer.named[source.table].name}'.")
+            if source.table in writer.table_uses and writer.scope.user_functions is not None:
+                raise TsqlError(208, f"Invalid object name '{writer.table_uses[source.table].name}'.")
             raise UnknownColumns(what)
         for name, column in source.columns.items():
             if name in found:
-                raise _twice(column.name, source.alias)
+                raise _duplicate_column(column.name, source.alias)
             found[name] = source, column
     return found
 
 
-def _listed(node: exp.Pivot, alias: str) -> list[str]:
+def _read_names(node: exp.Pivot, alias: str) -> list[str]:
     """The names that IN lists."""
     if len(node.args.get("fields") or []) != 1 or len(node.expressions) != 1:
         raise syntax_error(",", 0)
-    names = [_plain(each) for each in node.args["fields"][0].expressions]
+    names = [_column_name(each) for each in node.args["fields"][0].expressions]
     for place, name in enumerate(names):
         if name.lower() in [other.lower() for other in names[:place]]:
-            raise _twice(name, alias)
+            raise _duplicate_column(name, alias)
     return names
 
 
-def _plain(node: exp.Expression | None) -> str:
+def _column_name(node: exp.Expression | None) -> str:
     """The name of a column, which no table stands before."""
     if isinstance(node, exp.Identifier) or (isinstance(node, exp.Column) and not node.table):
         return str(node.name)
     raise syntax_error("" if node is None else node.sql("tsql")[:40], 0)
 
 
-def _twice(name: str, table: str) -> TsqlError:
+def _duplicate_column(name: str, table: str) -> TsqlError:
     return TsqlError(8156, f"The column '{name}' was specified multiple times for '{table}'.")
 
 
-def _one(given: _Input, name: str) -> tuple[Source, Column]:
+def _find_column(given: _PivotInput, name: str) -> tuple[Source, Column]:
     found = given.columns.get(name.lower())
     if found is None:
         raise TsqlError(207, f"Invalid column name '{name}'.")
     return found
 
 
-def _staying(given: _Input, leaving: Iterable[str], new: Iterable[str], what: str) -> list[tuple[Source, Column]]:
+def _remaining_columns(
+    given: _PivotInput, leaving: Iterable[str], new: Iterable[str], what: str
+) -> list[tuple[Source, Column]]:
     """The columns that stay as they are."""
     gone = {name.lower() for name in leaving}
     staying = {name: column for name, column in given.columns.items() if name not in gone}
@@ -113,28 +117,28 @@ def _staying(given: _Input, leaving: Iterable[str], new: Iterable[str], what: st
     return list(staying.values())
 
 
-def _text(writer: Writer, source: Source, column: Column) -> str:
-    return moment_text(f"{writer.alias(source.alias)}.{identifier(column.name)}", column)
+def _column_text(writer: Writer, source: Source, column: Column) -> str:
+    return timestamp_text(f"{writer.alias(source.alias)}.{quote_identifier(column.name)}", column)
 
 
-def _kept(column: Column) -> Column:
+def _result_column(column: Column) -> Column:
     return Column(column.name, column.type, is_nullable=column.is_nullable)
 
 
-def _pivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) -> tuple[str, list[Column | None]]:
+def _pivot(writer: Writer, node: exp.Pivot, given: _PivotInput, listed: list[str]) -> tuple[str, list[Column | None]]:
     """Each value of IN aggregates the rows that have it; the columns that nobody names make the groups."""
     call = node.expressions[0]
     operands = [each for each in (call.this, *call.expressions) if isinstance(each, exp.Expression)]
     is_call = isinstance(call, exp.AggFunc | exp.Anonymous)
     if not is_call or len(operands) != 1:
         raise syntax_error(call.sql("tsql")[:40], 0)
-    value, by = _plain(operands[0]), _plain(node.args["fields"][0].this)
-    _one(given, value)
-    of = _one(given, by)[1].type
-    staying = _staying(given, (value, by), listed, "PIVOT")
-    groups = [_text(writer, *each) for each in staying]
-    parts = [f"{text} AS {identifier(column.name)}" for text, (_, column) in zip(groups, staying, strict=True)]
-    columns: list[Column | None] = [_kept(column) for _, column in staying]
+    value, by = _column_name(operands[0]), _column_name(node.args["fields"][0].this)
+    _find_column(given, value)
+    of = _find_column(given, by)[1].type
+    staying = _remaining_columns(given, (value, by), listed, "PIVOT")
+    groups = [_column_text(writer, *each) for each in staying]
+    parts = [f"{text} AS {quote_identifier(column.name)}" for text, (_, column) in zip(groups, staying, strict=True)]
+    columns: list[Column | None] = [_result_column(column) for _, column in staying]
     for name in listed:
         _check_value(name, of)
         of_value = call.copy()
@@ -144,7 +148,7 @@ def _pivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) ->
                                  true=exp.column(value, quoted=True))])
         )  # fmt: skip
         made = write_value(writer, of_value)
-        parts.append(f"{closed_text(made)} AS {identifier(name)}")
+        parts.append(f"{typed_text(made)} AS {quote_identifier(name)}")
         columns.append(None if made.type is None else Column(name, made.type))
     grouping = f" GROUP BY {', '.join(groups)}" if groups else ""
     return f"(SELECT {', '.join(parts)} FROM {given.text}{grouping})", columns
@@ -160,10 +164,10 @@ def _check_value(name: str, of: SqlType) -> None:
         ) from None  # fmt: skip
 
 
-def _unpivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) -> tuple[str, list[Column | None]]:
+def _unpivot(writer: Writer, node: exp.Pivot, given: _PivotInput, listed: list[str]) -> tuple[str, list[Column | None]]:
     """Each column of IN becomes a row with its value, unless that is NULL, and with its name."""
-    value, name = _plain(node.expressions[0]), _plain(node.args["fields"][0].this)
-    wanted = [_one(given, each) for each in listed]
+    value, name = _column_name(node.expressions[0]), _column_name(node.args["fields"][0].this)
+    wanted = [_find_column(given, each) for each in listed]
     of = wanted[0][1].type
     for _, column in wanted:
         if column.type != of:
@@ -172,14 +176,14 @@ def _unpivot(writer: Writer, node: exp.Pivot, given: _Input, listed: list[str]) 
                 "UNPIVOT list."
             )  # fmt: skip
     if value.lower() == name.lower():
-        raise _twice(name, "UNPIVOT")
-    staying = _staying(given, listed, (value, name), "UNPIVOT")
-    parts = [f"{_text(writer, *each)} AS {identifier(each[1].name)}" for each in staying]
-    parts += [f"tsql_unpivoted.{identifier(each)}" for each in (value, name)]
-    rows = ", ".join(f"({_text(writer, *each)}, {string(each[1].name)}::text)" for each in wanted)
-    lateral = f"(VALUES {rows}) AS tsql_unpivoted ({identifier(value)}, {identifier(name)})"
+        raise _duplicate_column(name, "UNPIVOT")
+    staying = _remaining_columns(given, listed, (value, name), "UNPIVOT")
+    parts = [f"{_column_text(writer, *each)} AS {quote_identifier(each[1].name)}" for each in staying]
+    parts += [f"tsql_unpivoted.{quote_identifier(each)}" for each in (value, name)]
+    rows = ", ".join(f"({_column_text(writer, *each)}, {quote_string(each[1].name)}::text)" for each in wanted)
+    lateral = f"(VALUES {rows}) AS tsql_unpivoted ({quote_identifier(value)}, {quote_identifier(name)})"
     text = (
         f"(SELECT {', '.join(parts)} FROM {given.text} CROSS JOIN LATERAL {lateral} "
-        f"WHERE tsql_unpivoted.{identifier(value)} IS NOT NULL)"
+        f"WHERE tsql_unpivoted.{quote_identifier(value)} IS NOT NULL)"
     )
-    return text, [*(_kept(column) for _, column in staying), Column(value, of), Column(name, _NAME)]
+    return text, [*(_result_column(column) for _, column in staying), Column(value, of), Column(name, _NAME)]

@@ -11,10 +11,10 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import HANDLERS, QUERY, Writer, unsupported
+from servicebroker.tsql.translation.text_writer import HANDLERS, QUERY_ROLE, Writer, node_not_supported
 from servicebroker.tsql.types import SqlType
 
-STAR = "\0*"  # the name of an output that stands for columns which nobody knows
+UNKNOWN_STAR = "\0*"  # the name of an output that stands for columns which nobody knows
 
 
 class Output(NamedTuple):
@@ -49,9 +49,9 @@ def write_query(writer: Writer, node: exp.Expression) -> Query:
     Raises:
         TsqlError: 40515 for what is not translated.
     """
-    handler = HANDLERS.get((QUERY, type(node)))
+    handler = HANDLERS.get((QUERY_ROLE, type(node)))
     if handler is None:
-        raise unsupported(node)
+        raise node_not_supported(node)
     found = handler(writer, node)
     assert isinstance(found, Query)
     return found
@@ -64,11 +64,11 @@ def select_text(writer: Writer, node: exp.Expression) -> str:
 
 def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] | None:
     """The types of the columns of a query, None when a star hides them."""
-    outputs = _looked_at(writer, node)
+    outputs = _dry_run(writer, node)
     return None if outputs is None else [output.type for output in outputs]
 
 
-def _looked_at(writer: Writer, node: exp.Expression) -> list[Output] | None:
+def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
     """The outputs of a query that is written elsewhere: nothing of this writing stays."""
     parameters, locks = list(writer.parameters), list(writer.locks)
     try:

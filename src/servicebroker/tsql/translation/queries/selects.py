@@ -11,27 +11,27 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.documents.for_json import for_json
 from servicebroker.tsql.translation.documents.for_xml import for_xml
 from servicebroker.tsql.translation.queries.aggregates import order_text, windows_text
-from servicebroker.tsql.translation.queries.results import STAR, Output, Query, check_named, output_name
+from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output, Query, check_named, output_name
 from servicebroker.tsql.translation.queries.sources import From, read_from
-from servicebroker.tsql.translation.reading.hints import Hints, lock_before
+from servicebroker.tsql.translation.reading.hints import Hints, add_locks
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
-    closed_text,
-    identifier,
-    label,
-    moment_text,
-    only,
-    query_of,
-    unsupported,
+    allow_only,
+    node_not_supported,
+    quote_identifier,
+    quote_label,
+    timestamp_text,
+    typed_text,
     write_predicate,
     write_value,
+    writes_query,
 )
-from servicebroker.tsql.translation.values.alternatives import alike, either
+from servicebroker.tsql.translation.values.type_precedence import unify_types, union_type
 from servicebroker.tsql.types import INT, SqlType, postgres_type
 
-_QUERY = (
+_SELECT_CLAUSES = (
     "expressions",
     "distinct",
     "limit",
@@ -49,28 +49,28 @@ _QUERY = (
 class Top(NamedTuple):
     """TOP of a statement that changes rows."""
 
-    said: exp.Expression
+    amount: exp.Expression
     is_percent: bool
 
 
-def query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = "") -> Query:
+def translate_query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = "") -> Query:
     """A query with its common table expressions."""
     with_ = node.args.get("with_")
     if with_ is not None:
         level: dict[str, dict[str, Column] | None] = {}
-        writer.common.append(level)
+        writer.common_tables.append(level)
         try:
-            text = common(writer, with_, level)
-            inner = _body(writer, node, outermost=outermost, into=into)
+            text = write_with(writer, with_, level)
+            inner = _write_body(writer, node, outermost=outermost, into=into)
             return Query(f"{text} {inner.text}", inner.outputs)
         finally:
-            writer.common.pop()
-    return _body(writer, node, outermost=outermost, into=into)
+            writer.common_tables.pop()
+    return _write_body(writer, node, outermost=outermost, into=into)
 
 
-@query_of(exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery)
-def _inside_another(writer: Writer, node: exp.Expression) -> Query:
-    return query(writer, node, outermost=False)
+@writes_query(exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery)
+def _write_nested_query(writer: Writer, node: exp.Expression) -> Query:
+    return translate_query(writer, node, outermost=False)
 
 
 class CommonTable(NamedTuple):
@@ -82,28 +82,32 @@ class CommonTable(NamedTuple):
     text: str
 
 
-def common(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> str:
+def write_with(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> str:
     """WITH name AS (...), ... as it is written."""
-    return with_text(common_tables(writer, node, level))
+    return with_text(translate_common_tables(writer, node, level))
 
 
 def with_text(tables: list[CommonTable]) -> str:
     """WITH in PostgreSQL; each may read itself, as is allowed under RECURSIVE."""
     parts = []
     for each in tables:
-        columns = f" ({', '.join(identifier(column) for column in each.names)})" if each.names else ""
-        parts.append(f"{identifier(each.name)}{columns} AS ({each.text})")
+        columns = f" ({', '.join(quote_identifier(column) for column in each.names)})" if each.names else ""
+        parts.append(f"{quote_identifier(each.name)}{columns} AS ({each.text})")
     return "WITH RECURSIVE " + ", ".join(parts)
 
 
-def common_tables(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> list[CommonTable]:
+def translate_common_tables(
+    writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]
+) -> list[CommonTable]:
     """The common table expressions; `level` learns their columns."""
     made = []
     for each in node.expressions:
         alias = each.args["alias"]
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
         level[name.lower()] = None  # of itself nothing is known
-        inner = _counted(writer, each.this, name, renamed, level) or query(writer, each.this, outermost=False)
+        inner = _count_recursion(writer, each.this, name, renamed, level) or translate_query(
+            writer, each.this, outermost=False
+        )
         check_named(inner.outputs, renamed, name)
         if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
             found = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
@@ -113,10 +117,10 @@ def common_tables(writer: Writer, node: exp.With, level: dict[str, dict[str, Col
     return made
 
 
-_LEVEL = "tsql_level"  # a column beside those of a recursive common table expression
+_LEVEL_COLUMN = "tsql_level"  # a column beside those of a recursive common table expression
 
 
-def _counted(
+def _count_recursion(
     writer: Writer, node: exp.Expression, name: str, renamed: list[str], level: dict[str, dict[str, Column] | None]
 ) -> Query | None:
     """A query that reads itself, each row with the level it was found at: too many of them are an error (530).
@@ -126,29 +130,29 @@ def _counted(
     if not isinstance(node, exp.Union) or node.args.get("distinct") or not isinstance(node.expression, exp.Select):
         return None
     recursive = node.expression.copy()
-    itself = _read_directly(recursive, name)
+    itself = _find_self_reference(recursive, name)
     if itself is None or any(recursive.args.get(each) for each in ("distinct", "group", "limit", "with_")):
         return None
-    recursive.append("expressions", exp.column(_LEVEL, itself.alias_or_name, quoted=True))
-    left = query(writer, node.this, outermost=False)
+    recursive.append("expressions", exp.column(_LEVEL_COLUMN, itself.alias_or_name, quoted=True))
+    left = translate_query(writer, node.this, outermost=False)
     if left.outputs is None:
         return None
     names = renamed if len(renamed) == len(left.outputs) else [output.name for output in left.outputs]
     types = [INT if output.is_null else output.type for output in left.outputs]
-    level[name.lower()] = _with_level(names, types)
-    right = query(writer, recursive, outermost=False)
+    level[name.lower()] = _add_level(names, types)
+    right = translate_query(writer, recursive, outermost=False)
     if right.outputs is None or len(right.outputs) != len(names) + 1:
         level[name.lower()] = None
         return None
-    columns, own = ", ".join(identifier(each) for each in names), identifier(name)
-    firsts = ", ".join(_cast(identifier(each), of) for each, of in zip(names, types, strict=True))
+    columns, own = ", ".join(quote_identifier(each) for each in names), quote_identifier(name)
+    firsts = ", ".join(_cast(quote_identifier(each), of) for each, of in zip(names, types, strict=True))
     nexts = ", ".join(
-        _as_first(name, *each)
+        _match_anchor(name, *each)
         for each in zip(names, types, right.outputs, strict=False)  # the last one is the level
     )
     return Query(
-        f"WITH RECURSIVE {own} ({columns}, {_LEVEL}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
-        f"(SELECT {nexts}, tsql.level({_LEVEL}, {writer.levels}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL}))) "
+        f"WITH RECURSIVE {own} ({columns}, {_LEVEL_COLUMN}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
+        f"(SELECT {nexts}, tsql.level({_LEVEL_COLUMN}, {writer.max_recursion}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL_COLUMN}))) "
         f"SELECT {columns} FROM {own}",
         [output._replace(type=of) for output, of in zip(left.outputs, types, strict=True)],
     )
@@ -158,7 +162,7 @@ def _cast(text: str, of: SqlType | None) -> str:
     return text if of is None else f"{text}::{postgres_type(of)}"
 
 
-def _as_first(name: str, column: str, first: SqlType | None, given: Output) -> str:
+def _match_anchor(name: str, column: str, first: SqlType | None, given: Output) -> str:
     """A column of the rows that are found next, as the first rows have it.
 
     Raises:
@@ -166,23 +170,23 @@ def _as_first(name: str, column: str, first: SqlType | None, given: Output) -> s
     """
     own, next_ = Sql("", first), Sql("", None if given.is_null else given.type)
     if own.type is None or next_.type is None:
-        return _cast(identifier(column), first if given.is_null else None)
+        return _cast(quote_identifier(column), first if given.is_null else None)
     is_alike = own.kind == next_.kind and own.kind in ("string", "binary")
     if not is_alike and own.type != next_.type:
         raise TsqlError(
             240, f'Types don\'t match between the anchor and the recursive part in column "{column}" of recursive query '
             f'"{name}".',
         )  # fmt: skip
-    return identifier(column) if is_alike else _cast(identifier(column), first)
+    return quote_identifier(column) if is_alike else _cast(quote_identifier(column), first)
 
 
-def _with_level(names: list[str], types: list[SqlType | None]) -> dict[str, Column] | None:
+def _add_level(names: list[str], types: list[SqlType | None]) -> dict[str, Column] | None:
     """The columns of one that reads itself, as its first rows have them; None when nobody knows a type."""
     known = {name.lower(): Column(name, of) for name, of in zip(names, types, strict=True) if of is not None}
-    return {**known, _LEVEL: Column(_LEVEL, INT)} if len(known) == len(names) else None
+    return {**known, _LEVEL_COLUMN: Column(_LEVEL_COLUMN, INT)} if len(known) == len(names) else None
 
 
-def _read_directly(node: exp.Select, name: str) -> exp.Table | None:
+def _find_self_reference(node: exp.Select, name: str) -> exp.Table | None:
     """The common table expression of that name, where a query reads it in FROM or joins it."""
     from_ = node.args.get("from_")
     sources = [*([from_.this] if from_ is not None else []), *(join.this for join in node.args.get("joins") or [])]
@@ -195,45 +199,43 @@ def _read_directly(node: exp.Select, name: str) -> exp.Table | None:
     return None
 
 
-def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:
+def _write_body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:
     for_ = node.args.get("for_")
     if for_ is not None:
         kind = str(getattr(for_.args.get("kind"), "name", for_.args.get("kind"))).upper()
         text, of = (for_xml if kind == "XML" else for_json)(writer, node, for_)
         if not outermost:
-            return Query(f"SELECT ({text}) AS {label('')}", [Output("", text, of)])
+            return Query(f"SELECT ({text}) AS {quote_label('')}", [Output("", text, of)])
         name = f"{kind}_F52E2B61-18A1-11d1-B105-00805F49916B"
-        document = (
-            f"SELECT document AS {label(name)} FROM (SELECT ({text})) AS made (document) WHERE document IS NOT NULL"
-        )
+        document = f"SELECT document AS {quote_label(name)} FROM (SELECT ({text})) AS made (document) WHERE document IS NOT NULL"
         return Query(document, [Output(name, text, of)])  # a result without rows, where the query has none
     if isinstance(node, exp.SetOperation):
-        return _joined(writer, node, outermost=outermost, into=into)
+        return _write_set_operation(writer, node, outermost=outermost, into=into)
     if isinstance(node, exp.Subquery):
-        only(node, "this")
-        return query(writer, node.this, outermost=outermost)
+        allow_only(node, "this")
+        return translate_query(writer, node.this, outermost=outermost)
     if isinstance(node, exp.Select):
-        return _select(writer, node, outermost=outermost, into=into)
-    raise unsupported(node)
+        return _write_select(writer, node, outermost=outermost, into=into)
+    raise node_not_supported(node)
 
 
-_SETS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
+_SET_OPERATORS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
 
-def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
-    only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
-    left = query(writer, node.this, outermost=outermost, into=into)
-    right = query(writer, node.expression, outermost=False)
-    word = _SETS[type(node)] + ("" if node.args.get("distinct") else " ALL")
-    tail = _tail(writer, node, _named(left.outputs, outermost))
+def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
+    allow_only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
+    left = translate_query(writer, node.this, outermost=outermost, into=into)
+    right = translate_query(writer, node.expression, outermost=False)
+    word = _SET_OPERATORS[type(node)] + ("" if node.args.get("distinct") else " ALL")
+    tail = _write_tail(writer, node, _result_names(left.outputs, outermost))
     outputs = left.outputs
     texts = left.text, right.text
     if outputs is not None and right.outputs is not None and len(outputs) == len(right.outputs):
-        columns = [_matched(place, *pair) for place, pair in enumerate(zip(outputs, right.outputs, strict=True))]
-        names = [(label if outermost else _inner)(each.name) for each in outputs]
+        columns = [_match_column(place, *pair) for place, pair in enumerate(zip(outputs, right.outputs, strict=True))]
+        names = [(quote_label if outermost else _inner_label)(each.name) for each in outputs]
         texts = (
-            _brought(texts[0], [text for _, text, _ in columns], names),
-            _brought(texts[1], [text for _, _, text in columns], names),
+            _rename_columns(texts[0], [text for _, text, _ in columns], names),
+            _rename_columns(texts[1], [text for _, _, text in columns], names),
         )
         outputs = [
             one._replace(type=of, text=other.text if one.is_null else one.text)
@@ -242,7 +244,7 @@ def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: st
     return Query(f"({texts[0]}) {word} ({texts[1]}){tail}", outputs)
 
 
-def _matched(place: int, left: Output, right: Output) -> tuple[SqlType | None, str, str]:
+def _match_column(place: int, left: Output, right: Output) -> tuple[SqlType | None, str, str]:
     """The type of a column of two queries, and what each of them has there, c0, c1, ..., brought to that.
 
     PostgreSQL joins neither strings with what is none, nor a NULL that two queries have joined before.
@@ -251,14 +253,14 @@ def _matched(place: int, left: Output, right: Output) -> tuple[SqlType | None, s
     values = [Sql(own, each.type) for each in (left, right)]
     kinds = {value.kind for value in values}
     if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
-        of, (one, other) = alike(values)
+        of, (one, other) = unify_types(values)
         return of, one, other
-    of = either(left.type, right.type)
+    of = union_type(left.type, right.type)
     cast = own if of is None or "string" in kinds else f"{own}::{postgres_type(of)}"
     return of, cast if left.is_null else own, cast if right.is_null else own
 
 
-def _brought(text: str, columns: list[str], names: list[str]) -> str:
+def _rename_columns(text: str, columns: list[str], names: list[str]) -> str:
     """A query, its columns as they are called here, where that changes something."""
     fields = [f"c{place}" for place in range(len(columns))]
     if columns == fields:
@@ -267,79 +269,81 @@ def _brought(text: str, columns: list[str], names: list[str]) -> str:
     return f"SELECT {listed} FROM ({text}) AS tsql_part ({', '.join(fields)})"
 
 
-def _named(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:
+def _result_names(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:
     """What ORDER BY calls the columns of the result."""
-    make = label if outermost else identifier
+    make = quote_label if outermost else quote_identifier
     return {output.name.lower(): make(output.name) for output in outputs or [] if output.name}
 
 
-def _select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> Query:
-    only(node, *_QUERY, "with_", "into")
+def _write_select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> Query:
+    allow_only(node, *_SELECT_CLAUSES, "with_", "into")
     if node.args.get("into") is not None and not into:
         raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
     if not node.expressions:
         raise TsqlError(102, "Incorrect syntax near 'SELECT'.", severity=15)
     found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
     with writer.query(found.sources):
-        outputs = [each for part in node.expressions for each in output(writer, part, found, outermost=outermost)]
+        outputs = [each for part in node.expressions for each in write_output(writer, part, found, outermost=outermost)]
         assigned, writer.assigned = writer.assigned, {}  # seen to the right in the list, and nowhere else
         try:
-            return Query(_text(writer, node, found, outputs, outermost), _known(outputs))
+            return Query(_write_text(writer, node, found, outputs, outermost), _known_outputs(outputs))
         finally:
             writer.assigned = assigned
 
 
-def _known(outputs: list[Output]) -> list[Output] | None:
-    return None if any(output.name == STAR for output in outputs) else outputs
+def _known_outputs(outputs: list[Output]) -> list[Output] | None:
+    return None if any(output.name == UNKNOWN_STAR for output in outputs) else outputs
 
 
-def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], outermost: bool) -> str:
+def _write_text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], outermost: bool) -> str:
     parts = ["SELECT" + (" DISTINCT" if node.args.get("distinct") else "")]
     if node.args.get("distinct") is not None:
-        only(node.args["distinct"])
+        allow_only(node.args["distinct"])
     parts.append(", ".join(each.text for each in outputs))
-    locking, from_text = locked(writer, node, found)
+    locking, from_text = add_row_locks(writer, node, found)
     if from_text:
         parts.append(from_text)
     if node.args.get("where"):
         parts.append("WHERE " + write_predicate(writer, node.args["where"].this))
     if node.args.get("group"):
-        parts.append(_group(writer, node.args["group"]))
+        parts.append(_write_group(writer, node.args["group"]))
     if node.args.get("having"):
         parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
     windows = windows_text(writer, node.args.get("windows") or [])
     plain = {each.name.lower() for each in node.expressions if isinstance(each, exp.Column)}
-    named = {name: text for name, text in _named(outputs, outermost).items() if name not in plain}
+    named = {name: text for name, text in _result_names(outputs, outermost).items() if name not in plain}
     whole = " ".join(parts) + windows
-    return whole + _tail(writer, node, named, whole) + locking
+    return whole + _write_tail(writer, node, named, whole) + locking
 
 
-def locked(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:
+def add_row_locks(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:
     """FOR UPDATE as the hints have it, and FROM; where PostgreSQL cannot lock so, FROM locks by itself."""
     asked = [(source, hints) for source, hints in found.hints if hints.locks_rows or hints.skips_locked]
     for source, hints in found.hints:
-        lock_before(writer, hints, source.table, source.alias, node.args.get("where"))
+        add_locks(writer, hints, source.table, source.alias, node.args.get("where"))
     if not asked:
         return "", found.text
-    grouped = any(node.args.get(name) for name in ("group", "having", "distinct")) or _aggregates(node)
+    grouped = any(node.args.get(name) for name in ("group", "having", "distinct")) or _has_aggregates(node)
     if not grouped:
         return "".join(
-            f" FOR UPDATE OF {identifier(source.alias)}{_waiting(hints)}" for source, hints in asked
+            f" FOR UPDATE OF {quote_identifier(source.alias)}{_wait_policy(hints)}" for source, hints in asked
         ), found.text
     text = found.text
     for source, hints in asked:
-        plain = f"{source.table} AS {identifier(source.alias)}"
+        plain = f"{source.table} AS {quote_identifier(source.alias)}"
         text = text.replace(
-            plain, f"(SELECT * FROM {source.table} FOR UPDATE{_waiting(hints)}) AS {identifier(source.alias)}", 1
+            plain,
+            f"(SELECT * FROM {source.table} FOR UPDATE{_wait_policy(hints)}) AS {quote_identifier(source.alias)}",
+            1,
         )
     return "", text
 
 
-def _waiting(hints: Hints) -> str:
+def _wait_policy(hints: Hints) -> str:
     return " SKIP LOCKED" if hints.skips_locked else "" if hints.waits else " NOWAIT"
 
 
-def _aggregates(node: exp.Select) -> bool:
+def _has_aggregates(node: exp.Select) -> bool:
     return any(
         isinstance(each, exp.AggFunc) and each.find_ancestor(exp.Select) is node
         for part in node.expressions
@@ -347,8 +351,8 @@ def _aggregates(node: exp.Select) -> bool:
     ) or any(isinstance(each, exp.Window) for part in node.expressions for each in part.walk())
 
 
-def _group(writer: Writer, node: exp.Group) -> str:
-    only(node, "expressions", "rollup", "cube")
+def _write_group(writer: Writer, node: exp.Group) -> str:
+    allow_only(node, "expressions", "rollup", "cube")
     groups = ", ".join(_grouping(writer, each) for each in node.expressions)
     for form in ("rollup", "cube"):
         if node.args.get(form):  # the old spelling: GROUP BY a, b WITH ROLLUP
@@ -366,7 +370,7 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
     return write_value(writer, node).text
 
 
-def _tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:
+def _write_tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:
     """ORDER BY, OFFSET, and TOP or FETCH; `whole` is the query before them, of which TOP ... PERCENT takes a part."""
     text = ""
     order, limit, offset = (node.args.get(name) for name in ("order", "limit", "offset"))
@@ -375,14 +379,14 @@ def _tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: st
     if offset is not None:
         text += f" OFFSET {_row_count(writer, offset.expression, 'rows_left_out')}"
     if limit is not None:
-        text += _limit(writer, limit, whole, ordered=order is not None)
+        text += _write_limit(writer, limit, whole, ordered=order is not None)
     return text
 
 
-def _limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -> str:
+def _write_limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -> str:
     options = node.args.get("limit_options")
     said = node.args["count"] if isinstance(node, exp.Fetch) else node.expression
-    number = rows_taken(writer, Top(said, options is not None and bool(options.args.get("percent"))), whole)
+    number = row_count_sql(writer, Top(said, options is not None and bool(options.args.get("percent"))), whole)
     if options is not None and options.args.get("with_ties"):
         if not ordered:
             raise TsqlError(1062, "The TOP N WITH TIES clause is not allowed without a corresponding ORDER BY clause.")
@@ -390,18 +394,22 @@ def _limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -
     return f" LIMIT {number}"
 
 
-def rows_taken(writer: Writer, top: Top, whole: str) -> str:
+def row_count_sql(writer: Writer, top: Top, whole: str) -> str:
     """How many rows TOP takes of `whole`, a query."""
-    return f"({_part_of(writer, top.said, whole)})" if top.is_percent else _row_count(writer, top.said, "rows_taken")
+    return (
+        f"({_percent_sql(writer, top.amount, whole)})"
+        if top.is_percent
+        else _row_count(writer, top.amount, "rows_taken")
+    )
 
 
-def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
+def _percent_sql(writer: Writer, node: exp.Expression, whole: str) -> str:
     """How many rows so many percent of a query are, rounded up.
 
     Raises:
         TsqlError: 1031 it is no percentage.
     """
-    inside = _inside(node)
+    inside = _unwrap_top(node)
     value = write_value(writer, inside)
     is_constant = isinstance(inside, exp.Literal | exp.Neg)
     if value.kind not in ("number", None) or (is_constant and not 0 <= float(inside.sql()) <= 100):
@@ -409,13 +417,13 @@ def _part_of(writer: Writer, node: exp.Expression, whole: str) -> str:
     return f"SELECT ceil(count(*) * ({value.text})::numeric / 100)::bigint FROM ({whole}) AS tsql_whole"
 
 
-def limited(writer: Writer, text: str) -> str:
+def apply_row_limit(writer: Writer, text: str) -> str:
     """A query of a statement that SET ROWCOUNT ends after so many rows."""
-    most = writer.scope.most
+    most = writer.scope.row_limit
     return f"SELECT * FROM ({text}) AS tsql_limited LIMIT {most}" if most else text
 
 
-def _inside(node: exp.Expression) -> exp.Expression:
+def _unwrap_top(node: exp.Expression) -> exp.Expression:
     """The value that stands between the parentheses of TOP."""
     inside = node.this if isinstance(node, exp.Paren) else node
     return exp.Subquery(this=inside) if isinstance(inside, exp.Select | exp.SetOperation) else inside
@@ -423,7 +431,7 @@ def _inside(node: exp.Expression) -> exp.Expression:
 
 def _row_count(writer: Writer, node: exp.Expression, judge: str) -> str:
     """How many rows: a number, or an expression of one, which a function of PostgreSQL judges."""
-    value = write_value(writer, _inside(node))
+    value = write_value(writer, _unwrap_top(node))
     if value.kind not in ("number", None):
         raise TsqlError(
             1060, "The number of rows provided for a TOP or FETCH clauses row count parameter must be an integer."
@@ -431,10 +439,10 @@ def _row_count(writer: Writer, node: exp.Expression, judge: str) -> str:
     return value.text if value.text.isdigit() else f"tsql.{judge}(({value.text})::bigint)"
 
 
-def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
+def write_output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
     """A part of the list of SELECT: a column of the result, or those that a star stands for."""
     if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
-        return _star(writer, node, found, outermost=outermost)
+        return _expand_star(writer, node, found, outermost=outermost)
     name, inside = output_name(node)
     if isinstance(inside, exp.EQ):
         raise TsqlError(
@@ -445,11 +453,11 @@ def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool
             severity=15,
         )
     value = write_value(writer, inside)
-    text = f"{_shown(value)} AS {label(name) if outermost else _inner(name)}"
-    return [Output(name, text, value.type, _source(inside, found), _column(inside, found))]
+    text = f"{_result_text(value)} AS {quote_label(name) if outermost else _inner_label(name)}"
+    return [Output(name, text, value.type, _source_alias(inside, found), _source_column(inside, found))]
 
 
-def _source(node: exp.Expression, found: From) -> str:
+def _source_alias(node: exp.Expression, found: From) -> str:
     if not isinstance(node, exp.Column):
         return ""
     if node.table:
@@ -458,24 +466,24 @@ def _source(node: exp.Expression, found: From) -> str:
     return having[0] if having else ""
 
 
-def _column(node: exp.Expression, found: From) -> Column | None:
-    source = _source(node, found)
+def _source_column(node: exp.Expression, found: From) -> Column | None:
+    source = _source_alias(node, found)
     columns = next((each.columns for each in found.sources if each.alias == source), None) if source else None
     return (columns or {}).get(node.name.lower())
 
 
-def _shown(value: Sql) -> str:
-    return value.text if value.type is None else closed_text(value)
+def _result_text(value: Sql) -> str:
+    return value.text if value.type is None else typed_text(value)
 
 
-def _inner(name: str) -> str:
-    return identifier(name) if name else label("")
+def _inner_label(name: str) -> str:
+    return quote_identifier(name) if name else quote_label("")
 
 
-def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
+def _expand_star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
     prefix = node.table if isinstance(node, exp.Column) else ""
     alias = prefix.lower()
-    only(node, "this", "table", "db", "catalog")
+    allow_only(node, "this", "table", "db", "catalog")
     sources = [source for source in found.sources if not alias or source.alias == alias]
     if not sources:
         if alias:
@@ -490,16 +498,16 @@ def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool)
 def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]:
     prefix = writer.alias(source.alias)
     if source.columns is None or (source.is_catalog and len(source.columns) < 3):
-        return [Output(STAR, f"{prefix}.*", None)]
-    make = label if outermost else identifier
+        return [Output(UNKNOWN_STAR, f"{prefix}.*", None)]
+    make = quote_label if outermost else quote_identifier
     return [
         Output(
             column.name,
-            f"{moment_text(f'{prefix}.{identifier(column.name)}', column)} AS {make(column.name)}",
+            f"{timestamp_text(f'{prefix}.{quote_identifier(column.name)}', column)} AS {make(column.name)}",
             column.type,
             source.alias,
             column,
         )
         for column in source.columns.values()
-        if column.name not in ("broker_database", _LEVEL)
+        if column.name not in ("broker_database", _LEVEL_COLUMN)
     ]

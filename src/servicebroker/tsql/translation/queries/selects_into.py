@@ -7,22 +7,28 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from servicebroker.model.names import postgres_name
-from servicebroker.tsql.known_columns import noted
+from servicebroker.tsql.known_columns import column_comment
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.queries.results import Output
-from servicebroker.tsql.translation.queries.selects import limited, query
+from servicebroker.tsql.translation.queries.selects import apply_row_limit, translate_query
 from servicebroker.tsql.translation.queries.sources import object_name, table_name
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
-from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.text_writer import Lock, Writer, identifier, refused, string
-from servicebroker.tsql.types import column_type, counting, parse_type
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
+from servicebroker.tsql.translation.result import Translation
+from servicebroker.tsql.translation.text_writer import (
+    ExtraStatement,
+    Writer,
+    not_supported,
+    quote_identifier,
+    quote_string,
+)
+from servicebroker.tsql.types import column_type, identity_clause, parse_type
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 TEMPORARY = 'pg_temp."{}"'  # where a temporary table stands that the session has not named
 
 
-def into_of(node: exp.Expression) -> exp.Table | None:
+def find_into(node: exp.Expression) -> exp.Table | None:
     """The table after INTO, which stands in the first query of a UNION."""
     while isinstance(node, exp.SetOperation):
         node = node.this
@@ -30,7 +36,7 @@ def into_of(node: exp.Expression) -> exp.Table | None:
     return into.this if into is not None and isinstance(into.this, exp.Table) else None
 
 
-class _Counted(NamedTuple):
+class _IdentityRequest(NamedTuple):
     """What IDENTITY(type, seed, increment) in the list of SELECT asks for: its place there, and the column."""
 
     place: int
@@ -40,7 +46,7 @@ class _Counted(NamedTuple):
     is_alone: bool  # in the list, where a number stands for it that nobody takes
 
 
-def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Translated:
+def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Translation:
     """The table is made as T-SQL knows its columns, then filled; where their types are not known, as PostgreSQL does.
 
     Raises:
@@ -51,12 +57,12 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
     if name.startswith("#"):
         table = writer.temporary(name) or TEMPORARY.format(name.replace('"', '""'))
     elif name.startswith("@"):
-        raise refused("SELECT INTO a table variable", "Use INSERT INTO ... SELECT.")
+        raise not_supported("SELECT INTO a table variable", "Use INSERT INTO ... SELECT.")
     else:
         table = table_name(writer, own)
     writer.check_changes(table, "CREATE TABLE")
-    counted, node = _counted(node)
-    done = query(writer, node, outermost=False, into=table)
+    counted, node = _take_identity(node)
+    done = translate_query(writer, node, outermost=False, into=table)
     if done.outputs is not None and any(not output.name for output in done.outputs):
         raise TsqlError(
             1038,
@@ -67,35 +73,38 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
     columns = _columns(node, done.outputs)
     if columns is None:
         if counted is not None:
-            from servicebroker.tsql.translation.documents.shared import UnknownColumns  # it reads queries
+            from servicebroker.tsql.translation.documents.document_options import UnknownColumns  # it reads queries
 
             raise UnknownColumns("SELECT ... INTO with IDENTITY()")
-        text = f"CREATE {kind} {table} AS {limited(writer, done.text)}"
-        return Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks))
-    named = ", ".join(identifier(column.name) for column in columns)
+        text = f"CREATE {kind} {table} AS {apply_row_limit(writer, done.text)}"
+        return Translation(text, tuple(writer.parameters), "count", before=tuple(writer.locks))
+    named = ", ".join(quote_identifier(column.name) for column in columns)
     overriding = ""
     if counted is not None and counted.is_alone:
         columns, overriding = [], " OVERRIDING USER VALUE"
-    members = [_member(column) for column in columns]
+    members = [_write_member(column) for column in columns]
     if counted is not None:
-        seed = counting(counted.column.type, counted.start, counted.step)
-        members.insert(counted.place, f"{_member(counted.column)} {seed}")
+        seed = identity_clause(counted.column.type, counted.start, counted.step)
+        members.insert(counted.place, f"{_write_member(counted.column)} {seed}")
         columns.append(counted.column)
     made = [f"CREATE {kind} {table} ({', '.join(members)})"]
-    made += [f"COMMENT ON COLUMN {table}.{identifier(column.name)} IS {string(noted(column))}" for column in columns]
-    first = Lock(f"DO {string('BEGIN ' + '; '.join(made) + '; END')}", ())
-    text = f"INSERT INTO {table} ({named}){overriding} {limited(writer, done.text)}"
-    return Translated(
-        text, tuple(writer.parameters), "count", before=(first, *writer.locks), after=_continued(table, columns)
+    made += [
+        f"COMMENT ON COLUMN {table}.{quote_identifier(column.name)} IS {quote_string(column_comment(column))}"
+        for column in columns
+    ]
+    first = ExtraStatement(f"DO {quote_string('BEGIN ' + '; '.join(made) + '; END')}", ())
+    text = f"INSERT INTO {table} ({named}){overriding} {apply_row_limit(writer, done.text)}"
+    return Translation(
+        text, tuple(writer.parameters), "count", before=(first, *writer.locks), after=_advance_identity(table, columns)
     )
 
 
-def _continued(table: str, columns: list[Column]) -> tuple[Lock, ...]:
+def _advance_identity(table: str, columns: list[Column]) -> tuple[ExtraStatement, ...]:
     """A column that counts goes on behind the values that came with the rows."""
     return tuple(
-        Lock(
-            f"SELECT setval(pg_get_serial_sequence({string(table)}, {string(postgres_name(column.name))}), most) "
-            f"FROM (SELECT max({identifier(column.name)}) AS most FROM {table}) AS filled WHERE most > 0",
+        ExtraStatement(
+            f"SELECT setval(pg_get_serial_sequence({quote_string(table)}, {quote_string(postgres_name(column.name))}), most) "
+            f"FROM (SELECT max({quote_identifier(column.name)}) AS most FROM {table}) AS filled WHERE most > 0",
             (),
         )
         for column in columns
@@ -103,10 +112,10 @@ def _continued(table: str, columns: list[Column]) -> tuple[Lock, ...]:
     )
 
 
-def _member(column: Column) -> str:
+def _write_member(column: Column) -> str:
     needed = "" if column.is_nullable else " NOT NULL"
-    counts = f" {counting(column.type)}" if column.is_identity else ""
-    return f"{identifier(column.name)} {column_type(column.type)}{needed}{counts}"
+    counts = f" {identity_clause(column.type)}" if column.is_identity else ""
+    return f"{quote_identifier(column.name)} {column_type(column.type)}{needed}{counts}"
 
 
 def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column] | None:
@@ -124,7 +133,7 @@ def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column]
     return found
 
 
-def _counted(node: exp.Expression) -> tuple[_Counted | None, exp.Expression]:
+def _take_identity(node: exp.Expression) -> tuple[_IdentityRequest | None, exp.Expression]:
     """What IDENTITY() asks for, and the query without it."""
     if not isinstance(node, exp.Select):
         return None, node
@@ -138,15 +147,15 @@ def _counted(node: exp.Expression) -> tuple[_Counted | None, exp.Expression]:
     of, *numbers = (each.sql("tsql") for each in call.expressions)
     if not alias or len(numbers) not in (0, 2) or not all(is_whole(each) for each in numbers):
         raise TsqlError(177, "The IDENTITY function can only be used when the SELECT statement has an INTO clause.")
-    start, step = (whole_number(each) for each in numbers) if numbers else (1, 1)
+    start, step = (parse_whole_number(each) for each in numbers) if numbers else (1, 1)
     rest = node.copy()
     others = [each for place, each in enumerate(rest.expressions) if place != places[0]]
     rest.set("expressions", others or [exp.alias_(exp.Literal.number(start), alias)])
-    return _Counted(places[0], Column(alias, parse_type(of), is_nullable=False), start, step, not others), rest
+    return _IdentityRequest(places[0], Column(alias, parse_type(of), is_nullable=False), start, step, not others), rest
 
 
 def _identity(node: exp.Expression) -> exp.Anonymous | None:
     call = node.this if isinstance(node, exp.Alias) else None
-    if isinstance(call, exp.Anonymous) and call.name.lower().removeprefix(MARK) == "identity":
+    if isinstance(call, exp.Anonymous) and call.name.lower().removeprefix(CALL_PREFIX) == "identity":
         return call
     return None

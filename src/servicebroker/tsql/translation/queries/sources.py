@@ -9,33 +9,33 @@ from sqlglot import exp
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
-from servicebroker.tsql.function_table import wrong_count
+from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.statement_errors import TsqlError, no_server
+from servicebroker.tsql.statement_errors import TsqlError, no_linked_server
 from servicebroker.tsql.translation.definitions.user_functions import table_call
-from servicebroker.tsql.translation.queries.pivots import pivoted
+from servicebroker.tsql.translation.queries.pivots import write_pivot
 from servicebroker.tsql.translation.queries.results import check_named, columns_of, write_query
-from servicebroker.tsql.translation.reading.hints import Hints, hints_of, on_common
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.reading.hints import Hints, hint_on_common_table, read_hints
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Writer,
-    identifier,
-    only,
-    refused,
-    schema_of,
-    unsupported,
+    allow_only,
+    node_not_supported,
+    not_supported,
+    postgres_schema,
+    quote_identifier,
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.translation.values.alternatives import alike, wider
-from servicebroker.tsql.translation.values.catalog_views import catalog_view
-from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
-from servicebroker.tsql.translation.values.functions import argument
-from servicebroker.tsql.translation.values.permission_functions import asked
+from servicebroker.tsql.translation.values.catalog_views import find_catalog_view
+from servicebroker.tsql.translation.values.functions import write_argument
+from servicebroker.tsql.translation.values.permission_functions import permissions_parameter
+from servicebroker.tsql.translation.values.type_precedence import unify_types, wider_type
+from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
 from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SYSNAME, XML, SqlType, postgres_type
 
-_NOT_HERE = frozenset(  # but for the tables of _TABLES
+_UNSUPPORTED_SOURCES = frozenset(  # but for the tables of _TABLES
     {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
     | {"predict", "semantickeyphrasetable", "semanticsimilaritytable"}
 )
@@ -58,55 +58,55 @@ def read_from(writer: Writer, node: exp.Expression | None, joins: list[exp.Expre
     found = From()
     if node is None:
         return found
-    only(node, "this")
+    allow_only(node, "this")
     with writer.query(found.sources):
-        text = _item(writer, node.this, found)
+        text = _write_item(writer, node.this, found)
         for join in joins:
-            text += _join(writer, join, found)
+            text += _write_join(writer, join, found)
             for pivot in join.args.get("pivots") or []:  # of all that stands before it
-                text = _pivoted(writer, pivot, text, found, 0)
+                text = _apply_pivot(writer, pivot, text, found, 0)
         found.text = f"FROM {text}"
     return found
 
 
-def _item(writer: Writer, node: exp.Expression, found: From) -> str:
+def _write_item(writer: Writer, node: exp.Expression, found: From) -> str:
     before = len(found.sources)
     if isinstance(node, exp.Table):
-        text = _table(writer, node, found)
+        text = _write_table(writer, node, found)
     elif isinstance(node, exp.Subquery):
-        text = _derived(writer, node, found)
+        text = _write_derived(writer, node, found)
     elif isinstance(node, exp.Values):
-        text = _values(writer, node, node.args.get("alias"), found)
+        text = _write_values(writer, node, node.args.get("alias"), found)
     elif isinstance(node, exp.Lateral):
-        return _item(writer, node.this, found)
+        return _write_item(writer, node.this, found)
     elif isinstance(node, exp.Paren):
-        return f"({_item(writer, node.this, found)})"
+        return f"({_write_item(writer, node.this, found)})"
     else:
-        raise unsupported(node)
+        raise node_not_supported(node)
     for pivot in node.args.get("pivots") or []:
-        text = _pivoted(writer, pivot, text, found, before)
-    return text + "".join(_join(writer, join, found) for join in node.args.get("joins") or [])
+        text = _apply_pivot(writer, pivot, text, found, before)
+    return text + "".join(_write_join(writer, join, found) for join in node.args.get("joins") or [])
 
 
-def _pivoted(writer: Writer, node: exp.Pivot, text: str, found: From, first: int) -> str:
+def _apply_pivot(writer: Writer, node: exp.Pivot, text: str, found: From, first: int) -> str:
     """PIVOT and UNPIVOT of the tables in sight from the `first` one on, in whose place its result comes."""
     inside = found.sources[first:]
     del found.sources[first:]
     if any(source in inside and (hints.locks_rows or hints.skips_locked) for source, hints in found.hints):
-        raise refused("A hint that locks rows beside PIVOT and UNPIVOT", "Leave the hint out.")
+        raise not_supported("A hint that locks rows beside PIVOT and UNPIVOT", "Leave the hint out.")
     found.hints = [(source, hints) for source, hints in found.hints if source not in inside]
     with writer.hidden(found.sources):
-        text, source = pivoted(writer, node, text, inside)
+        text, source = write_pivot(writer, node, text, inside)
     found.sources.append(source)
     return text
 
 
-def _join(writer: Writer, node: exp.Expression, found: From) -> str:
-    only(node, "this", "on", "side", "kind", "hint", "pivots")
+def _write_join(writer: Writer, node: exp.Expression, found: From) -> str:
+    allow_only(node, "this", "on", "side", "kind", "hint", "pivots")
     side, kind = node.args.get("side") or "", node.args.get("kind") or ""
     if isinstance(node.this, exp.Lateral):
-        return _apply(writer, node.this, found)
-    inside = _item(writer, node.this, found)
+        return _write_apply(writer, node.this, found)
+    inside = _write_item(writer, node.this, found)
     on = node.args.get("on")
     if on is None:
         if side or kind not in ("", "CROSS"):
@@ -116,26 +116,26 @@ def _join(writer: Writer, node: exp.Expression, found: From) -> str:
     return f" {(side or 'INNER')} JOIN {inside} ON {condition}"
 
 
-def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
-    only(node, "this", "alias", "cross_apply")
+def _write_apply(writer: Writer, node: exp.Lateral, found: From) -> str:
+    allow_only(node, "this", "alias", "cross_apply")
     inside = node.this
     alias = node.args.get("alias")
     if isinstance(inside, exp.Subquery) and isinstance(inside.this, exp.Values):
-        text = _values(writer, inside.this, alias, found)
+        text = _write_values(writer, inside.this, alias, found)
     elif isinstance(inside, exp.Subquery):
         text = _named_query(writer, inside, alias, found)
     else:
-        text = _function(writer, inside, alias, found)
+        text = _write_function(writer, inside, alias, found)
     text = text.removeprefix("LATERAL ")
     return f" CROSS JOIN LATERAL {text}" if node.args.get("cross_apply") else f" LEFT JOIN LATERAL {text} ON true"
 
 
-def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:
-    only(node, "this", "alias", "joins", "pivots")
+def _write_derived(writer: Writer, node: exp.Subquery, found: From) -> str:
+    allow_only(node, "this", "alias", "joins", "pivots")
     inside = node.this
     is_around = isinstance(inside, exp.Subquery) and not node.args.get("alias")
     if isinstance(inside, exp.Table) or is_around:  # parentheses around joins
-        return f"({_item(writer, inside, found)})"
+        return f"({_write_item(writer, inside, found)})"
     return _named_query(writer, node, node.args.get("alias"), found)
 
 
@@ -153,15 +153,15 @@ def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | Non
         known = zip(renamed, columns.values(), strict=True)
         columns = {name.lower(): column._replace(name=name) for name, column in known}
     found.sources.append(Source(alias.name.lower(), columns))
-    return f"({text}) AS {identifier(alias.name)}{_column_list(renamed)}"
+    return f"({text}) AS {quote_identifier(alias.name)}{_column_list(renamed)}"
 
 
 def _column_list(renamed: list[str]) -> str:
-    return f" ({', '.join(identifier(name) for name in renamed)})" if renamed else ""
+    return f" ({', '.join(quote_identifier(name) for name in renamed)})" if renamed else ""
 
 
-def _values(writer: Writer, node: exp.Values, alias: exp.Expression | None, found: From) -> str:
-    only(node, "expressions", "alias", "joins", "pivots")
+def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None, found: From) -> str:
+    allow_only(node, "expressions", "alias", "joins", "pivots")
     if alias is None:
         raise TsqlError(102, "Incorrect syntax near ')'. VALUES in FROM needs a name.", severity=15)
     rows = []
@@ -172,7 +172,7 @@ def _values(writer: Writer, node: exp.Values, alias: exp.Expression | None, foun
         raise TsqlError(
             10709, "The number of columns for each row in a table value constructor must be the same.", severity=15
         )
-    fields = [alike(list(field)) for field in zip(*rows, strict=True)]
+    fields = [unify_types(list(field)) for field in zip(*rows, strict=True)]
     renamed = [each.name for each in alias.args.get("columns") or []]
     columns: dict[str, Column] | None = None
     if len(renamed) == len(fields) and all(of is not None for of, _ in fields):
@@ -181,20 +181,20 @@ def _values(writer: Writer, node: exp.Values, alias: exp.Expression | None, foun
         }
     found.sources.append(Source(alias.name.lower(), columns))
     texts = ["(" + ", ".join(each[number] for _, each in fields) + ")" for number in range(len(rows))]
-    return f"(VALUES {', '.join(texts)}) AS {identifier(alias.name)}{_column_list(renamed)}"
+    return f"(VALUES {', '.join(texts)}) AS {quote_identifier(alias.name)}{_column_list(renamed)}"
 
 
-def _table(writer: Writer, node: exp.Table, found: From) -> str:
-    only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots", "sample")
+def _write_table(writer: Writer, node: exp.Table, found: From) -> str:
+    allow_only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots", "sample")
     if isinstance(node.this, exp.Dot) and isinstance(node.this.expression, exp.Identifier):
         object_name(node)
     if isinstance(node.this, exp.Anonymous | exp.OpenJSON | exp.Dot) or (
         isinstance(node.this, exp.Func) and not isinstance(node.this, exp.Parameter)
     ):
-        return _function(writer, node, node.args.get("alias"), found)
+        return _write_function(writer, node, node.args.get("alias"), found)
     alias = node.args.get("alias")
     if alias is not None and alias.args.get("columns"):
-        raise refused("Names of columns behind a table's alias", "Give names in a derived table.")
+        raise not_supported("Names of columns behind a table's alias", "Give names in a derived table.")
     own = object_name(node)
     known = alias.name if alias is not None else own.name
     name = known.lower()
@@ -204,25 +204,25 @@ def _table(writer: Writer, node: exp.Table, found: From) -> str:
             f'The objects "{own.name}" and "{known}" in the FROM clause have the same exposed names. '
             "Use correlation names to distinguish them.",
         )
-    hints = hints_of(node)
-    if not own.schema and not own.database and name_of_common(writer, own.name):
+    hints = read_hints(node)
+    if not own.schema and not own.database and is_common_table(writer, own.name):
         if hints != Hints():
-            raise on_common()
+            raise hint_on_common_table()
         found.sources.append(Source(name, common_columns(writer, own.name)))
-        return f"{identifier(own.name)} AS {identifier(known)}"
-    view = catalog_view(writer, _behind(writer, own) or own)
+        return f"{quote_identifier(own.name)} AS {quote_identifier(known)}"
+    view = find_catalog_view(writer, _resolve_synonym(writer, own) or own)
     if view is not None:
         found.sources.append(Source(name, view.columns, view.name, is_catalog=True))
-        return f"{view.name} AS {identifier(known)}"
-    table = named_table(writer, own)
-    writer.note(table, "SELECT")
+        return f"{view.name} AS {quote_identifier(known)}"
+    table = resolve_table(writer, own)
+    writer.record_use(table, "SELECT")
     source = Source(name, writer.table_columns(table), table)
     found.sources.append(source)
     found.hints.append((source, hints))
-    return f"{table} AS {identifier(known)}{_sample(writer, node.args.get('sample'), table)}"
+    return f"{table} AS {quote_identifier(known)}{_write_sample(writer, node.args.get('sample'), table)}"
 
 
-def _sample(writer: Writer, node: exp.Expression | None, table: str) -> str:
+def _write_sample(writer: Writer, node: exp.Expression | None, table: str) -> str:
     """TABLESAMPLE. Pages of the table are drawn; of so many rows as many pages as may hold them.
 
     Raises:
@@ -230,7 +230,7 @@ def _sample(writer: Writer, node: exp.Expression | None, table: str) -> str:
     """
     if node is None:
         return ""
-    only(node, "method", "size", "percent", "seed")
+    allow_only(node, "method", "size", "percent", "seed")
     rows, percent, seed = (node.args.get(each) for each in ("size", "percent", "seed"))
     said = rows if rows is not None else percent
     if not isinstance(said, exp.Literal) or said.is_string or (rows is None and float(said.name) > 100):
@@ -262,25 +262,25 @@ def object_name(node: exp.Table) -> ObjectName:
     if isinstance(own, exp.Parameter):
         return ObjectName("@" + own.name)
     if isinstance(own, exp.Dot):
-        raise no_server(node.catalog)
+        raise no_linked_server(node.catalog)
     sign = "#" if own.args.get("temporary") else "##" if own.args.get("global_") else ""
     return ObjectName(sign + own.name, node.db, node.catalog)
 
 
-def name_of_common(writer: Writer, name: str) -> bool:
+def is_common_table(writer: Writer, name: str) -> bool:
     """Whether this is a common table expression."""
-    return any(name.lower() in level for level in writer.common)
+    return any(name.lower() in level for level in writer.common_tables)
 
 
 def common_columns(writer: Writer, name: str) -> dict[str, Column] | None:
     """The columns of a common table expression."""
-    for level in reversed(writer.common):
+    for level in reversed(writer.common_tables):
         if name.lower() in level:
             return level[name.lower()]
     return None
 
 
-def _behind(writer: Writer, own: ObjectName) -> ObjectName | None:
+def _resolve_synonym(writer: Writer, own: ObjectName) -> ObjectName | None:
     """What a synonym stands for; None for any other name."""
     if own.name.startswith(("#", "@")):
         return None
@@ -288,13 +288,13 @@ def _behind(writer: Writer, own: ObjectName) -> ObjectName | None:
     return None if base is None else ObjectName(base.own, base.schema, base.database)
 
 
-def named_table(writer: Writer, own: ObjectName) -> str:
+def resolve_table(writer: Writer, own: ObjectName) -> str:
     """As `table_name`, and what a synonym stands for: for statements that read and change rows.
 
     Raises:
         TsqlError: as `table_name`; 470 and 7202 as `Writer.synonym`, 5313 nothing is there.
     """
-    base = _behind(writer, own)
+    base = _resolve_synonym(writer, own)
     if base is None:
         return table_name(writer, own)
     table = table_name(writer, base)
@@ -325,16 +325,16 @@ def table_name(writer: Writer, own: ObjectName) -> str:
         if found is not None:
             return found
     database = own.database or writer.scope.database
-    table = f"{schema_of(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
+    table = f"{postgres_schema(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
-    writer.named[table] = Use("SELECT", own.schema or "dbo", own.name, elsewhere)
+    writer.table_uses[table] = Use("SELECT", own.schema or "dbo", own.name, elsewhere)
     return table
 
 
-def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
     """A function that returns a table."""
     from servicebroker.tsql.translation.documents.json_tables import open_json
-    from servicebroker.tsql.translation.documents.xml_methods import nodes_of
+    from servicebroker.tsql.translation.documents.xml_methods import write_nodes_call
 
     inside = node.this if isinstance(node, exp.Table) else node
     if isinstance(inside, exp.OpenJSON):
@@ -346,39 +346,39 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     if isinstance(inside, exp.Dot) and of_system:
         inside = inside.expression
     called = inside.name.lower() if isinstance(inside, exp.Anonymous) else ""
-    if called.removeprefix(MARK) in _TABLES:
-        return _TABLES[called.removeprefix(MARK)](writer, inside, alias, found)
-    nodes = nodes_of(writer, node, alias, found.sources)
+    if called.removeprefix(CALL_PREFIX) in _TABLE_FUNCTIONS:
+        return _TABLE_FUNCTIONS[called.removeprefix(CALL_PREFIX)](writer, inside, alias, found)
+    nodes = write_nodes_call(writer, node, alias, found.sources)
     if nodes is not None:
         return nodes
-    shown = called.removeprefix(MARK)
+    shown = called.removeprefix(CALL_PREFIX)
     if of_system:
-        refuse_foreign("", "sys", shown, f"sys.{shown}")
-    users = table_call(writer, node, alias, found.sources) if shown not in _NOT_HERE else None
+        refuse_unsupported_view("", "sys", shown, f"sys.{shown}")
+    users = table_call(writer, node, alias, found.sources) if shown not in _UNSUPPORTED_SOURCES else None
     if users is not None:
         return users
-    raise refused(f"{shown[:60] or 'A function'} in FROM", "Read a table, a view or a function of yours.")
+    raise not_supported(f"{shown[:60] or 'A function'} in FROM", "Read a table, a view or a function of yours.")
 
 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
-        raise wrong_count("string_split", 2, 3)
-    text, separator = (argument(write_value(writer, each), "s") for each in node.expressions[:2])
+        raise argument_count_error("string_split", 2, 3)
+    text, separator = (write_argument(write_value(writer, each), "s") for each in node.expressions[:2])
     place = node.expressions[2].name if len(node.expressions) == 3 else "0"
     if place not in ("0", "1"):
         raise TsqlError(4199, "Argument value 3 of string_split is invalid: write 0 or 1.")
     columns = [Column("value", NVARCHAR), *([Column("ordinal", BIGINT)] if place == "1" else [])]
     listed = ", ".join(column.name for column in columns)
-    return _named(
+    return _name_columns(
         f"(SELECT {listed} FROM tsql.string_parts({text}, {separator}))", "string_split", columns, alias, found
     )
 
 
 def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
-        raise wrong_count("generate_series", 2, 3)
+        raise argument_count_error("generate_series", 2, 3)
     values = [write_value(writer, each) for each in node.expressions]
-    of = functools.reduce(wider, (value.type for value in values))
+    of = functools.reduce(wider_type, (value.type for value in values))
     if of is None or of.name not in INTEGERS | {"decimal"}:
         raise TsqlError(
             5373, "All the input parameters of generate_series should be of the same whole or decimal type."
@@ -387,32 +387,37 @@ def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression
     if len(texts) == 2:
         texts.append(f"(CASE WHEN {texts[0]} > {texts[1]} THEN -1 ELSE 1 END)")
     rows = f"(SELECT v::{postgres_type(of)} AS value FROM generate_series({', '.join(texts)}) AS s(v))"
-    return _named(rows, "generate_series", [Column("value", of)], alias, found)
+    return _name_columns(rows, "generate_series", [Column("value", of)], alias, found)
 
 
-def _named(text: str, own: str, columns: list[Column], alias: exp.Expression | None, found: From) -> str:
+def _name_columns(text: str, own: str, columns: list[Column], alias: exp.Expression | None, found: From) -> str:
     """A table of a function, its columns called as behind the alias."""
     known = alias.name if alias is not None and alias.name else own
     renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
     if renamed and len(renamed) == len(columns):
         columns = [column._replace(name=name) for column, name in zip(columns, renamed, strict=True)]
     found.sources.append(Source(known.lower(), {column.name.lower(): column for column in columns}))
-    return f"{text} AS {identifier(known)}{_column_list(renamed)}"
+    return f"{text} AS {quote_identifier(known)}{_column_list(renamed)}"
 
 
 _SMALLINT = SqlType("smallint")
-_PLAN = (Column("dbid", _SMALLINT), Column("objectid", INT), Column("number", _SMALLINT), Column("encrypted", BIT))
-_SYSTEM = {
+_PLAN_COLUMNS = (
+    Column("dbid", _SMALLINT),
+    Column("objectid", INT),
+    Column("number", _SMALLINT),
+    Column("encrypted", BIT),
+)
+_SYSTEM_FUNCTIONS = {
     "fn_listextendedproperty": (
         "sssssss",
         tuple(Column(name, NVARCHAR) for name in ("objtype", "objname", "name", "value")),
     ),
     "dm_exec_sql_text": (
         "b",
-        (*_PLAN, Column("text", NVARCHAR)),
+        (*_PLAN_COLUMNS, Column("text", NVARCHAR)),
     ),
-    "dm_exec_query_plan": ("b", (*_PLAN, Column("query_plan", XML))),
-    "dm_exec_text_query_plan": ("bii", (*_PLAN, Column("query_plan", NVARCHAR))),
+    "dm_exec_query_plan": ("b", (*_PLAN_COLUMNS, Column("query_plan", XML))),
+    "dm_exec_text_query_plan": ("bii", (*_PLAN_COLUMNS, Column("query_plan", NVARCHAR))),
     "dm_exec_input_buffer": (
         "ii",
         (Column("event_type", NVARCHAR), Column("parameters", _SMALLINT), Column("event_info", NVARCHAR)),
@@ -420,33 +425,34 @@ _SYSTEM = {
 }
 
 
-def _system(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+def _write_system_function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
     """A function of the system that returns rows: tsql.NAME of PostgreSQL."""
-    name = node.name.lower().removeprefix(MARK)
-    letters, columns = _SYSTEM[name]
+    name = node.name.lower().removeprefix(CALL_PREFIX)
+    letters, columns = _SYSTEM_FUNCTIONS[name]
     if len(node.expressions) != len(letters):
-        raise wrong_count(name, len(letters), len(letters))
+        raise argument_count_error(name, len(letters), len(letters))
     given = ", ".join(
-        argument(write_value(writer, each), letter) for each, letter in zip(node.expressions, letters, strict=True)
+        write_argument(write_value(writer, each), letter)
+        for each, letter in zip(node.expressions, letters, strict=True)
     )
-    return _named(f"tsql.{name}({given})", name, list(columns), alias, found)
+    return _name_columns(f"tsql.{name}({given})", name, list(columns), alias, found)
 
 
 def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
     """What who works may do with something: the session says it, a row for each permission."""
     name = "fn_my_permissions"
     if len(node.expressions) != 2:
-        raise wrong_count(name, 2, 2)
-    known = writer.parameter(asked(writer, name, node.expressions), NVARCHAR)
+        raise argument_count_error(name, 2, 2)
+    known = writer.parameter(permissions_parameter(writer, name, node.expressions), NVARCHAR)
     columns = [Column(each, SYSNAME) for each in ("entity_name", "subentity_name", "permission_name")]
     listed = ", ".join(f"{column.name} text" for column in columns)
     text = f"(SELECT * FROM jsonb_to_recordset({known}::jsonb) AS known ({listed}))"
-    return _named(text, name, columns, alias, found)
+    return _name_columns(text, name, columns, alias, found)
 
 
-_TABLES = {
+_TABLE_FUNCTIONS = {
     "string_split": _string_split,
     "generate_series": _generate_series,
     "fn_my_permissions": _my_permissions,
-    **dict.fromkeys(_SYSTEM, _system),
+    **dict.fromkeys(_SYSTEM_FUNCTIONS, _write_system_function),
 }

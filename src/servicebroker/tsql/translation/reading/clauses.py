@@ -8,13 +8,13 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import syntax_error
 from servicebroker.tsql.translation.queries.selects import Top
-from servicebroker.tsql.translation.reading.hints import Hints, hints_of
-from servicebroker.tsql.translation.reading.parts import table_in, value_in
-from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
-from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.rows.inserts import insert
-from servicebroker.tsql.translation.rows.merges import merge
-from servicebroker.tsql.translation.rows.outputs import Outputs, outputs_of
+from servicebroker.tsql.translation.reading.hints import Hints, read_hints
+from servicebroker.tsql.translation.reading.parts import read_table, read_value
+from servicebroker.tsql.translation.reading.syntax_tree import Slice, parse_slice
+from servicebroker.tsql.translation.result import Translation
+from servicebroker.tsql.translation.rows.inserts import translate_insert
+from servicebroker.tsql.translation.rows.merges import translate_merge
+from servicebroker.tsql.translation.rows.outputs import Outputs, read_outputs
 from servicebroker.tsql.translation.rows.updates import Change, write_change
 from servicebroker.tsql.translation.text_writer import Writer
 
@@ -30,7 +30,7 @@ class Clauses(NamedTuple):
     parts: dict[str, Slice]
 
 
-def change(writer: Writer, piece: Slice) -> Translated:
+def translate_change(writer: Writer, piece: Slice) -> Translation:
     """A statement that changes rows."""
     start = 0
     if piece.words[0] == "WITH":
@@ -39,23 +39,23 @@ def change(writer: Writer, piece: Slice) -> Translated:
     common, rest = piece.part(0, start), piece.part(start, len(piece.words))
     verb = rest.words[0]
     if verb == "INSERT":
-        return insert(writer, common, rest)
+        return translate_insert(writer, common, rest)
     if verb == "MERGE":
-        return merge(writer, common, rest)
+        return translate_merge(writer, common, rest)
     clauses = _clauses(common, rest)
-    top, target = top_of(clauses.head)
-    if top is None and writer.scope.most:  # what says TOP itself goes by that alone
-        top = Top(exp.Literal.number(writer.scope.most), is_percent=False)
+    top, target = split_top(clauses.head)
+    if top is None and writer.scope.row_limit:  # what says TOP itself goes by that alone
+        top = Top(exp.Literal.number(writer.scope.row_limit), is_percent=False)
     if verb == "DELETE" and target.words[:1] == ["FROM"]:
         target = target.part(1, len(target.words))
     if not target.words:
         raise syntax_error(verb, rest.line())
-    table, hints = table_of(target)
+    table, hints = read_target(target)
     parts = clauses.parts
-    found_outputs: Outputs | None = outputs_of(parts["OUTPUT"]) if "OUTPUT" in parts else None
+    found_outputs: Outputs | None = read_outputs(parts["OUTPUT"]) if "OUTPUT" in parts else None
     return write_change(
         writer,
-        Change(verb, common, table, hints, top, parts.get("SET"), found_outputs, _rows(clauses)),
+        Change(verb, common, table, hints, top, parts.get("SET"), found_outputs, _read_rows(clauses)),
     )
 
 
@@ -87,7 +87,7 @@ def _is_target(rest: Slice, place: int, starts: list[tuple[int, str]]) -> bool:
     )  # fmt: skip
 
 
-def _rows(clauses: Clauses) -> exp.Select | None:
+def _read_rows(clauses: Clauses) -> exp.Select | None:
     """FROM, WHERE and OPTION as a query of everything; None without the first two."""
     text = "SELECT *"
     pieces = [(word, clauses.parts[word]) for word in ("FROM", "WHERE", "OPTION") if word in clauses.parts]
@@ -95,24 +95,24 @@ def _rows(clauses: Clauses) -> exp.Select | None:
         return None
     first = pieces[0][1].first - 1
     last = pieces[-1][1].last
-    node = parsed(Slice(pieces[0][1].tokens, first, last), text)
+    node = parse_slice(Slice(pieces[0][1].tokens, first, last), text)
     if not isinstance(node, exp.Select):
         raise syntax_error(pieces[0][0], pieces[0][1].line())
     return node
 
 
-def top_of(head: Slice) -> tuple[Top | None, Slice]:
+def split_top(head: Slice) -> tuple[Top | None, Slice]:
     """TOP, when there is one, and what follows it."""
     if head.words[:1] != ["TOP"]:
         return None, head
     end = head.closing(1) + 1 if head.words[1:2] == ["("] else 2
     is_percent = head.words[end : end + 1] == ["PERCENT"]
-    return Top(value_in(head.part(1, end)), is_percent), head.part(end + is_percent, len(head.words))
+    return Top(read_value(head.part(1, end)), is_percent), head.part(end + is_percent, len(head.words))
 
 
-def table_of(target: Slice) -> tuple[exp.Table, Hints]:
+def read_target(target: Slice) -> tuple[exp.Table, Hints]:
     """The table that is changed, and its hints."""
-    table = table_in(target)
+    table = read_table(target)
     if table.args.get("alias"):
         raise syntax_error(target.text[:40], target.line())
-    return table, hints_of(table)
+    return table, read_hints(table)

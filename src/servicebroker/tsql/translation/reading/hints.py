@@ -8,12 +8,19 @@ from sqlglot import exp
 
 from servicebroker.store import locks
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.text_writer import Lock, Writer, closed_text, refused, string, write_value
+from servicebroker.tsql.translation.text_writer import (
+    ExtraStatement,
+    Writer,
+    not_supported,
+    quote_string,
+    typed_text,
+    write_value,
+)
 
-UPDATE = frozenset({"UPDLOCK", "XLOCK"})
-KEEP = frozenset({"HOLDLOCK", "SERIALIZABLE"})
-WHOLE = frozenset({"TABLOCKX", "TABLOCK"})
-NOTHING = frozenset(
+ROW_LOCK_HINTS = frozenset({"UPDLOCK", "XLOCK"})
+KEY_LOCK_HINTS = frozenset({"HOLDLOCK", "SERIALIZABLE"})
+TABLE_LOCK_HINTS = frozenset({"TABLOCKX", "TABLOCK"})
+IGNORED_HINTS = frozenset(
     {"NOLOCK", "READUNCOMMITTED", "READCOMMITTED", "READCOMMITTEDLOCK", "ROWLOCK", "PAGLOCK", "FORCESEEK", "FORCESCAN"}
     | {
         "NOEXPAND",
@@ -32,12 +39,12 @@ class Hints(NamedTuple):
 
     locks_rows: bool = False
     skips_locked: bool = False
-    keeps: bool = False
+    locks_key: bool = False
     waits: bool = True
-    whole: str = ""  # the mode of LOCK TABLE
+    table_lock_mode: str = ""  # the mode of LOCK TABLE
 
 
-def hints_of(table: exp.Expression) -> Hints:
+def read_hints(table: exp.Expression) -> Hints:
     """The hints of a table.
 
     Raises:
@@ -46,52 +53,56 @@ def hints_of(table: exp.Expression) -> Hints:
     words: set[str] = set()
     for hint in table.args.get("hints") or []:
         if not isinstance(hint, exp.WithTableHint):
-            raise refused("This hint")
+            raise not_supported("This hint")
         words |= {each.name.upper() for each in hint.expressions}
-    return hints_from(words)
+    return combine_hints(words)
 
 
-def hints_from(words: set[str]) -> Hints:
-    """The meaning of hints by their names. Raises as `hints_of`."""
-    for word in sorted(words - UPDATE - KEEP - WHOLE - NOTHING - {"READPAST", "NOWAIT"}):
+def combine_hints(words: set[str]) -> Hints:
+    """The meaning of hints by their names. Raises as `read_hints`."""
+    for word in sorted(
+        words - ROW_LOCK_HINTS - KEY_LOCK_HINTS - TABLE_LOCK_HINTS - IGNORED_HINTS - {"READPAST", "NOWAIT"}
+    ):
         if word == "SNAPSHOT":
-            raise refused("The hint SNAPSHOT", "Use SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
+            raise not_supported("The hint SNAPSHOT", "Use SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
         raise TsqlError(321, f'"{word[:60]}" is not a recognized table hints option.', severity=15)
     whole = (
         "EXCLUSIVE" if "TABLOCKX" in words or {"TABLOCK", "XLOCK"} <= words else "SHARE" if "TABLOCK" in words else ""
     )
     return Hints(
-        locks_rows=bool(words & UPDATE) or "REPEATABLEREAD" in words,
+        locks_rows=bool(words & ROW_LOCK_HINTS) or "REPEATABLEREAD" in words,
         skips_locked="READPAST" in words,
-        keeps=bool(words & KEEP),
+        locks_key=bool(words & KEY_LOCK_HINTS),
         waits="NOWAIT" not in words,
-        whole=whole,
+        table_lock_mode=whole,
     )
 
 
-def on_common() -> TsqlError:
+def hint_on_common_table() -> TsqlError:
     """The refusal of a hint behind a common table expression."""
-    return refused("A hint for a common table expression", "Write it inside, behind the table.")
+    return not_supported("A hint for a common table expression", "Write it inside, behind the table.")
 
 
-def lock_before(writer: Writer, hints: Hints, table: str, alias: str, where: exp.Expression | None) -> None:
+def add_locks(writer: Writer, hints: Hints, table: str, alias: str, where: exp.Expression | None) -> None:
     """What must be locked before the statement takes its snapshot.
 
     HOLDLOCK keeps others out of the key even when no row has it yet: two transactions that look for one key with
     HOLDLOCK come one after the other. The key is what the columns of the table are compared with by =.
     """
-    if hints.whole:
-        writer.locks.append(Lock(f"LOCK TABLE {table} IN {hints.whole} MODE", ()))
-    if not hints.keeps:
+    if hints.table_lock_mode:
+        writer.locks.append(ExtraStatement(f"LOCK TABLE {table} IN {hints.table_lock_mode} MODE", ()))
+    if not hints.locks_key:
         return
     pairs = sorted(_equalities(writer, where, alias))
-    key = ", ".join([string(table), *(part for name, value in pairs for part in (string(name), value))])
+    key = ", ".join([quote_string(table), *(part for name, value in pairs for part in (quote_string(name), value))])
     outer, writer.parameters = writer.parameters, []
     try:
         pairs = sorted(_equalities(writer, where, alias))
-        key = ", ".join([string(table), *(part for name, value in pairs for part in (string(name), f"{value}::text"))])
+        key = ", ".join(
+            [quote_string(table), *(part for name, value in pairs for part in (quote_string(name), f"{value}::text"))]
+        )
         sql = f"SELECT pg_advisory_xact_lock({locks.TSQL_KEY}, hashtext(concat_ws('|', {key})))"
-        writer.locks.append(Lock(sql, tuple(writer.parameters)))
+        writer.locks.append(ExtraStatement(sql, tuple(writer.parameters)))
     finally:
         writer.parameters = outer
 
@@ -106,7 +117,7 @@ def _equalities(writer: Writer, where: exp.Expression | None, alias: str) -> lis
             continue
         for column, value in ((inner.this, inner.expression), (inner.expression, inner.this)):
             if isinstance(column, exp.Column) and column.table.lower() in ("", alias) and _is_fixed(value):
-                found.append((column.name.lower(), closed_text(write_value(writer, value))))
+                found.append((column.name.lower(), typed_text(write_value(writer, value))))
                 break
     return found
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.parser.keywords import split_words
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import Tokens, closing_place
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.tokens import Tokens, find_closing
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 # the first words of what OPTION may say
-_OPTIONS = words(
+_OPTION_HINTS = split_words(
     "CONCAT DISABLE EXPAND FAST FORCE HASH IGNORE_NONCLUSTERED_COLUMNSTORE_INDEX KEEP KEEPFIXED LABEL LOOP MAXDOP "
     "MAXRECURSION MAX_GRANT_PERCENT MERGE MIN_GRANT_PERCENT NO_PERFORMANCE_SPOOL OPTIMIZE ORDER PARAMETERIZATION "
     "QUERYTRACEON RECOMPILE ROBUST TABLE USE"
 )
 # what may stand behind a table without WITH
-HINTS = words(
+HINTS = split_words(
     "HOLDLOCK NOEXPAND NOLOCK NOWAIT PAGLOCK READCOMMITTED READCOMMITTEDLOCK READPAST READUNCOMMITTED REPEATABLEREAD "
     "ROWLOCK SERIALIZABLE TABLOCK TABLOCKX UPDLOCK XLOCK"
 )
 
 _BEHIND_HINT = HINTS | {")", ","}
-_WITH_ARGUMENTS = words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
-HIGHEST = 32_767  # levels that MAXRECURSION may say
-_JOINS = words("LOOP HASH MERGE REMOTE REDUCE REPLICATE REDISTRIBUTE")
-_BEFORE_JOIN = words("INNER LEFT RIGHT FULL OUTER")
+_WITH_ARGUMENTS = split_words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
+MAX_RECURSION_LEVELS = 32_767  # levels that MAXRECURSION may say
+_JOIN_HINTS = split_words("LOOP HASH MERGE REMOTE REDUCE REPLICATE REDISTRIBUTE")
+_BEFORE_JOIN_HINT = split_words("INNER LEFT RIGHT FULL OUTER")
 
 
-def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
+def find_ignored_places(tokens: Tokens, first: int, last: int) -> set[int]:
     """The places of a piece that say how SQL Server does something, not what.
 
     Raises:
@@ -40,10 +40,10 @@ def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
         word = said[at]
         if word == "OPTION" and said[at + 1] == "(":
             found.update(range(at, _option_end(tokens, at + 1)))
-        elif word in _JOINS and said[at + 1] == "JOIN" and said[at - 1] in _BEFORE_JOIN:
+        elif word in _JOIN_HINTS and said[at + 1] == "JOIN" and said[at - 1] in _BEFORE_JOIN_HINT:
             found.add(at)
         elif word in _WITH_ARGUMENTS and said[at - 1] in ("(", ",") and said[at + 1] in ("(", "="):
-            end = at + 3 if said[at + 1] == "=" else _closing(tokens, at + 1) + 1
+            end = at + 3 if said[at + 1] == "=" else _require_closing(tokens, at + 1) + 1
             found.update(range(at + 1, end))
         elif word == "ALL" and said[at - 1] == "SELECT" and said[at + 1] == "TOP":
             found.add(at)
@@ -59,7 +59,7 @@ def opens_hints(said: list[str], at: int) -> bool:
     return said[at] == "(" and said[at + 1] in HINTS and said[at + 2] in _BEHIND_HINT
 
 
-def most_levels(tokens: Tokens) -> int:
+def read_max_recursion(tokens: Tokens) -> int:
     """How deep a common table expression may read itself, by OPTION (MAXRECURSION n); 0 for as deep as it does.
 
     Raises:
@@ -67,11 +67,11 @@ def most_levels(tokens: Tokens) -> int:
     """
     for at, word in enumerate(tokens.words[:-1]):
         if word == "MAXRECURSION" and is_whole(tokens.text(at + 1)):
-            said = whole_number(tokens.text(at + 1))
-            if said > HIGHEST:
+            said = parse_whole_number(tokens.text(at + 1))
+            if said > MAX_RECURSION_LEVELS:
                 raise TsqlError(
                     310,
-                    f"The value {said} specified for the MAXRECURSION option exceeds the allowed maximum of {HIGHEST}.",
+                    f"The value {said} specified for the MAXRECURSION option exceeds the allowed maximum of {MAX_RECURSION_LEVELS}.",
                     severity=15,
                 )
             return said
@@ -80,18 +80,18 @@ def most_levels(tokens: Tokens) -> int:
 
 def _option_end(tokens: Tokens, opening: int) -> int:
     """The place behind OPTION (...)."""
-    closing = _closing(tokens, opening)
+    closing = _require_closing(tokens, opening)
     depth = 0
     for at in range(opening, closing):
         word = tokens.words[at]
         depth += (word == "(") - (word == ")")
-        if depth == 1 and word in ("(", ",") and tokens.words[at + 1] not in _OPTIONS:
+        if depth == 1 and word in ("(", ",") and tokens.words[at + 1] not in _OPTION_HINTS:
             raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
     return closing + 1
 
 
-def _closing(tokens: Tokens, opening: int) -> int:
-    place = closing_place(tokens.words, opening)
+def _require_closing(tokens: Tokens, opening: int) -> int:
+    place = find_closing(tokens.words, opening)
     if place is None:
         raise syntax_error("(", tokens.line(opening))
     return place

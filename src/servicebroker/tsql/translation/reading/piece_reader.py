@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.parser.token_reader import Reader
-from servicebroker.tsql.tokens import VARIABLE, unquoted
-from servicebroker.tsql.translation.reading.text_to_tree import Slice
+from servicebroker.tsql.parser.token_reader import TokenReader
+from servicebroker.tsql.tokens import VARIABLE, unquote
+from servicebroker.tsql.translation.reading.syntax_tree import Slice
 
 
-class PieceReader(Reader):
+class PieceReader(TokenReader):
     """Goes along the tokens of a piece, and gives parts of it to those that read trees."""
 
     def __init__(self, piece: Slice) -> None:
@@ -16,7 +16,7 @@ class PieceReader(Reader):
 
     def quoted(self) -> str:
         """The next word without its brackets, in lower case; "" behind the end."""
-        return unquoted(self.tokens.text(self.at)).lower() if self.word else ""
+        return unquote(self.tokens.text(self.at)).lower() if self.word else ""
 
     def dotted(self) -> Slice:
         """Steps over a name of several parts, or over a variable."""

@@ -6,66 +6,76 @@ from typing import NamedTuple
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.translation.queries.results import STAR, Output
-from servicebroker.tsql.translation.queries.selects import Top, limited, query, rows_taken
-from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
-from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
-from servicebroker.tsql.translation.reading.optimizer_hints import left_out
-from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
-from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
-from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
-from servicebroker.tsql.translation.rows.targets import counted_on, into_column, into_column_alone
-from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, identifier, label, refused, write_value
-from servicebroker.tsql.whole_numbers import is_whole, whole_number
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
+from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output
+from servicebroker.tsql.translation.queries.selects import Top, apply_row_limit, row_count_sql, translate_query
+from servicebroker.tsql.translation.queries.sources import From, object_name, resolve_table
+from servicebroker.tsql.translation.reading.hints import add_locks, combine_hints
+from servicebroker.tsql.translation.reading.optimizer_hints import find_ignored_places
+from servicebroker.tsql.translation.reading.parts import read_names, read_table, read_value
+from servicebroker.tsql.translation.reading.syntax_tree import Slice, parse_slice, slice_text
+from servicebroker.tsql.translation.result import Translation
+from servicebroker.tsql.translation.rows.outputs import Outputs, read_outputs, write_output_into, write_returning
+from servicebroker.tsql.translation.rows.targets import advance_identity, cast_for_column, convert_for_column
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Sql,
+    Writer,
+    not_supported,
+    quote_identifier,
+    quote_label,
+    write_value,
+)
+from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 _SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
 
 
-def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
+def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation:
     """INSERT [INTO] table [WITH (hints)] [(columns)] [OUTPUT ...] and where the rows come from."""
-    from servicebroker.tsql.translation.reading.clauses import top_of  # it reads INSERT too
+    from servicebroker.tsql.translation.reading.clauses import split_top  # it reads INSERT too
 
-    top, rest = top_of(piece.part(1, len(piece.words)))
+    top, rest = split_top(piece.part(1, len(piece.words)))
     if rest.words[:1] == ["INTO"]:
         rest = rest.part(1, len(rest.words))
     end = _name_end(rest)
-    own = object_name(table_in(rest.part(0, end)))
-    table = named_table(writer, own)
+    own = object_name(read_table(rest.part(0, end)))
+    table = resolve_table(writer, own)
     writer.check_changes(table, "INSERT")
     known = writer.table_columns(table)
     rest = rest.part(end, len(rest.words))
     if rest.words[:2] == ["WITH", "("]:
         close = rest.closing(1)
         words = {word for word in rest.words[2:close] if word not in (",", "(", ")", "0", "[")}
-        lock_before(writer, hints_from(words), table, "", None)
+        add_locks(writer, combine_hints(words), table, "", None)
         rest = rest.part(close + 1, len(rest.words))
     names: list[str] = []
     if rest.words[:1] == ["("] and rest.words[1:2] != ["SELECT"]:
         close = rest.closing(0)
-        names = names_in(rest.part(1, close))
+        names = read_names(rest.part(1, close))
         rest = rest.part(close + 1, len(rest.words))
     outputs: Outputs | None = None
     if rest.words[:1] == ["OUTPUT"]:
         source = rest.find(*_SOURCES, after=1)
         if source is None:
             raise syntax_error("OUTPUT", rest.line())
-        outputs = outputs_of(rest.part(1, source))
-        writer.note(table, "SELECT")
+        outputs = read_outputs(rest.part(1, source))
+        writer.record_use(table, "SELECT")
         rest = rest.part(source, len(rest.words))
-    columns = _columns(writer, own.name, table, known, names) if rest.words[:1] != ["DEFAULT"] else []
+    columns = _target_columns(writer, own.name, table, known, names) if rest.words[:1] != ["DEFAULT"] else []
     targets = [(known or {}).get(name.lower()) for name in columns]
     if rest.words[:1] == ["VALUES"]:
         given = {name.lower() for name in columns}
-        unsaid = [each for name, each in (known or {}).items() if each.draws and columns and name not in given]
-        rows, drawn = _values(writer, rest, table, targets, unsaid, top)
+        unsaid = [
+            each for name, each in (known or {}).items() if each.sequence_default and columns and name not in given
+        ]
+        rows, drawn = _write_values(writer, rest, table, targets, unsaid, top)
         columns = [*columns, *(each.name for each in drawn)]
     else:
-        rows = _rows(writer, common, rest, table, targets, top)
-    listed = f" ({', '.join(identifier(name) for name in columns)})" if columns else ""
-    text = f"INSERT INTO {table} AS {identifier('inserted')}{listed} {rows}"
-    return _returned(writer, text, table, known, outputs)
+        rows = _write_source(writer, common, rest, table, targets, top)
+    listed = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
+    text = f"INSERT INTO {table} AS {quote_identifier('inserted')}{listed} {rows}"
+    return _add_returning(writer, text, table, known, outputs)
 
 
 def _name_end(rest: Slice) -> int:
@@ -76,7 +86,9 @@ def _name_end(rest: Slice) -> int:
     return place
 
 
-def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | None, names: list[str]) -> list[str]:
+def _target_columns(
+    writer: Writer, name: str, table: str, known: dict[str, Column] | None, names: list[str]
+) -> list[str]:
     """The columns that get values: those that are named, or all but IDENTITY and computed ones.
 
     Raises:
@@ -86,7 +98,7 @@ def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | N
         return names
     explicit = writer.scope.identity_insert == table
     if any(column.is_identity for column in known.values()):
-        writer.used["identity_insert", table] = explicit
+        writer.scope_answers["identity_insert", table] = explicit
     if not names:
         return [column.name for column in known.values() if not column.is_computed and not column.is_identity]
     lower = [each.lower() for each in names]
@@ -112,23 +124,25 @@ def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | N
     return names
 
 
-def _rows(writer: Writer, common: Slice, rest: Slice, table: str, targets: list[Column | None], top: Top | None) -> str:
+def _write_source(
+    writer: Writer, common: Slice, rest: Slice, table: str, targets: list[Column | None], top: Top | None
+) -> str:
     first = rest.words[0] if rest.words else ""
     if first == "DEFAULT":
         if rest.words[1:2] != ["VALUES"] or rest.words[2:3] not in ([], ["OPTION"]):
             raise syntax_error("DEFAULT", rest.line())
         return "DEFAULT VALUES"
     if first in ("EXEC", "EXECUTE"):
-        raise refused("INSERT ... EXEC inside another statement")
+        raise not_supported("INSERT ... EXEC inside another statement")
     if first not in ("SELECT", "WITH", "("):
         raise syntax_error(first, rest.line())
-    source = read(f"{common.text} {rest.text}") if common.words else rest
-    done = query(writer, parsed(source), outermost=False)
+    source = slice_text(f"{common.text} {rest.text}") if common.words else rest
+    done = translate_query(writer, parse_slice(source), outermost=False)
     text = done.text
     if top is not None:  # what says TOP itself goes by that alone
-        text = f"SELECT * FROM ({text}) AS source LIMIT {rows_taken(writer, top, text)}"
+        text = f"SELECT * FROM ({text}) AS source LIMIT {row_count_sql(writer, top, text)}"
     else:
-        text = limited(writer, text)
+        text = apply_row_limit(writer, text)
     if done.outputs is None:
         if any(target is not None and target.is_identity for target in targets):
             raise UnknownColumns("INSERT of numbers for IDENTITY from a star")
@@ -143,7 +157,7 @@ def _rows(writer: Writer, common: Slice, rest: Slice, table: str, targets: list[
         )
     fields = [f"c{number}" for number in range(len(done.outputs))]
     into = [
-        counted_on(_of_query(field, output, target), table, target)
+        advance_identity(_convert_query_column(field, output, target), table, target)
         for field, output, target in zip(fields, done.outputs, targets or [None] * len(fields), strict=True)
     ]
     if text == done.text and into == fields:  # NULL of several queries, or of DISTINCT, would be a text to PostgreSQL
@@ -151,33 +165,33 @@ def _rows(writer: Writer, common: Slice, rest: Slice, table: str, targets: list[
     return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
 
 
-def _of_query(field: str, output: Output, target: Column | None) -> str:
+def _convert_query_column(field: str, output: Output, target: Column | None) -> str:
     if output.type is not None:
-        return into_column(Sql(field, output.type), target)
+        return convert_for_column(Sql(field, output.type), target)
     return "NULL" if output.is_null else field
 
 
-class _Member(NamedTuple):
+class _RowValue(NamedTuple):
     """A value of a row; `drawn` is what draws a number of a sequence for it, also where `text` is DEFAULT."""
 
     text: str
     drawn: str = ""
 
 
-def _values(
+def _write_values(
     writer: Writer, rest: Slice, table: str, targets: list[Column | None], unsaid: list[Column], top: Top | None
 ) -> tuple[str, list[Column]]:
     """VALUES, and which of the `unsaid` columns, which draw numbers of sequences, have theirs among the values.
 
     Everything of a row draws one number. Where that cannot be seen by what draws it, the rows say where they begin.
     """
-    rows: list[list[_Member]] = []
+    rows: list[list[_RowValue]] = []
     is_written = False
-    most = _most(writer, top)
+    most = _row_limit(writer, top)
     is_cut = top is not None and most is None
     hints = rest.find("OPTION")
     if hints is not None:  # which guide the optimizer
-        left_out(rest.tokens, rest.first + hints, rest.first + len(rest.words))
+        find_ignored_places(rest.tokens, rest.first + hints, rest.first + len(rest.words))
         rest = rest.part(0, hints)
     for each in rest.part(1, len(rest.words)).split():
         if each.words[:1] != ["("] or each.closing(0) != len(each.words) - 1:
@@ -193,71 +207,75 @@ def _values(
                 severity=15,
             )
         padded = targets or [None] * len(members)
-        writer.drawn = 0
-        rows.append([_member(writer, table, *pair, is_cut=is_cut) for pair in zip(members, padded, strict=True)])
-        is_written = is_written or writer.drawn > 0
-    drawing = sum(target is not None and bool(target.draws) for target in targets) + len(unsaid)
+        writer.sequence_draws = 0
+        rows.append([_write_member(writer, table, *pair, is_cut=is_cut) for pair in zip(members, padded, strict=True)])
+        is_written = is_written or writer.sequence_draws > 0
+    drawing = sum(target is not None and bool(target.sequence_default) for target in targets) + len(unsaid)
     if len(rows) == 1 or not (is_written or drawing > 1):
         unsaid = []
     else:
-        own = [_Member("", each.draws) for each in unsaid]
-        rows = [[_begun(number, member) for member in (*row, *own)] for number, row in enumerate(rows)]
+        own = [_RowValue("", each.sequence_default) for each in unsaid]
+        rows = [[_mark_row(number, member) for member in (*row, *own)] for number, row in enumerate(rows)]
     if most == 0:
         return f"SELECT {', '.join('NULL' for _ in rows[0])} WHERE FALSE", unsaid
     text = "VALUES " + ", ".join("(" + ", ".join(each.text for each in row) + ")" for row in rows[:most])
-    return text + (f" LIMIT {rows_taken(writer, top, text)}" if top is not None and is_cut else ""), unsaid
+    return text + (f" LIMIT {row_count_sql(writer, top, text)}" if top is not None and is_cut else ""), unsaid
 
 
-def _member(writer: Writer, table: str, piece: Slice, target: Column | None, *, is_cut: bool) -> _Member:
+def _write_member(writer: Writer, table: str, piece: Slice, target: Column | None, *, is_cut: bool) -> _RowValue:
     if piece.words == ["DEFAULT"]:
         if target is None:
-            return _Member("DEFAULT")
+            return _RowValue("DEFAULT")
         if not is_cut:
-            return _Member("DEFAULT", target.draws)
-        own = target.written or into_column_alone(Sql("NULL", None, is_open=True), target)  # DEFAULT is of plain rows
-        return _Member(own, target.draws)
-    before = writer.drawn
-    text = (into_column_alone if is_cut else into_column)(write_value(writer, value_in(piece)), target)
-    text = counted_on(text, table, target)
-    return _Member(text, text if writer.drawn > before else "")
+            return _RowValue("DEFAULT", target.sequence_default)
+        own = target.default_sql or cast_for_column(
+            Sql("NULL", None, is_untyped=True), target
+        )  # DEFAULT is of plain rows
+        return _RowValue(own, target.sequence_default)
+    before = writer.sequence_draws
+    text = (cast_for_column if is_cut else convert_for_column)(write_value(writer, read_value(piece)), target)
+    text = advance_identity(text, table, target)
+    return _RowValue(text, text if writer.sequence_draws > before else "")
 
 
-def _begun(row: int, member: _Member) -> _Member:
+def _mark_row(row: int, member: _RowValue) -> _RowValue:
     """What draws a number says first in which row it stands."""
-    return _Member(f"CASE WHEN tsql.in_row({row}) THEN {member.drawn} END") if member.drawn else member
+    return _RowValue(f"CASE WHEN tsql.in_row({row}) THEN {member.drawn} END") if member.drawn else member
 
 
-def _most(writer: Writer, top: Top | None) -> int | None:
+def _row_limit(writer: Writer, top: Top | None) -> int | None:
     """How many rows of VALUES there are at most; None for all of them, and where that is known when it runs."""
     if top is None:
-        return writer.scope.most or None
-    said = rows_taken(writer, top, "")
-    return whole_number(said) if is_whole(said) else None
+        return writer.scope.row_limit or None
+    said = row_count_sql(writer, top, "")
+    return parse_whole_number(said) if is_whole(said) else None
 
 
-def _returned(
+def _add_returning(
     writer: Writer, text: str, table: str, known: dict[str, Column] | None, outputs: Outputs | None
-) -> Translated:
+) -> Translation:
     identities = [column for column in (known or {}).values() if column.is_identity]
     before = tuple(writer.locks)
     if outputs is None:
         if not identities:
-            return Translated(text, tuple(writer.parameters), "count", before=before)
-        text += f" RETURNING inserted.{identifier(identities[0].name)}"
-        return Translated(text, tuple(writer.parameters), "count", before=before, identity=0)
+            return Translation(text, tuple(writer.parameters), "count", before=before)
+        text += f" RETURNING inserted.{quote_identifier(identities[0].name)}"
+        return Translation(text, tuple(writer.parameters), "count", before=before, identity=0)
     found = From()
     found.sources = [Source("inserted", known, table)]
     with writer.query(found.sources):
-        listed = returning(writer, outputs, found)
+        listed = write_returning(writer, outputs, found)
     text += " RETURNING " + ", ".join(each.text for each in listed)
     if outputs.into is not None:
-        return Translated(into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before)
-    is_known = all(each.name != STAR for each in listed)
+        return Translation(
+            write_output_into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before
+        )
+    is_known = all(each.name != UNKNOWN_STAR for each in listed)
     identity = None
     if identities and is_known:
-        text += f", inserted.{identifier(identities[0].name)} AS {label('tsql_identity')}"
+        text += f", inserted.{quote_identifier(identities[0].name)} AS {quote_label('tsql_identity')}"
         identity = len(listed)
-    return Translated(
+    return Translation(
         text,
         tuple(writer.parameters),
         "rows",

@@ -6,29 +6,29 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.translation.queries.results import STAR
-from servicebroker.tsql.translation.queries.selects import common
-from servicebroker.tsql.translation.queries.sources import From, named_table, object_name, read_from
-from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
+from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR
+from servicebroker.tsql.translation.queries.selects import write_with
+from servicebroker.tsql.translation.queries.sources import From, object_name, read_from, resolve_table
+from servicebroker.tsql.translation.reading.hints import add_locks, combine_hints
 from servicebroker.tsql.translation.reading.parts import (
-    common_in,
-    condition_in,
-    names_in,
-    table_in,
-    tables_in,
-    value_in,
+    read_common_tables,
+    read_condition,
+    read_names,
+    read_table,
+    read_tables,
+    read_value,
 )
-from servicebroker.tsql.translation.reading.text_to_tree import Slice, read
-from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
-from servicebroker.tsql.translation.rows.targets import counted_on, into_column
+from servicebroker.tsql.translation.reading.syntax_tree import Slice, slice_text
+from servicebroker.tsql.translation.result import Translation
+from servicebroker.tsql.translation.rows.outputs import Outputs, read_outputs, write_output_into, write_returning
+from servicebroker.tsql.translation.rows.targets import advance_identity, convert_for_column
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
-    identifier,
-    refused,
+    not_supported,
+    quote_identifier,
     write_predicate,
     write_value,
 )
@@ -37,10 +37,13 @@ from servicebroker.tsql.types import SqlType
 
 _ACTION = "$action"
 _ACTIONS = ("INSERT", "UPDATE", "DELETE")
-_BY_SOURCE, _OLD = 17, 18  # the versions of PostgreSQL that know NOT MATCHED BY SOURCE, and RETURNING of old rows
+_NOT_MATCHED_BY_SOURCE_VERSION, _RETURNING_OLD_VERSION = (
+    17,
+    18,
+)  # the versions of PostgreSQL that know NOT MATCHED BY SOURCE, and RETURNING of old rows
 
 
-def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
+def translate_merge(writer: Writer, before: Slice, piece: Slice) -> Translation:
     """MERGE [INTO] target USING source ON condition, and what happens WHEN rows match or not.
 
     Raises:
@@ -55,65 +58,77 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
     if using is None or on is None or not starts:
         raise syntax_error("MERGE", piece.line())
     if words[first] == "TOP":
-        raise refused("MERGE with TOP", "Write the TOP into the query behind USING.")
+        raise not_supported("MERGE with TOP", "Write the TOP into the query behind USING.")
     output = piece.find("OUTPUT", after=on)
     end = len(words) if output is None else output
     starts = [place for place in starts if place < end]
     level: dict[str, dict[str, Column] | None] = {}
-    writer.common.append(level)
+    writer.common_tables.append(level)
     try:
         prefix = ""
         if before.words:
-            prefix = common(writer, common_in(before), level) + " "
+            prefix = write_with(writer, read_common_tables(before), level) + " "
             prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # which PostgreSQL does not take before MERGE
-        target = _target(writer, piece.part(first, using))
-        node = tables_in(piece.part(using + 1, on))
+        target = _read_target(writer, piece.part(first, using))
+        node = read_tables(piece.part(using + 1, on))
         found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
         with writer.query([target, *found.sources]):
             clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], end], strict=True)]
             for clause in clauses:
                 writer.check_changes(target.table, *(each for each in _ACTIONS if each in clause.words))
-            actions = [_clause(writer, clause, target, found) for clause in clauses]
-            condition = _condition(writer, piece.part(on + 1, starts[0]))
-        if writer.drawn:
+            actions = [_write_clause(writer, clause, target, found) for clause in clauses]
+            condition = _write_condition(writer, piece.part(on + 1, starts[0]))
+        if writer.sequence_draws:
             raise TsqlError(
                 11742, "NEXT VALUE FOR function can only be used with MERGE if it is defined within a default constraint "
                 "on the target table for insert actions."
             )  # fmt: skip
         source = found.text.removeprefix("FROM ")
-        text = f"{prefix}MERGE INTO {target.table} AS {identifier(target.alias)} USING {source} ON {condition} {' '.join(actions)}"
-        server = _BY_SOURCE if any(words[at + 3 : at + 5] == ["BY", "SOURCE"] for at in starts) else 0
+        text = f"{prefix}MERGE INTO {target.table} AS {quote_identifier(target.alias)} USING {source} ON {condition} {' '.join(actions)}"
+        server = (
+            _NOT_MATCHED_BY_SOURCE_VERSION if any(words[at + 3 : at + 5] == ["BY", "SOURCE"] for at in starts) else 0
+        )
         if output is None:
-            done = Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks), server=server)
+            done = Translation(
+                text, tuple(writer.parameters), "count", before=tuple(writer.locks), min_server_version=server
+            )
         else:
-            done = _output(writer, text, outputs_of(piece.part(output + 1, len(words))), target, found)
-        return done._replace(most=writer.scope.most)
+            done = _add_output(writer, text, read_outputs(piece.part(output + 1, len(words))), target, found)
+        return done._replace(max_rows=writer.scope.row_limit)
     finally:
-        writer.common.pop()
+        writer.common_tables.pop()
 
 
-def _output(writer: Writer, text: str, outputs: Outputs, target: Source, found: From) -> Translated:
+def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, found: From) -> Translation:
     """OUTPUT: a result set, or rows INTO a table; `inserted` and `deleted`, the source and $action are in sight."""
     changed = [Source(name, target.columns, target.table) for name in ("inserted", "deleted")]
-    writer.note(target.table, "SELECT")
+    writer.record_use(target.table, "SELECT")
     sight = From()
     sight.sources = [*changed, *found.sources]
-    outputs = outputs._replace(expressions=[_with_action(node) for node in outputs.expressions])
+    outputs = outputs._replace(expressions=[_replace_action(node) for node in outputs.expressions])
     with writer.query(sight.sources):
-        listed = returning(writer, outputs, sight)
+        listed = write_returning(writer, outputs, sight)
     text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(each.text for each in listed)}"
     before = tuple(writer.locks)
     if outputs.into is not None:
-        return Translated(
-            into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before, server=_OLD
+        return Translation(
+            write_output_into(writer, outputs, text, listed),
+            tuple(writer.parameters),
+            "count",
+            before=before,
+            min_server_version=_RETURNING_OLD_VERSION,
         )
-    if any(each.name == STAR for each in listed):
-        return Translated(text, tuple(writer.parameters), "rows", before=before, server=_OLD)
+    if any(each.name == UNKNOWN_STAR for each in listed):
+        return Translation(
+            text, tuple(writer.parameters), "rows", before=before, min_server_version=_RETURNING_OLD_VERSION
+        )
     names, types = tuple(each.name for each in listed), tuple(each.type for each in listed)
-    return Translated(text, tuple(writer.parameters), "rows", names, types, before=before, server=_OLD)
+    return Translation(
+        text, tuple(writer.parameters), "rows", names, types, before=before, min_server_version=_RETURNING_OLD_VERSION
+    )
 
 
-def _with_action(node: exp.Expression) -> exp.Expression:
+def _replace_action(node: exp.Expression) -> exp.Expression:
     """With the call that $action is."""
 
     def called(each: exp.Expression) -> exp.Expression:
@@ -126,35 +141,35 @@ def _with_action(node: exp.Expression) -> exp.Expression:
     return made
 
 
-def _action(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+def _write_action(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql("merge_action()", SqlType("nvarchar", 10))
 
 
-SPECIAL[_ACTION] = _action
+SPECIAL[_ACTION] = _write_action
 
 
-def _target(writer: Writer, piece: Slice) -> Source:
+def _read_target(writer: Writer, piece: Slice) -> Source:
     hints: set[str] = set()
     place = piece.find("WITH")
     if place is not None and piece.words[place + 1 : place + 2] == ["("]:  # hints stand before the alias
         end = piece.closing(place + 1)
         hints = set(piece.words[place + 2 : end]) - {",", "(", ")"}
-        piece = read(f"{piece.part(0, place).text} {piece.part(end + 1, len(piece.words)).text}")
-    node = table_in(piece)
+        piece = slice_text(f"{piece.part(0, place).text} {piece.part(end + 1, len(piece.words)).text}")
+    node = read_table(piece)
     if node.args.get("hints"):
         raise syntax_error(piece.text[:40], piece.line())
     own = object_name(node)
-    table = named_table(writer, own)
-    lock_before(writer, hints_from(hints), table, "", None)
+    table = resolve_table(writer, own)
+    add_locks(writer, combine_hints(hints), table, "", None)
     alias = node.args.get("alias")
     return Source((alias.name if alias is not None else own.name).lower(), writer.table_columns(table), table)
 
 
-def _condition(writer: Writer, piece: Slice) -> str:
-    return write_predicate(writer, condition_in(piece))
+def _write_condition(writer: Writer, piece: Slice) -> str:
+    return write_predicate(writer, read_condition(piece))
 
 
-def _clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
+def _write_clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
     words = piece.words
     then = piece.find("THEN")
     matched = words[1:2] == ["MATCHED"]
@@ -166,7 +181,7 @@ def _clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
     place += 2 if words[place : place + 2] == ["BY", "TARGET"] else 0
     more = ""
     if words[place] == "AND":
-        more = " AND " + _condition(writer, piece.part(place + 1, then))
+        more = " AND " + _write_condition(writer, piece.part(place + 1, then))
     elif place != then:
         raise syntax_error(words[place], piece.line(place))
     action = piece.part(then + 1, len(words))
@@ -175,29 +190,29 @@ def _clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
     if matched and action.words == ["DELETE"]:
         return when + "DELETE"
     if matched and action.words[:2] == ["UPDATE", "SET"]:
-        return when + "UPDATE SET " + _settings(writer, action.part(2, len(action.words)), target)
+        return when + "UPDATE SET " + _write_settings(writer, action.part(2, len(action.words)), target)
     if not matched and action.words[:1] == ["INSERT"]:
-        return when + _insert(writer, action, target)
+        return when + _write_insert(writer, action, target)
     raise TsqlError(
         10711,
         f"An action of type '{action.words[0] if action.words else ''}' is not allowed in this clause of a MERGE statement.",
     )
 
 
-def _settings(writer: Writer, piece: Slice, target: Source) -> str:
-    from servicebroker.tsql.translation.rows.updates import settings_of  # it reads MERGE's neighbours too
+def _write_settings(writer: Writer, piece: Slice, target: Source) -> str:
+    from servicebroker.tsql.translation.rows.updates import read_settings  # it reads MERGE's neighbours too
 
     members = []
-    for each in settings_of(piece, target.alias):
+    for each in read_settings(piece, target.alias):
         if each.variable:
-            raise refused("A variable in SET of MERGE")
+            raise not_supported("A variable in SET of MERGE")
         column = (target.columns or {}).get(each.column.lower())
-        value = "DEFAULT" if each.value is None else into_column(write_value(writer, each.value), column)
-        members.append(f"{identifier(each.column)} = {value}")
+        value = "DEFAULT" if each.value is None else convert_for_column(write_value(writer, each.value), column)
+        members.append(f"{quote_identifier(each.column)} = {value}")
     return ", ".join(members)
 
 
-def _insert(writer: Writer, piece: Slice, target: Source) -> str:
+def _write_insert(writer: Writer, piece: Slice, target: Source) -> str:
     words = piece.words
     if words[1:] == ["DEFAULT", "VALUES"]:
         return "INSERT DEFAULT VALUES"
@@ -205,7 +220,7 @@ def _insert(writer: Writer, piece: Slice, target: Source) -> str:
     place = 1
     if words[1:2] == ["("]:
         end = piece.closing(1)
-        names = names_in(piece.part(2, end))
+        names = read_names(piece.part(2, end))
         place = end + 1
     if words[place : place + 2] != ["VALUES", "("] or piece.closing(place + 1) != len(words) - 1:
         raise syntax_error(piece.text[:40], piece.line())
@@ -219,8 +234,8 @@ def _insert(writer: Writer, piece: Slice, target: Source) -> str:
         raise TsqlError(213, "Column name or number of supplied values does not match table definition.")
     values = []
     for name, each in zip(names, members, strict=True):
-        value = None if each.words == ["DEFAULT"] else value_in(each)
+        value = None if each.words == ["DEFAULT"] else read_value(each)
         column = known.get(name.lower())
-        text = "DEFAULT" if value is None else into_column(write_value(writer, value), column)
-        values.append(text if value is None else counted_on(text, target.table, column))
-    return f"INSERT ({', '.join(identifier(name) for name in names)}) VALUES ({', '.join(values)})"
+        text = "DEFAULT" if value is None else convert_for_column(write_value(writer, value), column)
+        values.append(text if value is None else advance_identity(text, target.table, column))
+    return f"INSERT ({', '.join(quote_identifier(name) for name in names)}) VALUES ({', '.join(values)})"

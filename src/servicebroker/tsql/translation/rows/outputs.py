@@ -8,11 +8,11 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import syntax_error
 from servicebroker.tsql.translation.queries.results import Output
-from servicebroker.tsql.translation.queries.selects import output
-from servicebroker.tsql.translation.queries.sources import From, named_table, object_name
-from servicebroker.tsql.translation.reading.parts import names_in, table_in, values_in
-from servicebroker.tsql.translation.reading.text_to_tree import Slice
-from servicebroker.tsql.translation.text_writer import Writer, identifier, refused
+from servicebroker.tsql.translation.queries.selects import write_output
+from servicebroker.tsql.translation.queries.sources import From, object_name, resolve_table
+from servicebroker.tsql.translation.reading.parts import read_names, read_table, read_values
+from servicebroker.tsql.translation.reading.syntax_tree import Slice
+from servicebroker.tsql.translation.text_writer import Writer, not_supported, quote_identifier
 
 
 class Outputs(NamedTuple):
@@ -23,42 +23,44 @@ class Outputs(NamedTuple):
     columns: list[str]  # of the table after INTO
 
 
-def outputs_of(piece: Slice) -> Outputs:
+def read_outputs(piece: Slice) -> Outputs:
     """The clause without its first word."""
     place = piece.find("INTO")
     listed = piece.part(0, place if place is not None else len(piece.words))
-    expressions = values_in(listed)
+    expressions = read_values(listed)
     if place is None:
         return Outputs(expressions, None, [])
     target = piece.part(place + 1, len(piece.words))
     if target.find("OUTPUT") is not None:
-        raise refused("A second OUTPUT", "Write OUTPUT ... INTO alone, and select from its table.")
+        raise not_supported("A second OUTPUT", "Write OUTPUT ... INTO alone, and select from its table.")
     columns: list[str] = []
     opening = next((at for at, word in enumerate(target.words) if word == "("), None)
     if opening is not None:
         if target.closing(opening) != len(target.words) - 1:
             raise syntax_error("OUTPUT", piece.line())
-        columns = names_in(target.part(opening + 1, len(target.words) - 1))
+        columns = read_names(target.part(opening + 1, len(target.words) - 1))
         target = target.part(0, opening)
-    return Outputs(expressions, table_in(target), columns)
+    return Outputs(expressions, read_table(target), columns)
 
 
-def returning(writer: Writer, outputs: Outputs, found: From) -> list[Output]:
+def write_returning(writer: Writer, outputs: Outputs, found: From) -> list[Output]:
     """The columns of the clause; `inserted` and `deleted` are in sight."""
     return [
-        each for node in outputs.expressions for each in output(writer, node, found, outermost=outputs.into is None)
+        each
+        for node in outputs.expressions
+        for each in write_output(writer, node, found, outermost=outputs.into is None)
     ]
 
 
-def into(writer: Writer, outputs: Outputs, text: str, listed: list[Output]) -> str:
+def write_output_into(writer: Writer, outputs: Outputs, text: str, listed: list[Output]) -> str:
     """The statement, with its rows put into the table after INTO."""
     assert outputs.into is not None
-    table = named_table(writer, object_name(outputs.into))
+    table = resolve_table(writer, object_name(outputs.into))
     writer.check_changes(table, "INSERT")
     columns = outputs.columns
     known = writer.table_columns(table)
     if not columns and known is not None:
         columns = [column.name for column in known.values() if not column.is_identity and not column.is_computed]
-    names = f" ({', '.join(identifier(name) for name in columns)})" if columns else ""
+    names = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
     fields = ", ".join(f"c{number}" for number in range(len(listed)))
     return f"WITH changed ({fields}) AS ({text}) INSERT INTO {table}{names} SELECT {fields} FROM changed"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.translation.text_writer import Sql, kind_of, string
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.text_writer import Sql, quote_string, type_family
+from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import NATIONAL, PADDED, postgres_type
 
 
-def into_column(value: Sql, column: Column | None) -> str:
+def convert_for_column(value: Sql, column: Column | None) -> str:
     """A value as a column takes it. A string that is too long stays so, for PostgreSQL to refuse."""
-    if column is None or (value.is_open and value.type is None):
+    if column is None or (value.is_untyped and value.type is None):
         return value.text
     to = column.type
-    kind = kind_of(to)
+    kind = type_family(to)
     if value.kind == kind == "string":
         return value.text
-    if value.is_open and kind in ("uniqueidentifier", "number") and to.name != "bit":
-        return converted(value, to).text if kind == "number" else value.text
+    if value.is_untyped and kind in ("uniqueidentifier", "number") and to.name != "bit":
+        return cast_value(value, to).text if kind == "number" else value.text
     if value.type == to:
         return value.text
     if to.length is not None:
@@ -27,20 +27,20 @@ def into_column(value: Sql, column: Column | None) -> str:
             to = to._replace(name="nvarchar" if to.name in NATIONAL else "varchar")
         if to.name == "binary":
             to = to._replace(name="varbinary")
-    return converted(value, to).text
+    return cast_value(value, to).text
 
 
-def into_column_alone(value: Sql, column: Column | None) -> str:
+def cast_for_column(value: Sql, column: Column | None) -> str:
     """The same where PostgreSQL does not see the column that it goes into: NULL and open strings have the type too."""
-    text = into_column(value, column)
-    if value.is_open and column is not None and kind_of(column.type) != "string":
+    text = convert_for_column(value, column)
+    if value.is_untyped and column is not None and type_family(column.type) != "string":
         return f"({text})::{postgres_type(column.type)}"
     return text
 
 
-def counted_on(text: str, table: str, column: Column | None) -> str:
+def advance_identity(text: str, table: str, column: Column | None) -> str:
     """A value of a new row; IDENTITY goes on behind one that is written for it."""
     if column is None or not column.is_identity:
         return text
-    sequence = f"pg_get_serial_sequence({string(table)}, {string(postgres_name(column.name))})"
+    sequence = f"pg_get_serial_sequence({quote_string(table)}, {quote_string(postgres_name(column.name))})"
     return f"tsql.count_on((SELECT s FROM pg_sequence AS s WHERE s.seqrelid = {sequence}::regclass), {text})"

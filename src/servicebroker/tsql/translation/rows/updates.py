@@ -13,35 +13,35 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import MUTATOR
-from servicebroker.tsql.tokens import COMPOUND, VARIABLE
-from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.translation.queries.common_targets import ADDRESS, CommonTarget, common_target
-from servicebroker.tsql.translation.queries.results import STAR, Output
+from servicebroker.tsql.tokens import COMPOUND_OPERATORS, VARIABLE
+from servicebroker.tsql.translation.documents.document_options import UnknownColumns
+from servicebroker.tsql.translation.queries.common_targets import ADDRESS_COLUMN, CommonTarget, make_common_target
+from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output
 from servicebroker.tsql.translation.queries.selects import (
     CommonTable,
     Top,
-    common_tables,
-    rows_taken,
+    row_count_sql,
+    translate_common_tables,
     with_text,
 )
-from servicebroker.tsql.translation.queries.sources import From, common_columns, named_table, object_name, read_from
-from servicebroker.tsql.translation.reading.hints import Hints, lock_before, on_common
-from servicebroker.tsql.translation.reading.parts import common_in, names_in, value_in
-from servicebroker.tsql.translation.reading.text_to_tree import Slice, read
-from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.rows.outputs import Outputs, into, returning
-from servicebroker.tsql.translation.rows.targets import into_column, into_column_alone
+from servicebroker.tsql.translation.queries.sources import From, common_columns, object_name, read_from, resolve_table
+from servicebroker.tsql.translation.reading.hints import Hints, add_locks, hint_on_common_table
+from servicebroker.tsql.translation.reading.parts import read_common_tables, read_names, read_value
+from servicebroker.tsql.translation.reading.syntax_tree import Slice, slice_text
+from servicebroker.tsql.translation.result import Translation
+from servicebroker.tsql.translation.rows.outputs import Outputs, write_output_into, write_returning
+from servicebroker.tsql.translation.rows.targets import cast_for_column, convert_for_column
 from servicebroker.tsql.translation.text_writer import (
     Source,
     Sql,
     Writer,
-    identifier,
-    label,
-    refused,
+    not_supported,
+    quote_identifier,
+    quote_label,
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import SqlType
 
 
@@ -74,9 +74,9 @@ class _Target(NamedTuple):
 
     table: str
     source: Source
-    found: From
+    from_clause: From
     is_alone: bool
-    common: dict[str, str] | None = None
+    column_map: dict[str, str] | None = None
 
     def column(self, name: str) -> str:
         """A column of the table, quoted.
@@ -84,43 +84,45 @@ class _Target(NamedTuple):
         Raises:
             TsqlError: 4406 it is none of the table.
         """
-        if self.common is None:
-            return identifier(name)
-        if name.lower() not in self.common and "*" in self.common:
-            return identifier(name)
-        if name.lower() not in self.common:
+        if self.column_map is None:
+            return quote_identifier(name)
+        if name.lower() not in self.column_map and "*" in self.column_map:
+            return quote_identifier(name)
+        if name.lower() not in self.column_map:
             raise TsqlError(
                 4406,
                 f"Update or insert of view or function '{self.source.alias}' failed because it contains a derived or "
                 "constant field.",
             )
-        return identifier(self.common[name.lower()])
+        return quote_identifier(self.column_map[name.lower()])
 
     @property
     def address(self) -> str:
         """Where its row is."""
-        return f"{identifier(self.source.alias)}.{'ctid' if self.common is None else ADDRESS}"
+        return f"{quote_identifier(self.source.alias)}.{'ctid' if self.column_map is None else ADDRESS_COLUMN}"
 
 
-def write_change(writer: Writer, change: Change) -> Translated:
+def write_change(writer: Writer, change: Change) -> Translation:
     """The statement in PostgreSQL."""
     level: dict[str, dict[str, Column] | None] = {}
-    writer.common.append(level)
+    writer.common_tables.append(level)
     try:
-        tables = common_tables(writer, common_in(change.common), level) if change.common.words else []
+        tables = (
+            translate_common_tables(writer, read_common_tables(change.common), level) if change.common.words else []
+        )
         changed = _changed_table(change, tables)
-        found = None if changed is None else common_target(writer, tables[changed])
+        found = None if changed is None else make_common_target(writer, tables[changed])
         if changed is not None and found is not None:
             tables[changed] = found.definition
         prefix = with_text(tables) if tables else ""
-        target = _target(writer, change) if found is None else _common_target(writer, change, found)
-        settings = settings_of(change.set, target.source.alias) if change.set is not None else []
-        reads = change.rows is not None or change.outputs is not None or any(map(_reads, settings))
+        target = _resolve_target(writer, change) if found is None else _resolve_common_target(writer, change, found)
+        settings = read_settings(change.set, target.source.alias) if change.set is not None else []
+        reads = change.rows is not None or change.outputs is not None or any(map(_reads_old_row, settings))
         writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
-        with writer.query(target.found.sources):
-            return _written(writer, change, target, settings, prefix)
+        with writer.query(target.from_clause.sources):
+            return _write_statement(writer, change, target, settings, prefix)
     finally:
-        writer.common.pop()
+        writer.common_tables.pop()
 
 
 def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
@@ -130,144 +132,148 @@ def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
     return None if own.schema or own.name.lower() not in names else names.index(own.name.lower())
 
 
-def _common_target(writer: Writer, change: Change, made: CommonTarget) -> _Target:
+def _resolve_common_target(writer: Writer, change: Change, made: CommonTarget) -> _Target:
     if change.hints != Hints():
-        raise on_common()
+        raise hint_on_common_table()
     name = made.definition.name.lower()
     if change.rows is not None and change.rows.args.get("from_") is not None:
         found = read_from(writer, change.rows.args["from_"], change.rows.args.get("joins") or [])
     else:
         found = From()
-        found.text = f"FROM {identifier(name)}"
+        found.text = f"FROM {quote_identifier(name)}"
         found.sources = [Source(name, common_columns(writer, name))]
     source = next((each for each in found.sources if each.alias == name and not each.table), None)
     if source is None:
-        raise refused(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
+        raise not_supported(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
     return _Target(made.table, source, found, False, made.columns)
 
 
-def _target(writer: Writer, change: Change) -> _Target:
+def _resolve_target(writer: Writer, change: Change) -> _Target:
     own = object_name(change.table)
     from_ = change.rows.args.get("from_") if change.rows is not None else None
     if from_ is None:
-        table = named_table(writer, own)
+        table = resolve_table(writer, own)
         source = Source(own.name.lower(), writer.table_columns(table), table)
         found = From()
-        found.text, found.sources = f"FROM {table} AS {identifier(own.name)}", [source]
+        found.text, found.sources = f"FROM {table} AS {quote_identifier(own.name)}", [source]
         found.hints = [(source, change.hints)]
         return _Target(table, source, found, is_alone=True)
     found = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
     by_alias = [each for each in found.sources if each.table and not own.schema and each.alias == own.name.lower()]
     if not by_alias:
-        table = named_table(writer, own)
+        table = resolve_table(writer, own)
         by_alias = [each for each in found.sources if each.table == table]
         if not by_alias:  # the target is not among the tables: all of its rows
             source = Source(own.name.lower(), writer.table_columns(table), table)
             found.sources.append(source)
-            found.text += f" CROSS JOIN {table} AS {identifier(own.name)}"
+            found.text += f" CROSS JOIN {table} AS {quote_identifier(own.name)}"
             by_alias = [source]
     if len(by_alias) > 1:
         raise TsqlError(8154, f"The table '{own}' is ambiguous.")
     return _Target(by_alias[0].table, by_alias[0], found, is_alone=len(found.sources) == 1)
 
 
-def _reads(setting: Setting) -> bool:
+def _reads_old_row(setting: Setting) -> bool:
     """Whether the new value is one of the old row."""
     return not setting.column or (setting.value is not None and setting.value.find(exp.Column) is not None)
 
 
-def settings_of(piece: Slice, target: str) -> list[Setting]:
+def read_settings(piece: Slice, target: str) -> list[Setting]:
     """The members of SET; `target` is what the table is called among those that are read."""
-    return [_setting(each, target) for each in piece.split()]
+    return [_read_setting(each, target) for each in piece.split()]
 
 
-def _setting(piece: Slice, alias: str) -> Setting:
+def _read_setting(piece: Slice, alias: str) -> Setting:
     words, tokens = piece.words, piece.tokens
     variable = ""
     if words and tokens.kinds[piece.first] == VARIABLE:
         variable = tokens.text(piece.first).lower()
-        if len(words) > 1 and words[1] in COMPOUND:
-            return Setting("", variable, _compound(piece, 1, ""))
+        if len(words) > 1 and words[1] in COMPOUND_OPERATORS:
+            return Setting("", variable, _compound_value(piece, 1, ""))
         if words[1:2] != ["="]:
             raise syntax_error(piece.text[:40], piece.line())
         piece = piece.part(2, len(words))
-        place = piece.find("=", *COMPOUND)
+        place = piece.find("=", *COMPOUND_OPERATORS)
         if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
-            return Setting("", variable, value_in(piece))
+            return Setting("", variable, read_value(piece))
         words = piece.words
     if words[1:4] == [".", "MODIFY", "("] and piece.closing(3) == len(words) - 1:
         column = piece.part(0, 1)
-        changed = read(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
-        return Setting(names_in(column)[0], variable, value_in(changed))
-    place = piece.find("=", *COMPOUND)
+        changed = slice_text(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
+        return Setting(read_names(column)[0], variable, read_value(changed))
+    place = piece.find("=", *COMPOUND_OPERATORS)
     if place is None or place == 0 or words[0] == "(":
         raise syntax_error(piece.text[:40], piece.line())
-    target = value_in(piece.part(0, place))
+    target = read_value(piece.part(0, place))
     if not isinstance(target, exp.Column):
-        raise refused("A method in SET", "Compute the new value and assign it: .WRITE() is not there.")
+        raise not_supported("A method in SET", "Compute the new value and assign it: .WRITE() is not there.")
     right = piece.part(place + 1, len(words))
     if right.words == ["DEFAULT"]:
         if words[place] != "=":
             raise syntax_error("DEFAULT", right.line())
         return Setting(target.name, variable, None)
-    return Setting(target.name, variable, value_in(right) if words[place] == "=" else _compound(piece, place, alias))
+    return Setting(
+        target.name, variable, read_value(right) if words[place] == "=" else _compound_value(piece, place, alias)
+    )
 
 
-def _compound(piece: Slice, place: int, alias: str) -> exp.Expression:
+def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
     """The value of a compound assignment with its operator at `place`, of a column of what is called so."""
     left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
-    value_in(right)  # which must be one by itself: nothing in parentheses would pass
+    read_value(right)  # which must be one by itself: nothing in parentheses would pass
     own = f"[{alias.replace(']', ']]')}]." if alias and len(left.words) == 1 else ""
-    return value_in(read(f"{own}{left.text} {COMPOUND[piece.words[place]]} ({right.text})"))
+    return read_value(slice_text(f"{own}{left.text} {COMPOUND_OPERATORS[piece.words[place]]} ({right.text})"))
 
 
-def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:
-    asked = [hints for source, hints in target.found.hints if source == target.source] + [change.hints]
+def _write_statement(
+    writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str
+) -> Translation:
+    asked = [hints for source, hints in target.from_clause.hints if source == target.source] + [change.hints]
     skips = any(hints.skips_locked for hints in asked)
     where = change.rows.args.get("where") if change.rows is not None else None
-    for source, hints in [*target.found.hints, (target.source, change.hints)]:
-        lock_before(writer, hints, source.table, source.alias, where)
+    for source, hints in [*target.from_clause.hints, (target.source, change.hints)]:
+        add_locks(writer, hints, source.table, source.alias, where)
     variables = [each for each in settings if each.variable]
-    change, others = _with_others(writer, change, target)
+    change, others = _carry_other_columns(writer, change, target)
     reads_old = change.verb == "UPDATE" and (
         any(not each.column for each in variables)
-        or (change.outputs is not None and _mentions(change.outputs, "deleted"))
+        or (change.outputs is not None and _mentions_table(change.outputs, "deleted"))
     )
     if target.is_alone and change.top is None and not skips and not reads_old:
-        text, names = _plain(writer, change, target, settings)
+        text, names = _write_plain(writer, change, target, settings)
     else:
-        text, names = _by_address(writer, change, target, settings, skips, others)
-    listed, columns = _listed(writer, change, target, names, variables, others)
+        text, names = _write_by_address(writer, change, target, settings, skips, others)
+    listed, columns = _write_returned(writer, change, target, names, variables, others)
     if listed:
         text += " RETURNING " + ", ".join(each.text for each in listed)
     if change.outputs is not None and change.outputs.into is not None:
-        return _into(writer, change.outputs, prefix, text, listed)
+        return _write_into(writer, change.outputs, prefix, text, listed)
     text = f"{prefix} {text}" if prefix else text
     before = tuple(writer.locks)
     if variables:
         if change.outputs is not None:
-            raise refused("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
+            raise not_supported("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
         types = tuple(writer.variable_type(each.variable) for each in variables)
-        goes_on = any(each.value is not None and _uses(each.value, variables) for each in settings)
-        return Translated(
+        goes_on = any(each.value is not None and _uses_assigned_variable(each.value, variables) for each in settings)
+        return Translation(
             text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before,
-            most=int(goes_on),
+            max_rows=int(goes_on),
         )  # fmt: skip
     if change.outputs is not None:
-        return Translated(text, tuple(writer.parameters), "rows", *columns, before=before)
-    return Translated(text, tuple(writer.parameters), "count", before=before)
+        return Translation(text, tuple(writer.parameters), "rows", *columns, before=before)
+    return Translation(text, tuple(writer.parameters), "count", before=before)
 
 
-_OTHERS = "tsql_others"  # in OUTPUT, what the other tables of FROM hold
+_OTHER_COLUMNS = "tsql_others"  # in OUTPUT, what the other tables of FROM hold
 
 
-def _with_others(writer: Writer, change: Change, target: _Target) -> tuple[Change, list[Sql]]:
+def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tuple[Change, list[Sql]]:
     """OUTPUT may name the other tables too: what it wants of them comes with the rows that are found.
 
     Raises:
         UnknownColumns: for all columns of a table that nobody knows.
     """
-    tables = {each.alias: each for each in target.found.sources if each is not target.source}
+    tables = {each.alias: each for each in target.from_clause.sources if each is not target.source}
     if change.outputs is None or not tables:
         return change, []
     found: list[Sql] = []
@@ -276,7 +282,7 @@ def _with_others(writer: Writer, change: Change, target: _Target) -> tuple[Chang
         if not isinstance(node, exp.Column) or node.table.lower() not in tables:
             return node
         found.append(write_value(writer, node))
-        return exp.column(f"{_OTHERS}_{len(found) - 1}", table=_OTHERS)
+        return exp.column(f"{_OTHER_COLUMNS}_{len(found) - 1}", table=_OTHER_COLUMNS)
 
     listed: list[Any] = []
     for node in change.outputs.expressions:
@@ -293,30 +299,34 @@ def _with_others(writer: Writer, change: Change, target: _Target) -> tuple[Chang
     return change._replace(outputs=change.outputs._replace(expressions=listed)), found
 
 
-def _uses(value: exp.Expression, variables: list[Setting]) -> bool:
+def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> bool:
     """Whether a value is made of a variable that SET gives another one, row by row."""
     return {"@" + each.name.lower() for each in value.find_all(exp.Parameter)} & {
         each.variable for each in variables
     } != set()
 
 
-def _into(writer: Writer, outputs: Outputs, prefix: str, text: str, listed: list[Output]) -> Translated:
-    whole = into(writer, outputs, text, listed)
+def _write_into(writer: Writer, outputs: Outputs, prefix: str, text: str, listed: list[Output]) -> Translation:
+    whole = write_output_into(writer, outputs, text, listed)
     if prefix:
         whole = f"{prefix}, {whole.removeprefix('WITH ')}"
-    return Translated(whole, tuple(writer.parameters), "count", before=tuple(writer.locks))
+    return Translation(whole, tuple(writer.parameters), "count", before=tuple(writer.locks))
 
 
-def _mentions(outputs: Outputs, name: str) -> bool:
+def _mentions_table(outputs: Outputs, name: str) -> bool:
     return any(column.table.lower() == name for node in outputs.expressions for column in node.find_all(exp.Column))
 
 
-def _plain(writer: Writer, change: Change, target: _Target, settings: list[Setting]) -> tuple[str, dict[str, str]]:
+def _write_plain(
+    writer: Writer, change: Change, target: _Target, settings: list[Setting]
+) -> tuple[str, dict[str, str]]:
     """The statement itself; and what `inserted` and `deleted` are called in it."""
-    alias = identifier(target.source.alias)
+    alias = quote_identifier(target.source.alias)
     where = change.rows.args.get("where") if change.rows is not None else None
     if change.verb == "UPDATE":
-        members = ", ".join(f"{identifier(each.column)} = {_new(writer, each, target)}" for each in settings)
+        members = ", ".join(
+            f"{quote_identifier(each.column)} = {_new_value(writer, each, target)}" for each in settings
+        )
         text = f"UPDATE {target.table} AS {alias} SET {members}"
     else:
         text = f"DELETE FROM {target.table} AS {alias}"
@@ -325,7 +335,7 @@ def _plain(writer: Writer, change: Change, target: _Target, settings: list[Setti
     return text, {"inserted": target.source.alias, "deleted": target.source.alias}
 
 
-def _new(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = False) -> str:
+def _new_value(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = False) -> str:
     """The value for a column; `is_alone` where the column does not say to PostgreSQL what NULL and '...' are."""
     if setting.value is None:
         return "DEFAULT"
@@ -340,50 +350,50 @@ def _new(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = 
                 "a UNION operator.",
             )
         )
-    return (into_column_alone if is_alone else into_column)(write_value(writer, setting.value), column)
+    return (cast_for_column if is_alone else convert_for_column)(write_value(writer, setting.value), column)
 
 
-def _by_address(
+def _write_by_address(
     writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool, others: list[Sql]
 ) -> tuple[str, dict[str, str]]:
-    alias = identifier(target.source.alias)
-    fields = [f"{target.address} AS tsql_row"] if target.common is None else [f"{alias}.*"]
+    alias = quote_identifier(target.source.alias)
+    fields = [f"{target.address} AS tsql_row"] if target.column_map is None else [f"{alias}.*"]
     members = []
     for number, each in enumerate(settings):
         if each.column and each.value is None:
             members.append(f"{target.column(each.column)} = DEFAULT")
         elif each.column:
-            fields.append(f"{_new(writer, each, target, is_alone=True)} AS tsql_{number}")
+            fields.append(f"{_new_value(writer, each, target, is_alone=True)} AS tsql_{number}")
             members.append(f"{target.column(each.column)} = deleted.tsql_{number}")
         else:
             assert each.value is not None
-            value = converted(write_value(writer, each.value), writer.variable_type(each.variable))
+            value = cast_value(write_value(writer, each.value), writer.variable_type(each.variable))
             fields.append(f"{value.text} AS tsql_{number}")
-    fields += [f"{each.text} AS {_OTHERS}_{number}" for number, each in enumerate(others)]
-    if change.verb == "UPDATE" and target.common is None:
+    fields += [f"{each.text} AS {_OTHER_COLUMNS}_{number}" for number, each in enumerate(others)]
+    if change.verb == "UPDATE" and target.column_map is None:
         fields.append(f"{alias}.*")
     where = change.rows.args.get("where") if change.rows is not None else None
-    text = f"SELECT {', '.join(fields)} {target.found.text}"
+    text = f"SELECT {', '.join(fields)} {target.from_clause.text}"
     if where is not None:
         text += " WHERE " + write_predicate(writer, where.this)
     if change.top is not None:
-        text += f" LIMIT {rows_taken(writer, change.top, text)}"
-    if target.common is None and not _is_nullable(change, target):
+        text += f" LIMIT {row_count_sql(writer, change.top, text)}"
+    if target.column_map is None and not _is_nullable(change, target):
         text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
-    if change.verb == "DELETE" and target.common is not None:
-        found = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS}"
+    if change.verb == "DELETE" and target.column_map is not None:
+        found = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS_COLUMN}"
         return found, {"deleted": "deleted"}
     if change.verb == "DELETE":
         found = (
             f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
         )
         return found, {"deleted": "deleted"}
-    members = members or [_as_it_is(writer, target)]
+    members = members or [_unchanged_column(writer, target)]
     found = f"UPDATE {target.table} AS inserted SET {', '.join(members)} FROM ({text}) AS deleted WHERE inserted.ctid = deleted.tsql_row"
     return found, {"inserted": "inserted", "deleted": "deleted"}
 
 
-def _as_it_is(writer: Writer, target: _Target) -> str:
+def _unchanged_column(writer: Writer, target: _Target) -> str:
     """A column that keeps its value, where SET has variables alone: PostgreSQL wants one.
 
     Raises:
@@ -393,9 +403,9 @@ def _as_it_is(writer: Writer, target: _Target) -> str:
     if columns is None:
         raise UnknownColumns("UPDATE of variables alone")
     found = next((each for each in columns.values() if not each.is_computed), None)
-    if found is None or target.common is not None:
-        raise refused("UPDATE that sets variables alone here", "Use SELECT.")
-    return f"{identifier(found.name)} = inserted.{identifier(found.name)}"
+    if found is None or target.column_map is not None:
+        raise not_supported("UPDATE that sets variables alone here", "Use SELECT.")
+    return f"{quote_identifier(found.name)} = inserted.{quote_identifier(found.name)}"
 
 
 def _is_nullable(change: Change, target: _Target) -> bool:
@@ -403,50 +413,54 @@ def _is_nullable(change: Change, target: _Target) -> bool:
     if change.rows is None:
         return False
     sides = {join.args.get("side") for join in change.rows.find_all(exp.Join)}
-    first = target.found.sources[0] == target.source if target.found.sources else True
+    first = target.from_clause.sources[0] == target.source if target.from_clause.sources else True
     return bool(sides & {"RIGHT", "FULL"}) or ("LEFT" in sides and not first)
 
 
-def _seen(target: _Target, name: str) -> dict[str, Column] | None:
+def _visible_columns(target: _Target, name: str) -> dict[str, Column] | None:
     """The columns of `inserted` or `deleted`: of a row that became another one, those of the table itself."""
     columns = target.source.columns
-    if target.common is None or columns is None or name == "deleted":
+    if target.column_map is None or columns is None or name == "deleted":
         return columns
-    return {own: column for own, column in columns.items() if target.common.get(own, "").lower() == own}
+    return {own: column for own, column in columns.items() if target.column_map.get(own, "").lower() == own}
 
 
-def _listed(
+def _write_returned(
     writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting], others: list[Sql]
 ) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
     """What comes back of each row."""
     if variables:
-        settings = settings_of(change.set, target.source.alias) if change.set is not None else []
+        settings = read_settings(change.set, target.source.alias) if change.set is not None else []
         texts = []
         for number, each in enumerate(settings):
             if not each.variable:
                 continue
             if each.column:
-                text = f"{identifier(known['inserted'])}.{identifier(each.column)}"
+                text = f"{quote_identifier(known['inserted'])}.{quote_identifier(each.column)}"
                 column = (target.source.columns or {}).get(each.column.lower())
                 if column is not None and column.type != writer.variable_type(each.variable):
-                    text = converted(Sql(text, column.type), writer.variable_type(each.variable)).text
+                    text = cast_value(Sql(text, column.type), writer.variable_type(each.variable)).text
             else:
                 text = f"deleted.tsql_{number}"
-            texts.append(Output(each.variable, f"{text} AS {label(each.variable)}", None))
+            texts.append(Output(each.variable, f"{text} AS {quote_label(each.variable)}", None))
         return texts, (None, None)
     if change.outputs is None:
         return [], (None, None)
     found = From()
-    found.sources = [Source(name, _seen(target, name), target.table) for name in known]
+    found.sources = [Source(name, _visible_columns(target, name), target.table) for name in known]
     if others:
-        columns = {f"{_OTHERS}_{n}": Column(f"{_OTHERS}_{n}", each.type) for n, each in enumerate(others) if each.type}
-        found.sources.append(Source(_OTHERS, columns if len(columns) == len(others) else None))
-        is_deleted = change.verb == "DELETE" and target.common is None
-        known = {**known, _OTHERS: "tsql_rows" if is_deleted else "deleted"}
+        columns = {
+            f"{_OTHER_COLUMNS}_{n}": Column(f"{_OTHER_COLUMNS}_{n}", each.type)
+            for n, each in enumerate(others)
+            if each.type
+        }
+        found.sources.append(Source(_OTHER_COLUMNS, columns if len(columns) == len(others) else None))
+        is_deleted = change.verb == "DELETE" and target.column_map is None
+        known = {**known, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
     with writer.renamed(known), writer.query(found.sources):
-        listed = returning(writer, change.outputs, found)
-    if any(each.name == STAR for each in listed):
-        if target.common is not None:
+        listed = write_returning(writer, change.outputs, found)
+    if any(each.name == UNKNOWN_STAR for each in listed):
+        if target.column_map is not None:
             raise UnknownColumns("A star in OUTPUT")
         return listed, (None, None)
     return listed, (tuple(each.name for each in listed), tuple(each.type for each in listed))

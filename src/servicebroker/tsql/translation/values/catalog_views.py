@@ -7,12 +7,12 @@ from typing import NamedTuple
 from servicebroker.engine.security.tsql_objects import ENTER, Use
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.translation.text_writer import Writer, refused, string
-from servicebroker.tsql.translation.values.foreign_views import refuse_foreign
+from servicebroker.tsql.translation.text_writer import Writer, not_supported, quote_string
+from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
 from servicebroker.tsql.types import SYSNAME
 
 # views of the schema tsql: what sys has not, or has otherwise
-OWN = frozenset(
+TSQL_VIEWS = frozenset(
     {"databases", "tables", "objects", "all_objects", "procedures", "schemas", "columns", "views", "triggers", "types"}
     | {
         "sysdatabases",
@@ -54,8 +54,8 @@ OWN = frozenset(
     | {"sysusers", "dm_qn_subscriptions"}
 )
 # names and GUIDs as text that are compared without regard to case; names of services, contracts and types are not
-_NAMED = {
-    **dict.fromkeys(OWN | {"service_queues", "database_principals", "endpoints", "certificates"}, ("name",)),
+_NAME_COLUMNS = {
+    **dict.fromkeys(TSQL_VIEWS | {"service_queues", "database_principals", "endpoints", "certificates"}, ("name",)),
     "routes": ("name", "broker_instance"),
     "conversation_endpoints": ("far_broker_instance",),
     "transmission_queue": ("to_broker_instance",),
@@ -63,7 +63,7 @@ _NAMED = {
     **dict.fromkeys(("event_notifications", "server_event_notifications"), ("name",)),
     **dict.fromkeys(("xml_schema_collections", "tcp_endpoints", "service_broker_endpoints"), ("name",)),
 }
-_INFORMATION = {
+_INFORMATION_SCHEMA_NAMES = {
     **dict.fromkeys(("tables", "columns", "views"), ("table_name", "table_schema")),
     "routines": ("routine_name", "routine_schema"),
     "parameters": ("specific_name", "specific_schema", "parameter_name"),
@@ -76,7 +76,7 @@ _INFORMATION = {
     "referential_constraints": ("constraint_name", "unique_constraint_name"),
     "table_constraints": ("constraint_name", "constraint_schema", "table_name", "table_schema"),
 }
-_INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
+_SERVER_LEVEL_VIEWS = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_exec_requests", "dm_tran_locks", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
                       | {"messages", "master_files", "dm_os_sys_info", "dm_exec_connections", "dm_os_wait_stats"}
@@ -87,42 +87,44 @@ _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_lo
 
 
 # views of sys that T-SQL sees as they are, of those that are called as views of SQL Server that are not here
-OF_SYS = frozenset(
+SYS_VIEWS = frozenset(
     {"dm_broker_connections", "dm_broker_forwarded_messages", "dm_broker_queue_monitors", "dm_os_performance_counters"}
 )
-_OLD = frozenset({"sysdatabases", "sysobjects", "sysusers", "syslogins", "sysprocesses", "spt_values"})  # without sys
+_COMPATIBILITY_VIEWS = frozenset(
+    {"sysdatabases", "sysobjects", "sysusers", "syslogins", "sysprocesses", "spt_values"}
+)  # without sys
 
 
-class View(NamedTuple):
+class CatalogView(NamedTuple):
     """A catalog view in PostgreSQL."""
 
     name: str
     columns: dict[str, Column]  # those that are known
 
 
-def catalog_view(writer: Writer, own: object) -> View | None:
+def find_catalog_view(writer: Writer, own: object) -> CatalogView | None:
     """The view that sys.name or INFORMATION_SCHEMA.name means, None for another schema.
 
     Raises:
         TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there, 208 for one of sys or msdb.
     """
     name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
-    old = name in _OLD and schema in ("", "dbo")
+    old = name in _COMPATIBILITY_VIEWS and schema in ("", "dbo")
     old = old and (name != "spt_values" or database == "master" or writer.scope.database.lower() == "master")
-    if name not in OWN | OF_SYS:
-        refuse_foreign(database, schema, name, str(own))
+    if name not in TSQL_VIEWS | SYS_VIEWS:
+        refuse_unsupported_view(database, schema, name, str(own))
     if schema not in ("sys", "information_schema") and not old:
         return None
     if schema == "information_schema":
-        if name not in _INFORMATION:
-            raise refused(f"INFORMATION_SCHEMA.{name.upper()}", "Use the views of sys.")
-        view, named = f"tsql.{quoted('information_schema_' + name)}", _INFORMATION[name]
+        if name not in _INFORMATION_SCHEMA_NAMES:
+            raise not_supported(f"INFORMATION_SCHEMA.{name.upper()}", "Use the views of sys.")
+        view, named = f"tsql.{quoted('information_schema_' + name)}", _INFORMATION_SCHEMA_NAMES[name]
     else:
-        view, named = f"{'tsql' if name in OWN else 'sys'}.{quoted(name)}", _NAMED.get(name, ())
+        view, named = f"{'tsql' if name in TSQL_VIEWS else 'sys'}.{quoted(name)}", _NAME_COLUMNS.get(name, ())
     columns = dict(writer.table_columns(view) or {})
     for each in named if not columns else [name for name in named if name in columns]:
         columns[each] = Column(each, SYSNAME)
-    if database and database != writer.scope.database.lower() and name not in _INSTANCE:
+    if database and database != writer.scope.database.lower() and name not in _SERVER_LEVEL_VIEWS:
         writer.uses[Use(ENTER, schema, name, database)] = None
-        view = f"tsql.catalog_of({string(database)}, {string(str(own))}, null::{view})"
-    return View(view, columns)
+        view = f"tsql.catalog_of({quote_string(database)}, {quote_string(str(own))}, null::{view})"
+    return CatalogView(view, columns)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from servicebroker.tsql.function_table import wrong_count
+from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.reading.text_to_tree import MARK
-from servicebroker.tsql.translation.text_writer import Sql, Writer, string, unsupported, value_of, write_value
-from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
+from servicebroker.tsql.translation.text_writer import (
+    Sql,
+    Writer,
+    node_not_supported,
+    quote_string,
+    write_value,
+    writes_value,
+)
+from servicebroker.tsql.translation.values.functions import SPECIAL, check_count, write_argument
 from servicebroker.tsql.types import BIGINT, DATETIME, DATETIME2, INT, NVARCHAR, SqlType
 
 DATETIMEOFFSET = SqlType("datetimeoffset", None, None, 7)
@@ -31,69 +38,71 @@ _PARTS = {
 }
 
 
-def _part(node: exp.Expression, function: str) -> str:
+def _date_part(node: exp.Expression, function: str) -> str:
     written = node.name.lower()
     if written not in _PARTS:
         raise TsqlError(155, f"'{written}' is not a recognized {function} option.", severity=15)
-    return string(_PARTS[written])
+    return quote_string(_PARTS[written])
 
 
 def _dateadd(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "dateadd")
-    part = _part(nodes[0], "dateadd")
+    part = _date_part(nodes[0], "dateadd")
     number, moment = write_value(writer, nodes[1]), write_value(writer, nodes[2])
     of = moment.type if moment.kind == "date" else DATETIME
-    number_text = argument(number, "i") if number.type != BIGINT else number.text
-    text = f"tsql.dateadd({part}, {number_text}, {argument(moment, 'd')})"
+    number_text = write_argument(number, "i") if number.type != BIGINT else number.text
+    text = f"tsql.dateadd({part}, {number_text}, {write_argument(moment, 'd')})"
     assert of is not None
     return Sql({"date": f"{text}::date", "time": f"{text}::time"}.get(of.name, text), of)
 
 
 def _datediff(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "datediff")
-    first, second = (argument(write_value(writer, node), "d") for node in nodes[1:])
-    return Sql(f"tsql.datediff({_part(nodes[0], 'datediff')}, {first}, {second})::integer", INT)
+    first, second = (write_argument(write_value(writer, node), "d") for node in nodes[1:])
+    return Sql(f"tsql.datediff({_date_part(nodes[0], 'datediff')}, {first}, {second})::integer", INT)
 
 
 def _datediff_big(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "datediff_big")
-    first, second = (argument(write_value(writer, node), "d") for node in nodes[1:])
-    return Sql(f"tsql.datediff({_part(nodes[0], 'datediff_big')}, {first}, {second})", BIGINT)
+    first, second = (write_argument(write_value(writer, node), "d") for node in nodes[1:])
+    return Sql(f"tsql.datediff({_date_part(nodes[0], 'datediff_big')}, {first}, {second})", BIGINT)
 
 
 def _datepart(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "datepart")
-    return Sql(f"tsql.datepart({_part(nodes[0], 'datepart')}, {argument(write_value(writer, nodes[1]), 'd')})", INT)
+    return Sql(
+        f"tsql.datepart({_date_part(nodes[0], 'datepart')}, {write_argument(write_value(writer, nodes[1]), 'd')})", INT
+    )
 
 
 def _datename(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "datename")
-    text = f"tsql.datename({_part(nodes[0], 'datename')}, {argument(write_value(writer, nodes[1]), 'd')})"
+    text = f"tsql.datename({_date_part(nodes[0], 'datename')}, {write_argument(write_value(writer, nodes[1]), 'd')})"
     return Sql(text, NVARCHAR)
 
 
 def _datetrunc(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "datetrunc")
     moment = write_value(writer, nodes[1])
-    text = f"tsql.datetrunc({_part(nodes[0], 'datetrunc')}, {argument(moment, 'd')})"
-    return _as_given(text, moment)
+    text = f"tsql.datetrunc({_date_part(nodes[0], 'datetrunc')}, {write_argument(moment, 'd')})"
+    return _cast_to_argument_type(text, moment)
 
 
 def _date_bucket(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if not 3 <= len(nodes) <= 4:
-        raise wrong_count("date_bucket", 3, 4)
+        raise argument_count_error("date_bucket", 3, 4)
     moment = write_value(writer, nodes[2])
-    origin = argument(write_value(writer, nodes[3]), "d") if len(nodes) == 4 else "timestamp '1900-01-01'"
-    width = argument(write_value(writer, nodes[1]), "i")
-    arguments = f"{width}, {_moment(argument(moment, 'd'))}, {_moment(origin)}"
-    return _as_given(f"tsql.date_bucket({_part(nodes[0], 'date_bucket')}, {arguments})", moment)
+    origin = write_argument(write_value(writer, nodes[3]), "d") if len(nodes) == 4 else "timestamp '1900-01-01'"
+    width = write_argument(write_value(writer, nodes[1]), "i")
+    arguments = f"{width}, {_to_timestamp(write_argument(moment, 'd'))}, {_to_timestamp(origin)}"
+    return _cast_to_argument_type(f"tsql.date_bucket({_date_part(nodes[0], 'date_bucket')}, {arguments})", moment)
 
 
-def _moment(text: str) -> str:
+def _to_timestamp(text: str) -> str:
     return f"tsql.to_datetime2({text})"
 
 
-def _as_given(text: str, moment: Sql) -> Sql:
+def _cast_to_argument_type(text: str, moment: Sql) -> Sql:
     """A timestamp as the type of the date that was given; a string is a datetime2."""
     of = moment.type if moment.kind == "date" else DATETIME2
     assert of is not None
@@ -101,7 +110,7 @@ def _as_given(text: str, moment: Sql) -> Sql:
     return Sql(f"({text}{cast})", of)
 
 
-_OF_PARTS = {
+_DATE_PART_FUNCTIONS = {
     "datetrunc": _datetrunc,
     "date_bucket": _date_bucket,
     "dateadd": _dateadd,
@@ -110,27 +119,27 @@ _OF_PARTS = {
     "datepart": _datepart,
     "datename": _datename,
 }
-SPECIAL |= _OF_PARTS
+SPECIAL |= _DATE_PART_FUNCTIONS
 
 
-def is_part(node: exp.Column) -> bool:
+def is_date_part(node: exp.Column) -> bool:
     """Whether what reads as a column is the word for a part of a date: DATEDIFF(day, ...)."""
     call = node.parent
-    if not isinstance(call, exp.Anonymous) or call.name.lower().removeprefix(MARK) not in _OF_PARTS:
+    if not isinstance(call, exp.Anonymous) or call.name.lower().removeprefix(CALL_PREFIX) not in _DATE_PART_FUNCTIONS:
         return False
     return call.expressions[0] is node
 
 
-@value_of(exp.CurrentTimestamp)
+@writes_value(exp.CurrentTimestamp)
 def _current_timestamp(writer: Writer, node: exp.CurrentTimestamp) -> Sql:
     return Sql("tsql.now()::timestamp(3)", DATETIME)
 
 
-@value_of(exp.AtTimeZone)
+@writes_value(exp.AtTimeZone)
 def _at_time_zone(writer: Writer, node: exp.AtTimeZone) -> Sql:
     if not isinstance(node.args["zone"], exp.Literal) or node.args["zone"].name.upper() != "UTC":
-        raise unsupported(node, "All times are UTC; add the difference with DATEADD.")
+        raise node_not_supported(node, "All times are UTC; add the difference with DATEADD.")
     moment = write_value(writer, node.this)
     if moment.type is not None and moment.type.name == "datetimeoffset":
         return moment
-    return Sql(f"({_moment(argument(moment, 'd'))} AT TIME ZONE 'UTC')", DATETIMEOFFSET)
+    return Sql(f"({_to_timestamp(write_argument(moment, 'd'))} AT TIME ZONE 'UTC')", DATETIMEOFFSET)

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from servicebroker.tsql.function_table import wrong_count
+from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.queries.aggregates import order_text
-from servicebroker.tsql.translation.reading.text_to_tree import MARK, NULLS
-from servicebroker.tsql.translation.text_writer import Sql, Writer, closed_text, only, string, value_of, write_value
-from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX, NULL_ON_NULL
+from servicebroker.tsql.translation.text_writer import (
+    Sql,
+    Writer,
+    allow_only,
+    quote_string,
+    typed_text,
+    write_value,
+    writes_value,
+)
+from servicebroker.tsql.translation.values.functions import SPECIAL, check_count, write_argument
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 
-_MADE = frozenset({MARK + "json_query", MARK + "json_modify", MARK + "json_array"})
+_JSON_FUNCTIONS = frozenset({CALL_PREFIX + "json_query", CALL_PREFIX + "json_modify", CALL_PREFIX + "json_array"})
 
 
 def is_json(node: exp.Expression) -> bool:
     """Whether a value is JSON already, and no text to be quoted: of a function of JSON, or of FOR JSON."""
     if isinstance(node, exp.Anonymous):
-        return node.name.lower() in _MADE
+        return node.name.lower() in _JSON_FUNCTIONS
     if isinstance(node, exp.Subquery):
         kind = node.this.args.get("for_") and node.this.args["for_"].args.get("kind")
         return "JSON" in str(kind)
@@ -34,69 +42,69 @@ def json_text(text: str, of: SqlType | None, raw: bool) -> str:
     return f"tsql.json_text({text})"
 
 
-def _member(writer: Writer, node: exp.Expression, nulls: bool) -> str:
+def _write_member(writer: Writer, node: exp.Expression, nulls: bool) -> str:
     value = write_value(writer, node)
-    if value.is_open and value.type is None:
+    if value.is_untyped and value.type is None:
         return "'null'" if nulls else "NULL"
-    text = json_text(closed_text(value), value.type, is_json(node))
+    text = json_text(typed_text(value), value.type, is_json(node))
     return f"coalesce({text}, 'null')" if nulls else text
 
 
-def _document(text: str) -> Sql:
+def _escape_document(text: str) -> Sql:
     return Sql(f"tsql.json_escaped({text})", NVARCHAR)
 
 
-@value_of(exp.JSONObject)
+@writes_value(exp.JSONObject)
 def _json_object(writer: Writer, node: exp.JSONObject) -> Sql:
-    members = ", ".join(_members(writer, node, "JSON_OBJECT"))
-    return _document(f"'{{' || concat_ws(',', {members or string('')}) || '}}'")
+    members = ", ".join(_write_members(writer, node, "JSON_OBJECT"))
+    return _escape_document(f"'{{' || concat_ws(',', {members or quote_string('')}) || '}}'")
 
 
-def _members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
+def _write_members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
     nulls = str(node.args.get("null_handling") or "NULL ON NULL").upper() != "ABSENT ON NULL"
     members = []
     for each in node.expressions:
         if not isinstance(each, exp.JSONKeyValue):
             raise TsqlError(102, f"Incorrect syntax near '{name}'. A member is key:value.", severity=15)
-        key = argument(write_value(writer, each.this), "s")
-        members.append(f"tsql.json_text({key}) || ':' || {_member(writer, each.expression, nulls)}")
+        key = write_argument(write_value(writer, each.this), "s")
+        members.append(f"tsql.json_text({key}) || ':' || {_write_member(writer, each.expression, nulls)}")
     return members
 
 
-@value_of(exp.JSONObjectAgg)
+@writes_value(exp.JSONObjectAgg)
 def _json_object_of_group(writer: Writer, node: exp.JSONObjectAgg) -> Sql:
-    only(node, "expressions", "null_handling")
-    (member,) = _members(writer, node, "JSON_OBJECTAGG")
-    return _document(f"CASE WHEN count(*) > 0 THEN '{{' || coalesce(string_agg({member}, ','), '') || '}}' END")
+    allow_only(node, "expressions", "null_handling")
+    (member,) = _write_members(writer, node, "JSON_OBJECTAGG")
+    return _escape_document(f"CASE WHEN count(*) > 0 THEN '{{' || coalesce(string_agg({member}, ','), '') || '}}' END")
 
 
-@value_of(exp.JSONArrayAgg)
+@writes_value(exp.JSONArrayAgg)
 def _json_array_of_group(writer: Writer, node: exp.JSONArrayAgg) -> Sql:
-    only(node, "this", "order", "null_handling")
+    allow_only(node, "this", "order", "null_handling")
     nulls = str(node.args.get("null_handling") or "").upper() == "NULL ON NULL"
     order = f" {order_text(writer, node.args['order'])}" if node.args.get("order") else ""
-    members = f"string_agg({_member(writer, node.this, nulls)}, ','{order})"
-    return _document(f"CASE WHEN count(*) > 0 THEN '[' || coalesce({members}, '') || ']' END")
+    members = f"string_agg({_write_member(writer, node.this, nulls)}, ','{order})"
+    return _escape_document(f"CASE WHEN count(*) > 0 THEN '[' || coalesce({members}, '') || ']' END")
 
 
 def _json_array(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    nulls = bool(nodes) and isinstance(nodes[-1], exp.Anonymous) and nodes[-1].name == NULLS
-    members = [_member(writer, each, nulls) for each in (nodes[:-1] if nulls else nodes)]
-    return _document(f"'[' || concat_ws(',', {', '.join(members) or string('')}) || ']'")
+    nulls = bool(nodes) and isinstance(nodes[-1], exp.Anonymous) and nodes[-1].name == NULL_ON_NULL
+    members = [_write_member(writer, each, nulls) for each in (nodes[:-1] if nulls else nodes)]
+    return _escape_document(f"'[' || concat_ws(',', {', '.join(members) or quote_string('')}) || ']'")
 
 
 def _json_modify(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "json_modify")
     document, path, value = (write_value(writer, node) for node in nodes)
-    if value.is_open and value.type is None:
+    if value.is_untyped and value.type is None:
         new = "NULL::json"
     elif is_json(nodes[2]):
         new = f"{value.text}::json"
     elif value.type is not None and value.type.name == "bit":
         new = f"to_json({value.text} <> 0)"
     else:
-        new = f"to_json({closed_text(value)})"
-    return Sql(f"tsql.json_modify({argument(document, 's')}, {argument(path, 's')}, {new})", NVARCHAR)
+        new = f"to_json({typed_text(value)})"
+    return Sql(f"tsql.json_modify({write_argument(document, 's')}, {write_argument(path, 's')}, {new})", NVARCHAR)
 
 
 _KINDS = frozenset({"value", "array", "object", "scalar"})
@@ -104,14 +112,14 @@ _KINDS = frozenset({"value", "array", "object", "scalar"})
 
 def _isjson(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if not 1 <= len(nodes) <= 2:
-        raise wrong_count("isjson", 1, 2)
-    text = argument(write_value(writer, nodes[0]), "s")
+        raise argument_count_error("isjson", 1, 2)
+    text = write_argument(write_value(writer, nodes[0]), "s")
     if len(nodes) == 1:
         return Sql(f"tsql.isjson({text})", INT)
     kind = nodes[1].name.lower()
     if kind not in _KINDS:
         raise TsqlError(102, f"Incorrect syntax near '{nodes[1].name[:60]}'.", severity=15)
-    return Sql(f"tsql.isjson({text}, {string(kind)})", INT)
+    return Sql(f"tsql.isjson({text}, {quote_string(kind)})", INT)
 
 
 SPECIAL |= {"json_array": _json_array, "json_modify": _json_modify, "isjson": _isjson}

@@ -9,22 +9,28 @@ from collections.abc import Callable
 from sqlglot import exp
 
 from servicebroker.model.zero_character import to_postgres
-from servicebroker.tsql.function_table import wrong_count
+from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
-    as_text,
-    closed_text,
-    only,
-    refused,
-    string,
-    value_of,
+    allow_only,
+    cast_to_text,
+    not_supported,
+    quote_string,
+    typed_text,
     write_value,
+    writes_value,
 )
-from servicebroker.tsql.translation.values.alternatives import alike
-from servicebroker.tsql.translation.values.conversions import converted
-from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count, plain_call, session_value
-from servicebroker.tsql.translation.values.patterns import expression as pattern_expression
+from servicebroker.tsql.translation.values.casts import cast_value
+from servicebroker.tsql.translation.values.functions import (
+    SPECIAL,
+    check_count,
+    write_argument,
+    write_plain_call,
+    write_session_value,
+)
+from servicebroker.tsql.translation.values.patterns import pattern_to_regex as pattern_expression
+from servicebroker.tsql.translation.values.type_precedence import unify_types
 from servicebroker.tsql.types import INT, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType
 
 SMALLINT = SqlType("smallint")
@@ -35,37 +41,38 @@ def _isnull(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "isnull")
     first, second = (write_value(writer, node) for node in nodes)
     if first.type is not None and second.type is not None and first.type != second.type:
-        second = converted(second, first.type._replace(length=-1) if first.is_open else first.type)
-    return Sql(f"COALESCE({closed_text(first)}, {closed_text(second)})", first.type or second.type)
+        second = cast_value(second, first.type._replace(length=-1) if first.is_untyped else first.type)
+    return Sql(f"COALESCE({typed_text(first)}, {typed_text(second)})", first.type or second.type)
 
 
 def _choose(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) < 2:
-        raise wrong_count("choose", 2, 255)
-    index = argument(write_value(writer, nodes[0]), "i")
-    kind, texts = alike([write_value(writer, node) for node in nodes[1:]])
+        raise argument_count_error("choose", 2, 255)
+    index = write_argument(write_value(writer, nodes[0]), "i")
+    kind, texts = unify_types([write_value(writer, node) for node in nodes[1:]])
     branches = " ".join(f"WHEN {number} THEN {text}" for number, text in enumerate(texts, 1))
     return Sql(f"(CASE {index} {branches} END)", kind)
 
 
 def _concat(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) < 2:
-        raise wrong_count("concat", 2, 254)
+        raise argument_count_error("concat", 2, 254)
     values = [write_value(writer, node) for node in nodes]
-    texts = [f"COALESCE({argument(value, 's')}, '')" for value in values]
+    texts = [f"COALESCE({write_argument(value, 's')}, '')" for value in values]
     return Sql("(" + " || ".join(texts) + ")", NVARCHAR)
 
 
 def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "patindex")
     pattern = nodes[0]
-    text = argument(write_value(writer, nodes[1]), "s")
+    text = write_argument(write_value(writer, nodes[1]), "s")
     written = pattern.this if isinstance(pattern, exp.Literal | exp.National) else None
     if isinstance(written, str) and written.startswith("%"):
         return Sql(
-            f"tsql.patindex({string(pattern_expression(to_postgres(written))[1:].removeprefix('.*'))}, {text})", INT
+            f"tsql.patindex({quote_string(pattern_expression(to_postgres(written))[1:].removeprefix('.*'))}, {text})",
+            INT,
         )
-    return Sql(f"tsql.patindex_of({argument(write_value(writer, pattern), 's')}, {text})", INT)
+    return Sql(f"tsql.patindex_of({write_argument(write_value(writer, pattern), 's')}, {text})", INT)
 
 
 _HASHES = {"sha": "tsql.sha1", "sha1": "tsql.sha1", "md5": "md5", "sha2_256": "sha256", "sha2_512": "sha512"}
@@ -75,15 +82,17 @@ def _hashbytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "hashbytes")
     algorithm = nodes[0].name.lower() if isinstance(nodes[0], exp.Literal | exp.National) else ""
     if algorithm not in _HASHES:
-        raise refused(f"HASHBYTES with {algorithm or 'a variable'}", "Use 'SHA2_256', 'SHA2_512', 'SHA1' or 'MD5'.")
-    value = converted(write_value(writer, nodes[1]), VARBINARY).text
+        raise not_supported(
+            f"HASHBYTES with {algorithm or 'a variable'}", "Use 'SHA2_256', 'SHA2_512', 'SHA1' or 'MD5'."
+        )
+    value = cast_value(write_value(writer, nodes[1]), VARBINARY).text
     if algorithm == "md5":
         return Sql(f"decode(md5({value}), 'hex')", VARBINARY)
     return Sql(f"{_HASHES[algorithm]}({value})", VARBINARY)
 
 
 def _global(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    return plain_call(writer, nodes[0].name.lower(), [], nodes[0].name)
+    return write_plain_call(writer, nodes[0].name.lower(), [], nodes[0].name)
 
 
 def _len(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -91,7 +100,7 @@ def _len(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     value = write_value(writer, nodes[0])
     if value.kind == "binary":
         return Sql(f"octet_length(rtrim({value.text}, '\\x20'::bytea))", INT)
-    return Sql(f"length(rtrim({argument(value, 's')}, ' '))", INT)
+    return Sql(f"length(rtrim({write_argument(value, 's')}, ' '))", INT)
 
 
 def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -99,12 +108,12 @@ def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     value = write_value(writer, nodes[0])
     if value.type == VARIANT:
         return Sql(f"octet_length(tsql.variant_bytes({value.text}))", INT)
-    of, text = value.type, closed_text(value)
-    if value.is_open and of is None:
+    of, text = value.type, typed_text(value)
+    if value.is_untyped and of is None:
         return Sql("NULL::integer", INT)
     if of is not None and of.name in _BYTES_OF:
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {_BYTES_OF[of.name]} END)", INT)
-    if of is not None and of.name in PADDED and of.length and not value.is_open:  # with its blanks
+    if of is not None and of.name in PADDED and of.length and not value.is_untyped:  # with its blanks
         size = of.length * (2 if of.name == "nchar" else 1)
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
     if of is not None and of.name == "decimal":
@@ -126,8 +135,8 @@ _DATE_BYTES = {"time": 3, "datetime2": 6, "datetimeoffset": 8}
 def _extreme(word: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         if not nodes:
-            raise wrong_count(word.lower(), 1, 254)
-        kind, texts = alike([write_value(writer, node) for node in nodes])
+            raise argument_count_error(word.lower(), 1, 254)
+        kind, texts = unify_types([write_value(writer, node) for node in nodes])
         return Sql(f"{word}({', '.join(texts)})", kind)
 
     return write
@@ -135,7 +144,7 @@ def _extreme(word: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
 
 def _cursor_status(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "cursor_status")
-    name = argument(write_value(writer, nodes[1]), "s")
+    name = write_argument(write_value(writer, nodes[1]), "s")
     write_value(writer, nodes[0])  # local or global: a name means one cursor here
     states = f"{writer.parameter('cursor states', NVARCHAR)}::jsonb"
     return Sql(f"coalesce(({states} ->> lower({name}))::smallint, -3::smallint)", SMALLINT)
@@ -144,45 +153,45 @@ def _cursor_status(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 def _variant_property(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "sql_variant_property")
     value, name = (write_value(writer, node) for node in nodes)
-    return Sql(f"tsql.variant_property({converted(value, VARIANT).text}, {argument(name, 's')})", VARIANT)
+    return Sql(f"tsql.variant_property({cast_value(value, VARIANT).text}, {write_argument(name, 's')})", VARIANT)
 
 
 def _session_context(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 1, "session_context")
     known = f"{writer.parameter('session context', NVARCHAR)}::jsonb"
-    return Sql(f"({known} ->> {argument(write_value(writer, nodes[0]), 's')})", VARIANT)
+    return Sql(f"({known} ->> {write_argument(write_value(writer, nodes[0]), 's')})", VARIANT)
 
 
 def _suser_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) > 1:
-        raise wrong_count("suser_id", 0, 1)
-    name = as_text(write_value(writer, nodes[0])) if nodes else session_value(writer, "suser_name").text
+        raise argument_count_error("suser_id", 0, 1)
+    name = cast_to_text(write_value(writer, nodes[0])) if nodes else write_session_value(writer, "suser_name").text
     return Sql(f"tsql.login_id({name})", INT)
 
 
 def _suser_sid(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) > 1:
-        raise wrong_count("suser_sid", 0, 1)
+        raise argument_count_error("suser_sid", 0, 1)
     if nodes:
-        return Sql(f"tsql.login_sid({as_text(write_value(writer, nodes[0]))})", _SID)
-    name = session_value(writer, "suser_name").text  # who works as a user without a login has a sid too
+        return Sql(f"tsql.login_sid({cast_to_text(write_value(writer, nodes[0]))})", _SID)
+    name = write_session_value(writer, "suser_name").text  # who works as a user without a login has a sid too
     return Sql(f"coalesce(tsql.login_sid({name}), tsql.login_sid(0, {name}))", _SID)
 
 
-def _not_here(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+def _refusing(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
     def refuse(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-        raise refused(name, instead)
+        raise not_supported(name, instead)
 
     return refuse
 
 
-def _no_bytes(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+def _empty_binary(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """What 0x is respelled as."""
     return Sql("'\\x'::bytea", VARBINARY)
 
 
 SPECIAL |= {
-    "no_bytes": _no_bytes,
+    "no_bytes": _empty_binary,
     "isnull": _isnull,
     "choose": _choose,
     "concat": _concat,
@@ -198,18 +207,18 @@ SPECIAL |= {
     "suser_sid": _suser_sid,
     "sql_variant_property": _variant_property,
     "session_context": _session_context,
-    "string_split": _not_here("STRING_SPLIT as a value", "It is a table: write it in FROM."),
-    "generate_series": _not_here("GENERATE_SERIES as a value", "It is a table: write it in FROM."),
+    "string_split": _refusing("STRING_SPLIT as a value", "It is a table: write it in FROM."),
+    "generate_series": _refusing("GENERATE_SERIES as a value", "It is a table: write it in FROM."),
 }
 
 
-@value_of(exp.Trim)
+@writes_value(exp.Trim)
 def _trim(writer: Writer, node: exp.Trim) -> Sql:
-    value = argument(write_value(writer, node.this), "s")
-    only(node, "this", "expression", "position")
+    value = write_argument(write_value(writer, node.this), "s")
+    allow_only(node, "this", "expression", "position")
     signs = node.args.get("expression")
     function = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position")).upper(), "btrim")
-    removed = argument(write_value(writer, signs), "s") if signs is not None else string(" ")
+    removed = write_argument(write_value(writer, signs), "s") if signs is not None else quote_string(" ")
     return Sql(f"{function}({value}, {removed})", NVARCHAR)
 
 
@@ -220,22 +229,22 @@ _ADMINISTRATORS = (
 )
 
 
-def _arguments(writer: Writer, nodes: list[exp.Expression], most: int, name: str) -> list[str]:
+def _write_arguments(writer: Writer, nodes: list[exp.Expression], most: int, name: str) -> list[str]:
     if not 1 <= len(nodes) <= most:
-        raise wrong_count(name, 1, most)
-    return [as_text(write_value(writer, node)) for node in nodes]
+        raise argument_count_error(name, 1, most)
+    return [cast_to_text(write_value(writer, node)) for node in nodes]
 
 
 def _is_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    role, *who = _arguments(writer, nodes, 2, "is_rolemember")
-    writer.used["function", "user_name"] = True
+    role, *who = _write_arguments(writer, nodes, 2, "is_rolemember")
+    writer.scope_answers["function", "user_name"] = True
     principal = who[0] if who else f"{writer.parameter('user_name', NVARCHAR)}"
-    return Sql(f"tsql.is_member({string(writer.scope.database)}, {principal}, {role})", INT)
+    return Sql(f"tsql.is_member({quote_string(writer.scope.database)}, {principal}, {role})", INT)
 
 
 def _is_server_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """Who works as dbo of the instance's owner may do everything; other fixed roles have no members."""
-    role, *who = _arguments(writer, nodes, 2, "is_srvrolemember")
+    role, *who = _write_arguments(writer, nodes, 2, "is_srvrolemember")
     login = who[0] if who else writer.parameter("suser_name", NVARCHAR)
     return Sql(f"(lower({role}) IN ('sysadmin', 'public') AND lower({login}) IN ({_ADMINISTRATORS}))::integer", INT)
 

@@ -7,7 +7,7 @@ import re
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.text_writer import Sql, refused
+from servicebroker.tsql.translation.text_writer import Sql, not_supported
 from servicebroker.tsql.types import (
     APPROXIMATE,
     BINARIES,
@@ -24,7 +24,7 @@ from servicebroker.tsql.types import (
     postgres_type,
 )
 
-_NAMES = {
+_SQLGLOT_NAMES = {
     "uuid": "uniqueidentifier",
     "utinyint": "tinyint",
     "timestamptz": "datetimeoffset",
@@ -35,14 +35,14 @@ _NAMES = {
     "rowversion": "rowversion",
     "smallmoney": "smallmoney",
 }
-_NATIONAL = ("nvarchar", "nchar", "ntext", "sysname")
-_SINGLE = ("varchar", "char", "text")
+_UNICODE_STRINGS = ("nvarchar", "nchar", "ntext", "sysname")
+_CODE_PAGE_STRINGS = ("varchar", "char", "text")
 _SCALED = ("datetime2", "time", "datetimeoffset")
-_NO_DAYS = ("date", *_SCALED)  # datetime and smalldatetime are days since 1900
+_NEW_DATES = ("date", *_SCALED)  # datetime and smalldatetime are days since 1900
 _SIZE = re.compile(r"\d{1,9}")
 
 
-def type_of_node(node: exp.Expression) -> SqlType:
+def read_type(node: exp.Expression) -> SqlType:
     """The T-SQL type that CAST or CONVERT names; strings without a length have 30 characters.
 
     Raises:
@@ -62,91 +62,98 @@ def type_of_node(node: exp.Expression) -> SqlType:
     if wrong:
         raise syntax_error(wrong[0], 0)
     first, second = [*arguments, None, None][:2]
-    return make_type(_NAMES.get(written, written), first, second, default_length=30)
+    return make_type(_SQLGLOT_NAMES.get(written, written), first, second, default_length=30)
 
 
-def filled(value: Sql) -> str:
+def pad_char(value: Sql) -> str:
     """A char with its blanks, which PostgreSQL takes from what becomes a text.
 
     For arguments, `+` and bytes. What is stored as a varchar goes without them: they would count when it is compared.
     """
     of = value.type
-    if value.is_open or of is None or of.name not in PADDED or (of.length or 0) < 1:
+    if value.is_untyped or of is None or of.name not in PADDED or (of.length or 0) < 1:
         return value.text
     return f"rpad({value.text}::text, {of.length})"
 
 
-def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: bool = False) -> Sql:
+def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bool = False) -> Sql:
     """A value as another type."""
-    if value.is_open and value.type is None:
+    if value.is_untyped and value.type is None:
         return Sql(f"NULL::{postgres_type(to)}", to)
     if value.type == to and style is None:
-        return Sql(f"{value.text}::text", to) if value.is_open else value
+        return Sql(f"{value.text}::text", to) if value.is_untyped else value
     if to == VARIANT:
-        return _into_variant(value)
+        return _to_variant(value)
     if value.type == VARIANT:
-        return _out_of_variant(value, to, style, attempt)
+        return _from_variant(value, to, style, attempt)
     fills = to == NVARCHAR or to.name in BINARIES
-    source = f"{value.text}::text" if value.is_open else filled(value) if fills else value.text
+    source = f"{value.text}::text" if value.is_untyped else pad_char(value) if fills else value.text
     if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
-        return _last_bytes(_bytes_of(source, value.type), to)
+        return _fit_bytes_right(_bytes_of(source, value.type), to)
     if value.kind == "binary" and to.name in _FROM_BYTES and not attempt:
-        return _sized(Sql(f"tsql.{to.name}_of_bytes({source})", to), to)
+        return _fit_size(Sql(f"tsql.{to.name}_of_bytes({source})", to), to)
     if value.kind == "binary" and to.name in APPROXIMATE:
         raise TsqlError(529, f"Explicit conversion from data type varbinary to {to.name} is not allowed.")
-    if value.type is not None and value.type.name in _NO_DAYS and to.name in NUMBERS:
+    if value.type is not None and value.type.name in _NEW_DATES and to.name in NUMBERS:
         raise TsqlError(529, f"Explicit conversion from data type {value.type.name} to {to.name} is not allowed.")
     arguments = f"({source}, {style})" if style is not None else f"({source})"
     if attempt:
-        function = f"tsql.try_{_function(value, to)}"
-        return _sized(Sql(f"{function}{arguments}", to), to)
-    if value.type is not None and value.type.name in _SCALED and to.name in _NATIONAL + _SINGLE and style is None:
-        return _sized(Sql(f"tsql.scaled_text({source}, {7 if value.type.scale is None else value.type.scale})", to), to)
-    if value.type is not None and value.type.name in MONEY and to.name in _NATIONAL + _SINGLE:
-        return _sized(Sql(f"tsql.money_text({source}, {style or 0})", to), to)
-    if value.kind == "string" and to.name in _NATIONAL + _SINGLE and style is None:
-        return _sized(Sql(source, to), to, value.type)
-    return _sized(Sql(f"tsql.{_function(value, to)}{arguments}", to), to)
+        function = f"tsql.try_{_conversion_function(value, to)}"
+        return _fit_size(Sql(f"{function}{arguments}", to), to)
+    if (
+        value.type is not None
+        and value.type.name in _SCALED
+        and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS
+        and style is None
+    ):
+        return _fit_size(
+            Sql(f"tsql.scaled_text({source}, {7 if value.type.scale is None else value.type.scale})", to), to
+        )
+    if value.type is not None and value.type.name in MONEY and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS:
+        return _fit_size(Sql(f"tsql.money_text({source}, {style or 0})", to), to)
+    if value.kind == "string" and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS and style is None:
+        return _fit_size(Sql(source, to), to, value.type)
+    return _fit_size(Sql(f"tsql.{_conversion_function(value, to)}{arguments}", to), to)
 
 
 _NO_VARIANT = frozenset({"text", "ntext", "image", "xml"})
 
 
-def _into_variant(value: Sql) -> Sql:
+def _to_variant(value: Sql) -> Sql:
     """With its type, in which no length is MAX."""
     of = value.type
-    text = f"{value.text}::text" if value.is_open else value.text
+    text = f"{value.text}::text" if value.is_untyped else value.text
     if of is None:
         return Sql(f"tsql.variant({text})", VARIANT)
     if of.name in _NO_VARIANT:
         raise TsqlError(206, f"Operand type clash: {of.name} is incompatible with sql_variant", state=2)
     if of.length == -1:
-        of = of._replace(length=4000 if of.name in _NATIONAL else 8000)
+        of = of._replace(length=4000 if of.name in _UNICODE_STRINGS else 8000)
     if of.name == "real":
         text += "::float8"
     return Sql(f"tsql.variant({text}, '{'nvarchar(128)' if of.name == 'sysname' else of}')", VARIANT)
 
 
-def _out_of_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> Sql:
+def _from_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> Sql:
     """By what it is: a number becomes one of another type as numbers do, the rest as its text does."""
     if to.name in BINARIES:
-        return _sized(Sql(f"tsql.variant_bytes({value.text})", to), to)
+        return _fit_size(Sql(f"tsql.variant_bytes({value.text})", to), to)
     if to.name in STRINGS and style is not None:
-        moment = converted(
+        moment = cast_value(
             Sql(f"tsql.to_datetime(tsql.variant_raw({value.text}))", SqlType("datetime")), to, style=style
         )
-        plain = _out_of_variant(value, to, None, attempt)
+        plain = _from_variant(value, to, None, attempt)
         return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) = 5 THEN {moment.text} ELSE {plain.text} END)", to)
     if to.name not in NUMBERS:
         form = "variant_text" if to.name in STRINGS else "variant_raw"
-        return converted(Sql(f"tsql.{form}({value.text})", _WRITTEN), to, style=style, attempt=attempt)
+        return cast_value(Sql(f"tsql.{form}({value.text})", _ANY_TEXT), to, style=style, attempt=attempt)
     number = Sql(f"tsql.variant_number({value.text})", SqlType("decimal", None, 38, 10))
-    text = Sql(f"tsql.variant_raw({value.text})", _WRITTEN)
-    one, other = (converted(each, to, attempt=attempt).text for each in (number, text))
+    text = Sql(f"tsql.variant_raw({value.text})", _ANY_TEXT)
+    one, other = (cast_value(each, to, attempt=attempt).text for each in (number, text))
     return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) IN (3, 4) THEN {one} ELSE {other} END)", to)
 
 
-_WRITTEN = SqlType("nvarchar", -1)
+_ANY_TEXT = SqlType("nvarchar", -1)
 _FROM_BYTES = frozenset({"decimal", "money", "smallmoney", "date", "datetime", "smalldatetime", "time", "datetime2"})
 _SAME_BYTES = frozenset({"date", "float", "real", "smalldatetime"})
 
@@ -166,7 +173,7 @@ def _bytes_of(text: str, of: SqlType) -> str:
     return f"tsql.to_varbinary{'_xml' if of.name == 'xml' else ''}({text})"
 
 
-def _last_bytes(value: str, to: SqlType) -> Sql:
+def _fit_bytes_right(value: str, to: SqlType) -> Sql:
     """Cut, and filled, on the left."""
     if to.length is None or to.length < 0:
         return Sql(value, to)
@@ -174,13 +181,17 @@ def _last_bytes(value: str, to: SqlType) -> Sql:
     return Sql(f"tsql.low_bytes({value}, {size})", to)
 
 
-def _function(value: Sql, to: SqlType) -> str:
-    if to.name in _NATIONAL:
+def _conversion_function(value: Sql, to: SqlType) -> str:
+    if to.name in _UNICODE_STRINGS:
         return "to_nvarchar"
-    if to.name in _SINGLE:
+    if to.name in _CODE_PAGE_STRINGS:
         return "to_varchar"
     if to.name in ("varbinary", "binary", "image"):
-        return "to_varbinary_single" if value.type is not None and value.type.name in _SINGLE else "to_varbinary"
+        return (
+            "to_varbinary_single"
+            if value.type is not None and value.type.name in _CODE_PAGE_STRINGS
+            else "to_varbinary"
+        )
     if to.name in ("datetime", "smalldatetime"):
         return "to_datetime"
     if to.name in ("float", "real"):
@@ -189,10 +200,10 @@ def _function(value: Sql, to: SqlType) -> str:
         return "to_xml"
     if to.name in INTEGERS | EXACT or to.name in ("uniqueidentifier", "xml", "date", *_SCALED):
         return f"to_{to.name}"
-    raise refused(f"A conversion to {to}")
+    raise not_supported(f"A conversion to {to}")
 
 
-def _sized(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
+def _fit_size(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
     """Cut to the length, rounded to the scale of the type."""
     if to.name in ("varchar", "nvarchar", "sysname"):
         if to.length is None or to.length < 0:

@@ -10,7 +10,7 @@ import psycopg
 
 from servicebroker.model.names import name_parts
 from servicebroker.tsql.interpreter.definitions.modules import find_module
-from servicebroker.tsql.results import Said
+from servicebroker.tsql.results import ScriptOutput
 from servicebroker.tsql.statement_errors import Message, TsqlError
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class TsqlProcedure:
         """
         from servicebroker.tsql.session import Session
 
-        with Session(call.database, _teller(call.output)) as session:
+        with Session(call.database, _log_listener(call.output)) as session:
             session.call(self.database, self.schema, self.name)
 
 
-def _teller(output: Callable[[str], None]) -> Callable[[Said], None]:
-    def tell(said: Said) -> None:
+def _log_listener(output: Callable[[str], None]) -> Callable[[ScriptOutput], None]:
+    def tell(said: ScriptOutput) -> None:
         if isinstance(said, Message):
             output(said.text)
         elif isinstance(said, TsqlError):

@@ -16,10 +16,10 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.function_table import CALLS, GLOBALS
-from servicebroker.tsql.parser.words import RESERVED
+from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.tokens import (
-    COMPOUND,
+    COMPOUND_OPERATORS,
     END,
     NUMBER,
     QUOTED,
@@ -27,41 +27,43 @@ from servicebroker.tsql.tokens import (
     VARIABLE,
     WORD,
     Tokens,
-    closing_place,
+    find_closing,
     string_value,
     tokenize,
-    unquoted,
+    unquote,
 )
-from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, left_out, opens_hints
-from servicebroker.tsql.translation.reading.well_formed import NO_ALIAS, check_form
+from servicebroker.tsql.translation.reading.grammar_check import NOT_ALIASES, check_form
+from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, find_ignored_places, opens_hints
 from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
 _PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
-LONG = 20_000  # characters of a text that is not worth to be kept
-MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
-PLACE, PLACE_OF = "place_of_row", "current_of_cursor"
-NULLS = MARK + "nulls"  # the last argument of JSON_ARRAY, for NULL ON NULL
+MAX_CACHED_CHARS = 20_000  # characters of a text that is not worth to be kept
+CALL_PREFIX = "tsql_"  # before the name of a function, so that it stays the call that was written
+ROW_ADDRESS, CURSOR_ADDRESS = "place_of_row", "current_of_cursor"
+NULL_ON_NULL = CALL_PREFIX + "nulls"  # the last argument of JSON_ARRAY, for NULL ON NULL
 
-_NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
+_BEFORE_NAMES = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
 _BEFORE_HINT = HINTS | {")"}
 _BEHIND_HINT = HINTS | {")", ","}
-_SOURCES_BEFORE = frozenset(
+_BEFORE_SOURCES = frozenset(
     {"FROM", "JOIN", "APPLY"}
 )  # behind which a function of users may be called as one of sqlglot
 _TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
-_ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
+_ASSIGNMENT_ENDS = frozenset(
+    {",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"}
+)
 
 
-_APPLYING = {"CROSS": "CROSS JOIN", "OUTER": "LEFT JOIN"}  # of a table that APPLY names, as a join of it
-_PARSES = {"PARSE": "CAST", "TRY_PARSE": "TRY_CAST"}
-_BEHIND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
+_APPLY_JOINS = {"CROSS": "CROSS JOIN", "OUTER": "LEFT JOIN"}  # of a table that APPLY names, as a join of it
+_PARSE_FUNCTIONS = {"PARSE": "CAST", "TRY_PARSE": "TRY_CAST"}
+_AFTER_OPERAND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
 _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
-_JOINING = frozenset({",", "BY", "AS", "EXISTS"})
+_NEEDS_OPERAND = frozenset({",", "BY", "AS", "EXISTS"})
 
 
 _TSQL = sqlglot.Dialect.get_or_raise("tsql")
-_NO_NAMES = RESERVED | set(_TSQL.tokenizer_class.KEYWORDS)
+_NOT_NAMES = RESERVED | set(_TSQL.tokenizer_class.KEYWORDS)
 _is_reading = ContextVar("is_reading", default=False)
 # what sqlglot warns of, it returns as a Command, and we refuse it: nobody wants to read that twice
 logging.getLogger("sqlglot").addFilter(lambda record: not _is_reading.get())
@@ -130,7 +132,7 @@ class Slice(NamedTuple):
 
     def closing(self, opening: int) -> int:
         """The place of the parenthesis that closes the one at `opening`."""
-        place = closing_place(self.words, opening)
+        place = find_closing(self.words, opening)
         if place is None:
             raise syntax_error("(", self.line(opening))
         return place
@@ -140,7 +142,7 @@ class Slice(NamedTuple):
         return self.tokens.line(min(self.first + place, len(self.tokens.words) - 1))
 
 
-def read(text: str) -> Slice:
+def slice_text(text: str) -> Slice:
     """A text as tokens, without the semicolons at its ends."""
     tokens = tokenize(text)
     first, last = 0, len(tokens.words) - 1
@@ -151,7 +153,7 @@ def read(text: str) -> Slice:
     return Slice(tokens, first, last)
 
 
-def parsed(piece: Slice, before: str = "") -> exp.Expression:
+def parse_slice(piece: Slice, before: str = "") -> exp.Expression:
     """The tree of a piece of text, behind the word or words `before`.
 
     Raises:
@@ -161,11 +163,11 @@ def parsed(piece: Slice, before: str = "") -> exp.Expression:
         check_form(piece.alone(), before)
     except RecursionError:
         raise _too_deep() from None
-    text = f"{before} {_respelled(piece)}"
-    return _kept_tree(text) if len(text) <= LONG else _tree(text)
+    text = f"{before} {_rewrite_for_sqlglot(piece)}"
+    return _cached_tree(text) if len(text) <= MAX_CACHED_CHARS else _parse_with_sqlglot(text)
 
 
-def constant(piece: Slice) -> exp.Expression | None:
+def constant_tree(piece: Slice) -> exp.Expression | None:
     """The tree of a piece that is one string, one number of digits, or NULL; None for all else.
 
     Most of a script of data is such, and needs nobody to read it.
@@ -187,19 +189,19 @@ def plain_name(piece: Slice) -> str | None:
         return None
     kind, text = piece.tokens.kinds[piece.first], piece.tokens.text(piece.first)
     if kind == WORD:
-        return text if text[0] != "#" and piece.tokens.words[piece.first] not in _NO_NAMES else None
-    return unquoted(text) if kind == QUOTED and len(text) > 2 else None
+        return text if text[0] != "#" and piece.tokens.words[piece.first] not in _NOT_NAMES else None
+    return unquote(text) if kind == QUOTED and len(text) > 2 else None
 
 
 def _too_deep() -> TsqlError:
     return TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15)
 
 
-def _tree(text: str) -> exp.Expression:
+def _parse_with_sqlglot(text: str) -> exp.Expression:
     token = _is_reading.set(True)
     try:
         tree = sqlglot.parse_one(text, read=_TSQL)
-        near = lack(tree) if isinstance(tree, exp.Expression) else None
+        near = missing_part(tree) if isinstance(tree, exp.Expression) else None
     except SqlglotError as problem:
         raise _syntax_error(problem) from None
     except RecursionError:
@@ -212,20 +214,20 @@ def _tree(text: str) -> exp.Expression:
         raise syntax_error(text.split()[0], 0)
     assert isinstance(tree, exp.Expression)
     if near is not None:
-        raise syntax_error(near.removeprefix(MARK), 0)
+        raise syntax_error(near.removeprefix(CALL_PREFIX), 0)
     return tree
 
 
-_kept_tree = functools.lru_cache(maxsize=2000)(_tree)  # trees are shared: nobody changes one
+_cached_tree = functools.lru_cache(maxsize=2000)(_parse_with_sqlglot)  # trees are shared: nobody changes one
 
 
 def _syntax_error(problem: SqlglotError) -> TsqlError:
     told = getattr(problem, "errors", None)
     near = str(told[0].get("highlight") or "") if told else ""
-    return syntax_error(near.removeprefix(MARK)[:60], 0)
+    return syntax_error(near.removeprefix(CALL_PREFIX)[:60], 0)
 
 
-def _respelled(piece: Slice) -> str:
+def _rewrite_for_sqlglot(piece: Slice) -> str:
     """The piece with what sqlglot would misread in other words."""
     tokens = piece.tokens
     words, kinds = tokens.words, tokens.kinds
@@ -233,7 +235,7 @@ def _respelled(piece: Slice) -> str:
     pending: list[int] = []  # the depths at which an operand of a compound assignment is open
     depth = 0
     place = tokens.starts[piece.first] if piece.first < piece.last else 0
-    without = set(left_out(tokens, piece.first, piece.last))
+    without = set(find_ignored_places(tokens, piece.first, piece.last))
     ordered: set[int] = set()  # where OVER of NEXT VALUE FOR ends
     applied: set[int] = set()  # behind the tables of OUTER APPLY
     for at in range(piece.first, piece.last):
@@ -243,12 +245,12 @@ def _respelled(piece: Slice) -> str:
         if at in without:
             place = tokens.starts[at]
             continue
-        if pending and depth == pending[-1] and word in _ENDS:
+        if pending and depth == pending[-1] and word in _ASSIGNMENT_ENDS:
             out.append(")")
             pending.pop()
         if word == ";":
             raise syntax_error(";", tokens.line(at))
-        if _is_alone(word, words, at, piece):  # sqlglot would not mind
+        if _lacks_operand(word, words, at, piece):  # sqlglot would not mind
             raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), 0)
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
@@ -258,8 +260,8 @@ def _respelled(piece: Slice) -> str:
             end = _name_end(tokens, at + 3, piece.last)
             name = tokens.source[tokens.starts[at + 3] : tokens.ends[end - 1]].replace("'", "''")
             without |= {*range(at + 1, end)}
-            out.append(f"{MARK}next_value('{name}'")
-            closing = closing_place(words, end + 1) if words[end : end + 2] == ["OVER", "("] else None
+            out.append(f"{CALL_PREFIX}next_value('{name}'")
+            closing = find_closing(words, end + 1) if words[end : end + 2] == ["OVER", "("] else None
             if closing is None:
                 out.append(")")
             else:
@@ -267,13 +269,13 @@ def _respelled(piece: Slice) -> str:
                 ordered.add(closing)
         elif at in ordered:
             out.append("))")
-        elif word in _APPLYING and words[at + 1] == "APPLY" and (end := _table_end(tokens, at + 2, piece.last)):
-            out.append(_APPLYING[word])
+        elif word in _APPLY_JOINS and words[at + 1] == "APPLY" and (end := _table_end(tokens, at + 2, piece.last)):
+            out.append(_APPLY_JOINS[word])
             without.add(at + 1)
             applied |= {end} if word == "OUTER" else set()
         elif word == "CURRENT" and words[at + 1] == "OF" and at + 2 < piece.last:
             skipped = 3 if words[at + 2] == "GLOBAL" and at + 3 < piece.last else 2
-            out.append(f"{PLACE_OF}({_literal(tokens.text(at + skipped))}) = 1")
+            out.append(f"{CURSOR_ADDRESS}({_literal(tokens.text(at + skipped))}) = 1")
             without |= {*range(at + 1, at + skipped + 1)}
         elif kinds[at] == WORD and (text[0] == "#" or words[at - 1 : at + 2] == [".", "ROWS", "("]):
             out.append(f"[{text}]")  # whatever word follows the #, also ##; a function that is called Rows
@@ -285,32 +287,36 @@ def _respelled(piece: Slice) -> str:
             out.append(f", {text}")  # hints may stand without commas
         elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
-        elif word in COMPOUND:
-            out.append(f"= {tokens.text(at - 1)} {COMPOUND[word]} (")
+        elif word in COMPOUND_OPERATORS:
+            out.append(f"= {tokens.text(at - 1)} {COMPOUND_OPERATORS[word]} (")
             pending.append(depth)
         elif kinds[at] == NUMBER and text.lower() == "0x":
-            out.append(f"{MARK}no_bytes()")
+            out.append(f"{CALL_PREFIX}no_bytes()")
         elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a sign of a currency
             out.append(f"CAST({text[1:] or '0'} AS MONEY)")
-        elif word in ("NULL", "ABSENT") and words[at + 1 : at + 4] == ["ON", "NULL", ")"] and _in_array(words, at):
-            out.append(f", {NULLS}()" if word == "NULL" else "")
+        elif (
+            word in ("NULL", "ABSENT")
+            and words[at + 1 : at + 4] == ["ON", "NULL", ")"]
+            and _is_in_json_array(words, at)
+        ):
+            out.append(f", {NULL_ON_NULL}()" if word == "NULL" else "")
             without |= {at + 1, at + 2}
         elif kinds[at] == VARIABLE and text.lower() in GLOBALS:
-            out.append(f"{MARK}global('{text}')")
+            out.append(f"{CALL_PREFIX}global('{text}')")
         elif kinds[at] == VARIABLE and not _PLAIN_VARIABLE.fullmatch(text):  # @, @# or @@x
             out.append(f"@[{text[1:]}]")
         elif kinds[at] == WORD and _is_function(words, at, piece):
-            out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
+            out.append(f"1 = {CALL_PREFIX}{text}" if word == "UPDATE" else CALL_PREFIX + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
-            out.append(f"{MARK}{text}()")
+            out.append(f"{CALL_PREFIX}{text}()")
         elif kinds[at] == STRING and at > piece.first and kinds[at - 1] == STRING:  # the name of a column
             out.append(f"AS {text}")
         elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
             out.append("FLOAT(24)")
-        elif word in _PARSES and kinds[at] == WORD and words[at + 1] == "(" and words[at - 1] != ".":
-            out.append(_PARSES[word])
-            without |= _culture(tokens, at)
-        elif word == ")" and _is_sample(words, at):  # without a unit
+        elif word in _PARSE_FUNCTIONS and kinds[at] == WORD and words[at + 1] == "(" and words[at - 1] != ".":
+            out.append(_PARSE_FUNCTIONS[word])
+            without |= _culture_places(tokens, at)
+        elif word == ")" and _is_tablesample(words, at):  # without a unit
             out.append(" PERCENT)")
         elif word == "." and words[at + 1] == "." and words[at + 3 : at + 4] == ["."]:  # database..table.column
             out.append(".dbo")
@@ -324,13 +330,13 @@ def _respelled(piece: Slice) -> str:
     return "".join(out)
 
 
-def _culture(tokens: Tokens, at: int) -> set[int]:
+def _culture_places(tokens: Tokens, at: int) -> set[int]:
     """The places of USING culture in the call of PARSE that begins here.
 
     Raises:
         TsqlError: 40515 for another culture than that of CAST, 10761 the type is neither of numbers nor of dates.
     """
-    words, closing = tokens.words, closing_place(tokens.words, at + 1)
+    words, closing = tokens.words, find_closing(tokens.words, at + 1)
     as_ = max((place for place in range(at, closing or at) if words[place] == "AS"), default=0)
     if closing is None or not as_:
         raise syntax_error(tokens.text(at), tokens.line(at))
@@ -347,10 +353,10 @@ def _culture(tokens: Tokens, at: int) -> set[int]:
 
 
 def _literal(name: str) -> str:
-    return "'" + unquoted(name).replace("'", "''") + "'"
+    return "'" + unquote(name).replace("'", "''") + "'"
 
 
-def _is_sample(words: list[str], at: int) -> bool:
+def _is_tablesample(words: list[str], at: int) -> bool:
     return words[at - 3 : at - 1] == ["TABLESAMPLE", "("] or words[at - 4 : at - 1] == ["TABLESAMPLE", "SYSTEM", "("]
 
 
@@ -377,16 +383,16 @@ def _table_end(tokens: Tokens, at: int, last: int) -> int:
     if not is_old:
         at += words[at] == "AS"
         is_name = at < last and kinds[at] in (WORD, QUOTED)
-        at += is_name and not (kinds[at] == WORD and words[at] in RESERVED | NO_ALIAS)
+        at += is_name and not (kinds[at] == WORD and words[at] in RESERVED | NOT_ALIASES)
     if opens_hints(words, at):
         alias = _alias_behind(tokens, at, last)
-        return alias.stop if alias else (closing_place(words, at) or at) + 1
+        return alias.stop if alias else (find_closing(words, at) or at) + 1
     if words[at : at + 2] == ["WITH", "("]:
-        return (closing_place(words, at + 1) or at + 1) + 1
+        return (find_closing(words, at + 1) or at + 1) + 1
     return at
 
 
-def _in_array(words: list[str], at: int) -> bool:
+def _is_in_json_array(words: list[str], at: int) -> bool:
     """Whether the parentheses around this place are those of JSON_ARRAY."""
     depth = 0
     while at > 0 and depth >= 0:
@@ -395,24 +401,24 @@ def _in_array(words: list[str], at: int) -> bool:
     return words[at - 1] == "JSON_ARRAY"
 
 
-def _is_alone(word: str, words: list[str], at: int, piece: Slice) -> bool:
+def _lacks_operand(word: str, words: list[str], at: int, piece: Slice) -> bool:
     """A comma or a word of which what belongs to it is missing."""
-    if word not in _JOINING:
+    if word not in _NEEDS_OPERAND:
         return False
     after = words[at + 1] if at + 1 < piece.last else ""
     if word == "EXISTS":
         return after != "("
-    if after in _BEHIND or (word != "," and after == ","):
+    if after in _AFTER_OPERAND or (word != "," and after == ","):
         return True
     return word == "," and at > piece.first and words[at - 1] in _BEFORE_VALUES
 
 
 def _alias_behind(tokens: Tokens, at: int, last: int) -> range:
     """The places of the alias behind the hints that open here; it may stand before them, too."""
-    begin = (closing_place(tokens.words, at) or at) + 1
+    begin = (find_closing(tokens.words, at) or at) + 1
     end = begin + (tokens.words[begin] == "AS")
     is_name = end < last and tokens.kinds[end] in (WORD, QUOTED)
-    if not is_name or (tokens.kinds[end] == WORD and tokens.words[end] in RESERVED | NO_ALIAS):
+    if not is_name or (tokens.kinds[end] == WORD and tokens.words[end] in RESERVED | NOT_ALIASES):
         return range(0)
     return range(begin, end + 1)
 
@@ -420,16 +426,16 @@ def _alias_behind(tokens: Tokens, at: int, last: int) -> range:
 def _is_function(words: list[str], at: int, piece: Slice) -> bool:
     if at + 1 >= piece.last or words[at + 1] != "(" or opens_hints(words, at + 1):
         return False
-    if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
+    if at > piece.first and words[at - 1] in _BEFORE_SOURCES and words[at] not in _TABLES_OF_SQLGLOT:
         return True
     if words[at] not in CALLS:
         return False
-    closing = closing_place(words, at + 1)
+    closing = find_closing(words, at + 1)
     if closing is not None and words[closing + 1 : closing + 3] == ["AS", "("]:  # a common table expression
         return False
     before = words[max(at - 2, piece.first) : at]
     is_type = words[at] in ("CHAR", "NCHAR") and before[:1] in (["CONVERT"], ["TRY_CONVERT"]) and before[1:] == ["("]
-    return not is_type and before[-1:] not in ([name] for name in _NAMES_BEFORE)
+    return not is_type and before[-1:] not in ([name] for name in _BEFORE_NAMES)
 
 
 def _is_value(words: list[str], at: int, piece: Slice) -> bool:
@@ -438,18 +444,18 @@ def _is_value(words: list[str], at: int, piece: Slice) -> bool:
     return after not in ("(", ".") and before not in ("AS", ".")
 
 
-def lack(tree: exp.Expression) -> str | None:
+def missing_part(tree: exp.Expression) -> str | None:
     """What stands beside the first missing part of a tree; None when the tree is whole."""
     for node in tree.walk():
         if not isinstance(node, exp.Expression) or any(node.error_messages()):
             return type(node).__name__.upper()
-        has_all = _DEMANDS.get(type(node))
+        has_all = _REQUIRED_PARTS.get(type(node))
         if has_all is not None and not has_all(node):
             return node.name or type(node).__name__.upper()
     return None
 
 
-def _any_of(*names: str) -> Callable[[Any], bool]:
+def _requires_any(*names: str) -> Callable[[Any], bool]:
     return lambda node: any(node.args.get(name) for name in names)
 
 
@@ -458,8 +464,8 @@ def _is_number(node: Any) -> bool:
     return bool(node.is_string) or node.this.count(".") < 2
 
 
-_DEMANDS: dict[type[exp.Expression], Callable[[Any], bool]] = {
+_REQUIRED_PARTS: dict[type[exp.Expression], Callable[[Any], bool]] = {
     exp.Literal: _is_number,
-    exp.GroupConcat: _any_of("separator"),
-    exp.In: _any_of("expressions", "query"),
+    exp.GroupConcat: _requires_any("separator"),
+    exp.In: _requires_any("expressions", "query"),
 }

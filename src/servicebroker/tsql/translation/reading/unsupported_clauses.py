@@ -5,45 +5,45 @@ from __future__ import annotations
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.tokens import Tokens
 
-_FAR = "Use a conversation to reach another instance, or a foreign table of PostgreSQL."
-_FILE = "Read the file in the application, or use COPY of PostgreSQL."
-_FULL_TEXT = "Use LIKE, or the text search of PostgreSQL."
-_GRAPH = "Use tables and joins."
-_HISTORY = "Keep what was before in a table of its own, filled by a trigger."
-_MASK = "Grant the columns by a view."
-_CHANGES = "Use a trigger, or a column of the type rowversion."
+_USE_CONVERSATION = "Use a conversation to reach another instance, or a foreign table of PostgreSQL."
+_USE_COPY = "Read the file in the application, or use COPY of PostgreSQL."
+_USE_LIKE = "Use LIKE, or the text search of PostgreSQL."
+_USE_JOINS = "Use tables and joins."
+_USE_HISTORY_TABLE = "Keep what was before in a table of its own, filled by a trigger."
+_USE_VIEW = "Grant the columns by a view."
+_USE_TRIGGER = "Use a trigger, or a column of the type rowversion."
 # in the order in which they are looked for: words, signs, what to write instead
 _CLAUSES = {
-    "OPENROWSET (": _FILE,
-    "OPENQUERY (": _FAR,
-    "OPENDATASOURCE (": _FAR,
+    "OPENROWSET (": _USE_COPY,
+    "OPENQUERY (": _USE_CONVERSATION,
+    "OPENDATASOURCE (": _USE_CONVERSATION,
     "OPENXML (": "Use the methods of xml.",
-    "CONTAINSTABLE (": _FULL_TEXT,
-    "FREETEXTTABLE (": _FULL_TEXT,
-    "SEMANTICKEYPHRASETABLE (": _FULL_TEXT,
-    "SEMANTICSIMILARITYTABLE (": _FULL_TEXT,
-    "SEMANTICSIMILARITYDETAILSTABLE (": _FULL_TEXT,
-    "CONTAINS (": _FULL_TEXT,
-    "FREETEXT (": _FULL_TEXT,
-    "CHANGETABLE (": _CHANGES,
-    "WITH CHANGE_TRACKING_CONTEXT": _CHANGES,
+    "CONTAINSTABLE (": _USE_LIKE,
+    "FREETEXTTABLE (": _USE_LIKE,
+    "SEMANTICKEYPHRASETABLE (": _USE_LIKE,
+    "SEMANTICSIMILARITYTABLE (": _USE_LIKE,
+    "SEMANTICSIMILARITYDETAILSTABLE (": _USE_LIKE,
+    "CONTAINS (": _USE_LIKE,
+    "FREETEXT (": _USE_LIKE,
+    "CHANGETABLE (": _USE_TRIGGER,
+    "WITH CHANGE_TRACKING_CONTEXT": _USE_TRIGGER,
     "PREDICT (": "Do it in Python with the package's API.",
     "AI_GENERATE_CHUNKS (": "Do it in Python with the package's API.",
     "AI_GENERATE_EMBEDDINGS (": "Do it in Python with the package's API.",
     "AS XML (": "Leave the schema collection out.",
     "VECTOR_SEARCH (": "Do it in Python with the package's API.",
-    "FOR SYSTEM_TIME": _HISTORY,
-    "PERIOD FOR SYSTEM_TIME": _HISTORY,
-    "GENERATED ALWAYS": _HISTORY,
-    "MATCH (": _GRAPH,
-    "GRAPH PATH": _GRAPH,
-    "AS NODE": _GRAPH,
-    "AS EDGE": _GRAPH,
-    "CONNECTION (": _GRAPH,
+    "FOR SYSTEM_TIME": _USE_HISTORY_TABLE,
+    "PERIOD FOR SYSTEM_TIME": _USE_HISTORY_TABLE,
+    "GENERATED ALWAYS": _USE_HISTORY_TABLE,
+    "MATCH (": _USE_JOINS,
+    "GRAPH PATH": _USE_JOINS,
+    "AS NODE": _USE_JOINS,
+    "AS EDGE": _USE_JOINS,
+    "CONNECTION (": _USE_JOINS,
     "AS FILETABLE": "Keep the files in a column of the type varbinary(max).",
     "COLUMN_SET FOR": "Name the columns.",
-    "MASKED WITH": _MASK,
-    "MASKED": _MASK,
+    "MASKED WITH": _USE_VIEW,
+    "MASKED": _USE_VIEW,
     "ENCRYPTED WITH": "Encrypt in the application.",
     "WITH ( DISTRIBUTION": "Create the table, and fill it with INSERT.",
     "WITH ( PARTITIONS": "Delete the rows by a condition.",
@@ -55,15 +55,15 @@ _CLAUSES = {
     "JSON_OBJECT (": "Use FOR JSON.",
     "JSON_ARRAY (": "Use FOR JSON.",
     "$ PARTITION": "Use the column itself.",
-    "$ NODE_ID": _GRAPH,
-    "$ EDGE_ID": _GRAPH,
-    "$ FROM_ID": _GRAPH,
-    "$ TO_ID": _GRAPH,
+    "$ NODE_ID": _USE_JOINS,
+    "$ EDGE_ID": _USE_JOINS,
+    "$ FROM_ID": _USE_JOINS,
+    "$ TO_ID": _USE_JOINS,
     "$ IDENTITY": "Name the column.",
     "$ ROWGUID": "Name the column.",
     "% %": "Use the key.",
     "AS CLONE": "Use SELECT ... INTO.",
-    "FOR TIMESTAMP": _HISTORY,
+    "FOR TIMESTAMP": _USE_HISTORY_TABLE,
     "{ GUID": "Write the text alone.",
     "{ FN": "Write the function alone.",
     "WITHIN GROUP": "Use a subquery.",
@@ -83,7 +83,7 @@ for _clause in _CLAUSES:
     _BY_FIRST.setdefault(_clause.split()[0], []).append(tuple(_clause.split()))
 
 
-def foreign_clause(tokens: Tokens) -> TsqlError | None:
+def find_unsupported_clause(tokens: Tokens) -> TsqlError | None:
     """The refusal of the first such clause in a text that could not be read."""
     said = tokens.words
     for at, word in enumerate(said):

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.translation.text_writer import Sql, closed_text
-from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.text_writer import Sql, typed_text
+from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import BINARIES, BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, VARIANT, SqlType
 
-_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
+_NUMBER_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
 
 
-def wider(left: SqlType | None, right: SqlType | None) -> SqlType | None:
+def wider_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
     """The type of an operation on two numbers."""
     if left is None or right is None:
         return None
-    if left.name not in _ORDER or right.name not in _ORDER:
+    if left.name not in _NUMBER_ORDER or right.name not in _NUMBER_ORDER:
         return left if left == right else None
-    found = max(left, right, key=lambda of: _ORDER.index(of.name))
+    found = max(left, right, key=lambda of: _NUMBER_ORDER.index(of.name))
     if found.name == "decimal":
         scale = max(left.scale or 0, right.scale or 0, 4 if "money" in left.name + right.name else 0)
         return SqlType("decimal", None, 38, scale)
     return INT if found.name == "bit" else found
 
 
-def result_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
+def arithmetic_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
     """The type of +, -, *, / and % of two numbers; decimals get the digits that the result may need, 38 at most.
 
     The rules are those of "Precision, scale, and length" of Transact-SQL.
     """
-    of = wider(left.type, right.type)
+    of = wider_type(left.type, right.type)
     if of is None or of.name != "decimal":
         return of
     (p1, s1), (p2, s2) = (_digits(value) for value in (left, right))
@@ -42,7 +42,7 @@ def result_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
     return SqlType("decimal", None, min(38, whole + scale), scale)
 
 
-def joined(left: SqlType | None, right: SqlType | None) -> SqlType:
+def concatenated_type(left: SqlType | None, right: SqlType | None) -> SqlType:
     """The type of two strings, or two binaries, one behind the other; what may become too long for a length has MAX."""
     types = [of for of in (left, right) if of is not None]
     if any(of.name in BINARIES for of in types):
@@ -56,10 +56,10 @@ def joined(left: SqlType | None, right: SqlType | None) -> SqlType:
     return SqlType(kind, -1 if min(lengths, default=0) < 0 or total > longest else max(1, total))
 
 
-_LATER = ("date", "smalldatetime", "datetime", "datetime2", "datetimeoffset")
+_DATE_ORDER = ("date", "smalldatetime", "datetime", "datetime2", "datetimeoffset")
 
 
-def either(left: SqlType | None, right: SqlType | None) -> SqlType | None:
+def union_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
     """The type of a column that comes from two queries, which has room for what comes from either."""
     if left is None or right is None or left == right:
         return left or right
@@ -68,9 +68,9 @@ def either(left: SqlType | None, right: SqlType | None) -> SqlType | None:
             name = national if NATIONAL & {left.name, right.name} else wide
             lengths = [-1 if of.length is None else of.length for of in (left, right)]
             return SqlType(left.name if left.name == right.name else name, -1 if min(lengths) < 0 else max(lengths))
-    if left.name in _LATER and right.name in _LATER:
-        return max(right, left, key=lambda of: (_LATER.index(of.name), of.scale or 0))
-    return wider(left, right) or left
+    if left.name in _DATE_ORDER and right.name in _DATE_ORDER:
+        return max(right, left, key=lambda of: (_DATE_ORDER.index(of.name), of.scale or 0))
+    return wider_type(left, right) or left
 
 
 def _digits(value: Sql) -> tuple[int, int]:
@@ -84,31 +84,31 @@ def _digits(value: Sql) -> tuple[int, int]:
     return of.precision or 38, of.scale or 0
 
 
-def alike(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
+def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
     """Values of which one is taken, brought to the type that wins: numbers before strings."""
     types = [value.type for value in values if value.type is not None]
     kinds = {value.kind for value in values if value.kind is not None}
-    known = all(value.type is not None or value.is_open for value in values)
+    known = all(value.type is not None or value.is_untyped for value in values)
     if not kinds:
         return None, [value.text for value in values]
     if VARIANT in types:
-        return VARIANT, [converted(value, VARIANT).text for value in values]
+        return VARIANT, [cast_value(value, VARIANT).text for value in values]
     if kinds == {"string"}:
         national = any(of.name in NATIONAL for of in types)
-        return (NVARCHAR if national else VARCHAR) if known else None, [closed_text(value) for value in values]
+        return (NVARCHAR if national else VARCHAR) if known else None, [typed_text(value) for value in values]
     others = [of for of in types if of.name not in STRINGS]
     winner: SqlType | None = others[0]
     for of in others[1:]:
-        winner = wider(winner, of) if winner else None
+        winner = wider_type(winner, of) if winner else None
     if winner is None:
         return None, [value.text for value in values]
     winner = INT if winner == BIT and "number" in kinds and len({of.name for of in others}) > 1 else winner
-    return winner, [_brought(value, winner) for value in values]
+    return winner, [_convert_to(value, winner) for value in values]
 
 
-def _brought(value: Sql, to: SqlType) -> str:
+def _convert_to(value: Sql, to: SqlType) -> str:
     if value.kind == "string":
-        return converted(value, to).text
-    if to.name == "decimal" and to.scale and value.type is not None and value.type.name in _ORDER[:8]:
+        return cast_value(value, to).text
+    if to.name == "decimal" and to.scale and value.type is not None and value.type.name in _NUMBER_ORDER[:8]:
         return value.text if value.type.scale == to.scale else f"round({value.text}::numeric, {to.scale})"
     return value.text

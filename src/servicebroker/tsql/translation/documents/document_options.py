@@ -8,9 +8,9 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.queries.results import Output, write_query
-from servicebroker.tsql.translation.text_writer import Writer, refused
+from servicebroker.tsql.translation.text_writer import Writer, not_supported
 
-_MODES = frozenset({"RAW", "AUTO", "PATH"})
+_DOCUMENT_MODES = frozenset({"RAW", "AUTO", "PATH"})
 
 
 class UnknownColumns(TsqlError):
@@ -23,14 +23,14 @@ class UnknownColumns(TsqlError):
         )
 
 
-class Rows(NamedTuple):
+class DocumentRows(NamedTuple):
     """The query: its columns, and its text with these named c0, c1, ..."""
 
     outputs: list[Output]
     text: str
 
 
-def options_of(clause: exp.Expression, known: frozenset[str], what: str) -> dict[str, str]:
+def read_options(clause: exp.Expression, known: frozenset[str], what: str) -> dict[str, str]:
     """The options of the clause by their names; the value in parentheses, "" where there is none.
 
     Raises:
@@ -47,14 +47,14 @@ def options_of(clause: exp.Expression, known: frozenset[str], what: str) -> dict
             said = said.this
         name = said.name.upper()
         if name not in known:
-            raise refused(f"{what} {name}")
+            raise not_supported(f"{what} {name}")
         given[name] = value
-    if len(_MODES & given.keys()) != 1:
+    if len(_DOCUMENT_MODES & given.keys()) != 1:
         raise syntax_error(what, 0)
     return given
 
 
-def rows_of(writer: Writer, node: exp.Expression) -> Rows:
+def translate_rows(writer: Writer, node: exp.Expression) -> DocumentRows:
     """The rows that become the document.
 
     Raises:
@@ -66,4 +66,4 @@ def rows_of(writer: Writer, node: exp.Expression) -> Rows:
     if done.outputs is None:
         raise UnknownColumns("A star in a query with FOR XML or FOR JSON")
     names = ", ".join(f"c{number}" for number in range(len(done.outputs)))
-    return Rows(done.outputs, f"({done.text}) AS document ({names})")
+    return DocumentRows(done.outputs, f"({done.text}) AS document ({names})")

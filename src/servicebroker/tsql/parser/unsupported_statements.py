@@ -8,41 +8,41 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
+from servicebroker.tsql.parser.keywords import STARTERS, begins_statement, split_words
 from servicebroker.tsql.tokens import VARIABLE, WORD, Tokens
 
 
 class Feature(NamedTuple):
-    """A statement of T-SQL; `instead` says what to write, and is "" when it has no effect."""
+    """A statement of T-SQL; `alternative` says what to write, and is "" when it has no effect."""
 
     name: str
-    instead: str
+    alternative: str
 
     @property
     def length(self) -> int:
         """How many words its name has."""
         return self.name.count(" ") + 1
 
-    def may_be(self, said: Collection[str]) -> bool:
+    def can_precede(self, following: Collection[str]) -> bool:
         """Whether the words behind its name hold one that it demands."""
-        if not said:
-            return self.is_whole
-        demanded = _DEMANDED.get(self.name)
-        return demanded is None or not demanded.isdisjoint(said)
+        if not following:
+            return self.is_complete
+        demanded = _REQUIRED_WORDS.get(self.name)
+        return demanded is None or not demanded.isdisjoint(following)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nothing has to follow its name."""
-        return self.name in _WHOLE or self.name.startswith("DBCC")
+        return self.name in _COMPLETE_NAMES or self.name.startswith("DBCC")
 
 
 # of these kinds there are CREATE, ALTER and DROP
-_TUNING = (
+_TUNING_OBJECTS = (
     "RESOURCE POOL", "EXTERNAL RESOURCE POOL", "WORKLOAD GROUP", "WORKLOAD CLASSIFIER", "RESOURCE GOVERNOR",
     "PARTITION FUNCTION", "PARTITION SCHEME", "STATISTICS", "FULLTEXT CATALOG", "FULLTEXT INDEX", "FULLTEXT STOPLIST",
     "SEARCH PROPERTY LIST", "EVENT SESSION", "DATABASE SCOPED CONFIGURATION", "SERVER CONFIGURATION",
 )  # fmt: skip
-_REFUSED = {
+_REFUSED_OBJECTS = {
     "AGGREGATE": "Use the aggregates of T-SQL, or a procedure.",
     "APPLICATION ROLE": "Use a role.",
     "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
@@ -79,7 +79,7 @@ _STATEMENTS_WITHOUT_EFFECT = (
     "CREATE JSON INDEX", "CREATE VECTOR INDEX", "UPDATE STATISTICS", "CHECKPOINT", "RECONFIGURE", "LINENO",
     "ADD SENSITIVITY CLASSIFICATION", "DROP SENSITIVITY CLASSIFICATION",
 )  # fmt: skip
-_POINTERS = "Use SELECT and UPDATE: text has no pointers here."
+_USE_SELECT = "Use SELECT and UPDATE: text has no pointers here."
 _STATEMENTS_REFUSED = {
     "BEGIN DISTRIBUTED": "Write BEGIN TRANSACTION; delivery needs no distributed one.",
     "BULK INSERT": "Use COPY of PostgreSQL.",
@@ -96,9 +96,9 @@ _STATEMENTS_REFUSED = {
     "KILL": "End the session in PostgreSQL: select pg_terminate_backend(pid).",
     "KILL QUERY NOTIFICATION SUBSCRIPTION": "Leave it out.",
     "KILL STATS JOB": "Leave it out.",
-    "READTEXT": _POINTERS,
-    "WRITETEXT": _POINTERS,
-    "UPDATETEXT": _POINTERS,
+    "READTEXT": _USE_SELECT,
+    "WRITETEXT": _USE_SELECT,
+    "UPDATETEXT": _USE_SELECT,
     "RENAME OBJECT": "Create it under the new name.",
     "RENAME DATABASE": "Create a database of the new name.",
     "SETUSER": "Use EXECUTE AS and REVERT.",
@@ -119,23 +119,25 @@ _STATEMENTS_REFUSED |= {
         "SYMMETRIC KEY",
     )
 }  # fmt: skip
-_WHOLE = frozenset(
+_COMPLETE_NAMES = frozenset(
     {"CHECKPOINT", "RECONFIGURE", "SETUSER", "SHUTDOWN", "CLOSE ALL SYMMETRIC KEYS", "DROP DATABASE ENCRYPTION KEY"}
 )
 
-_DEMANDED = {
-    "ALTER INDEX": words("REBUILD REORGANIZE DISABLE SET RESUME PAUSE ABORT FOR"),
-    "BACKUP DATABASE": words("TO"),
-    "BULK INSERT": words("FROM"),
-    "CREATE EVENT SESSION": words("ON"),
-    "CREATE FULLTEXT INDEX": words("ON"),
-    "CREATE PARTITION FUNCTION": words("RANGE"),
-    "CREATE PARTITION SCHEME": words("PARTITION"),
-    "CREATE STATISTICS": words("ON"),
-    "CREATE SYMMETRIC KEY": words("WITH FROM"),
-    "CREATE XML INDEX": words("ON"),
+_REQUIRED_WORDS = {
+    "ALTER INDEX": split_words("REBUILD REORGANIZE DISABLE SET RESUME PAUSE ABORT FOR"),
+    "BACKUP DATABASE": split_words("TO"),
+    "BULK INSERT": split_words("FROM"),
+    "CREATE EVENT SESSION": split_words("ON"),
+    "CREATE FULLTEXT INDEX": split_words("ON"),
+    "CREATE PARTITION FUNCTION": split_words("RANGE"),
+    "CREATE PARTITION SCHEME": split_words("PARTITION"),
+    "CREATE STATISTICS": split_words("ON"),
+    "CREATE SYMMETRIC KEY": split_words("WITH FROM"),
+    "CREATE XML INDEX": split_words("ON"),
 }
-_KINDS = {tuple(kind.split()): "" for kind in _TUNING} | {tuple(kind.split()): _REFUSED[kind] for kind in _REFUSED}
+_OBJECT_KINDS = {tuple(kind.split()): "" for kind in _TUNING_OBJECTS} | {
+    tuple(kind.split()): _REFUSED_OBJECTS[kind] for kind in _REFUSED_OBJECTS
+}
 _FEATURES = {
     tuple(name.split()): Feature(name, instead)
     for name, instead in (dict.fromkeys(_STATEMENTS_WITHOUT_EFFECT, "") | _STATEMENTS_REFUSED).items()
@@ -143,17 +145,17 @@ _FEATURES = {
 _FEATURES |= {
     (verb, *kind): Feature(f"{verb} {' '.join(kind)}", instead)
     for verb in ("CREATE", "ALTER", "DROP")
-    for kind, instead in _KINDS.items()
+    for kind, instead in _OBJECT_KINDS.items()
 }
 FIRST_WORDS = frozenset({"DBCC"} | {head[0] for head in _FEATURES})
-_LONGEST = max(map(len, _FEATURES))
+_MAX_NAME_WORDS = max(map(len, _FEATURES))
 # what only asks SQL Server to tidy up or to write a log; the other commands of DBCC answer, or change something
-_DBCC_WITHOUT_EFFECT = words(
+_DBCC_WITHOUT_EFFECT = split_words(
     "CHECKALLOC CHECKCATALOG CHECKCONSTRAINTS CHECKDB CHECKFILEGROUP CHECKTABLE CLEANTABLE DBREINDEX DROPCLEANBUFFERS "
     "FLUSHPROCINDB FREEPROCCACHE FREESESSIONCACHE FREESYSTEMCACHE INDEXDEFRAG SHRINKDATABASE SHRINKFILE TRACEOFF "
     "TRACEON UPDATEUSAGE"
 )
-SET_OPTIONS = words(
+SET_OPTIONS = split_words(
     "ANSI_DEFAULTS ANSI_NULL_DFLT_OFF ANSI_NULL_DFLT_ON ANSI_NULLS ANSI_PADDING ANSI_WARNINGS ARITHABORT ARITHIGNORE "
     "CONCAT_NULL_YIELDS_NULL CONTEXT_INFO CURSOR_CLOSE_ON_COMMIT DATEFIRST DATEFORMAT DEADLOCK_PRIORITY "
     "DISABLE_DEF_CNST_CHK ERRLVL FIPS_FLAGGER FMTONLY FORCEPLAN IDENTITY_INSERT IMPLICIT_TRANSACTIONS LANGUAGE "
@@ -170,7 +172,7 @@ def feature_at(tokens: Tokens, at: int) -> Feature | None:
         name = f"DBCC {tokens.text(at + 1)}"
         instead = "servicebroker check and doctor look whether all that is stored holds together."
         return Feature(name, "" if command in _DBCC_WITHOUT_EFFECT else instead) if command else None
-    for length in range(_LONGEST, 0, -1):
+    for length in range(_MAX_NAME_WORDS, 0, -1):
         found = _FEATURES.get(tuple(tokens.words[at : at + length]))
         if found is not None:
             return found
@@ -190,12 +192,14 @@ def feature_end(tokens: Tokens, at: int) -> int:
             if depth == 0:
                 return place
             depth -= 1
-        elif depth == 0 and (word == ";" or (word in STARTERS | {"END", "ELSE"} and not _goes_on(tokens, place))):
+        elif depth == 0 and (
+            word == ";" or (word in STARTERS | {"END", "ELSE"} and not _continues_clause(tokens, place))
+        ):
             return place
     return len(tokens.words) - 1
 
 
-def _goes_on(tokens: Tokens, at: int) -> bool:
+def _continues_clause(tokens: Tokens, at: int) -> bool:
     """Whether a word that may begin a statement is one of a clause here."""
     word, following, before = tokens.words[at], tokens.words[at + 1], tokens.words[at - 1]
     if not begins_statement(tokens, at):
@@ -219,12 +223,12 @@ def _begins_kind(tokens: Tokens, at: int) -> bool:
     """Whether CREATE, ALTER or DROP is followed by something that can be created."""
     return (
         tokens.words[at + 1 : at + 3] == ["EVENT", "NOTIFICATION"]
-        or tokens.words[at + 1] in _CREATED
+        or tokens.words[at + 1] in _CREATABLE_KINDS
         or feature_at(tokens, at) is not None
     )
 
 
-_CREATED = words(
+_CREATABLE_KINDS = split_words(
     "AUTHORIZATION BROKER CERTIFICATE CLUSTERED CONTRACT DATABASE ENDPOINT FUNCTION INDEX LOGIN MASTER MESSAGE "
     "NONCLUSTERED OR PROC PROCEDURE QUEUE REMOTE ROLE ROUTE SCHEMA SEQUENCE SERVICE SYNONYM TABLE TRIGGER TYPE UNIQUE "
     "USER VIEW XML"

@@ -6,12 +6,12 @@ import re
 
 from servicebroker.tsql.statement_errors import TsqlError
 
-_SERVER = "PostgreSQL's own views, such as pg_stat_activity, say how the server is."
-_AGENT = (
+_USE_POSTGRES_VIEWS = "PostgreSQL's own views, such as pg_stat_activity, say how the server is."
+_USE_TIMER = (
     "The jobs of SQL Server Agent are not here: use a conversation timer, or the scheduler of the operating system."
 )
-_BACKUPS = "See the page on backups."
-_NOT_HERE = "Nothing here stands behind this view of SQL Server."
+_SEE_BACKUPS = "See the page on backups."
+_NO_COUNTERPART = "Nothing here stands behind this view of SQL Server."
 
 _OF_THE_SERVER = re.compile(r"dm_\w+|fn_\w+|sysperfinfo|syslockinfo|syscacheobjects|trace\w*|system_internals_\w+")
 _OF_THE_CATALOG = re.compile(
@@ -32,7 +32,7 @@ _OF_JOBS = re.compile(
 _OF_BACKUPS = re.compile(r"backup\w+|restore\w+|suspect_pages|logmark\w+")
 
 
-def refuse_foreign(database: str, schema: str, name: str, shown: str) -> None:
+def refuse_unsupported_view(database: str, schema: str, name: str, shown: str) -> None:
     """Of a name that stands for nothing here, in lower case.
 
     Raises:
@@ -40,13 +40,13 @@ def refuse_foreign(database: str, schema: str, name: str, shown: str) -> None:
     """
     of_system = schema == "sys" or (database == "master" and schema in ("", "dbo") and name.startswith("sys"))
     if of_system and _OF_THE_SERVER.fullmatch(name):
-        instead = _SERVER
+        instead = _USE_POSTGRES_VIEWS
     elif of_system and _OF_THE_CATALOG.fullmatch(name):
-        instead = _NOT_HERE
+        instead = _NO_COUNTERPART
     elif database == "msdb" and _OF_JOBS.fullmatch(name):
-        instead = _AGENT
+        instead = _USE_TIMER
     elif database == "msdb" and _OF_BACKUPS.fullmatch(name):
-        instead = _BACKUPS
+        instead = _SEE_BACKUPS
     else:
         return
     raise TsqlError(208, f"Invalid object name '{shown}'. {instead}")

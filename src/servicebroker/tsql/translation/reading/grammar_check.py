@@ -7,27 +7,29 @@ nothing.
 
 from __future__ import annotations
 
-from servicebroker.tsql.parser.token_reader import Reader
-from servicebroker.tsql.parser.words import RESERVED
+from servicebroker.tsql.parser.keywords import RESERVED
+from servicebroker.tsql.parser.token_reader import TokenReader
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.tokens import COMPOUND, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens
+from servicebroker.tsql.tokens import COMPOUND_OPERATORS, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens
 from servicebroker.tsql.translation.reading.optimizer_hints import opens_hints
 
 _SIGNS = frozenset("+-~")
 _OPERATORS = frozenset("+-*/%&|^")
 _COMPARISONS = frozenset(("=", "<", ">", "<=", ">=", "<>", "!=", "!<", "!>"))
-_SETS = ("UNION", "EXCEPT", "INTERSECT")
+_SET_OPERATORS = ("UNION", "EXCEPT", "INTERSECT")
 _JOINS = frozenset(("JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "OUTER"))
-_HOW = ("LOOP", "HASH", "MERGE", "REMOTE", "REDUCE", "REPLICATE", "REDISTRIBUTE")
-_CALLED = frozenset(("LEFT", "RIGHT", "CONVERT", "IDENTITY", "UPDATE", "USER"))  # reserved words that are functions too
-_WITH_TYPE = frozenset(("CAST", "TRY_CAST", "PARSE", "TRY_PARSE"))
-_CONVERTING = frozenset(("CONVERT", "TRY_CONVERT"))
-_NUMBERED = frozenset(("MAXDOP", "MAXRECURSION", "FAST", "QUERYTRACEON"))
-_MODES = {"XML": ("RAW", "AUTO", "EXPLICIT", "PATH"), "JSON": ("PATH", "AUTO")}
+_JOIN_HINTS = ("LOOP", "HASH", "MERGE", "REMOTE", "REDUCE", "REPLICATE", "REDISTRIBUTE")
+_RESERVED_FUNCTIONS = frozenset(
+    ("LEFT", "RIGHT", "CONVERT", "IDENTITY", "UPDATE", "USER")
+)  # reserved words that are functions too
+_CASTING_FUNCTIONS = frozenset(("CAST", "TRY_CAST", "PARSE", "TRY_PARSE"))
+_CONVERT_FUNCTIONS = frozenset(("CONVERT", "TRY_CONVERT"))
+_NUMBERED_OPTIONS = frozenset(("MAXDOP", "MAXRECURSION", "FAST", "QUERYTRACEON"))
+_DOCUMENT_MODES = {"XML": ("RAW", "AUTO", "EXPLICIT", "PATH"), "JSON": ("PATH", "AUTO")}
 _XML_OPTIONS = ("TYPE", "ROOT", "ELEMENTS", "XMLDATA", "XMLSCHEMA", "BINARY")
 _JSON_OPTIONS = ("ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER")
-_NO_NAMES = ("LIMIT", "MINUS")  # which no other dialect's text shall pass as
-NO_ALIAS = frozenset(("WINDOW", "TABLESAMPLE", "OFFSET", "GO", "WITHIN", "LIMIT", "USING", "MINUS", "NATURAL"))
+_OTHER_DIALECT_WORDS = ("LIMIT", "MINUS")  # which no other dialect's text shall pass as
+NOT_ALIASES = frozenset(("WINDOW", "TABLESAMPLE", "OFFSET", "GO", "WITHIN", "LIMIT", "USING", "MINUS", "NATURAL"))
 
 
 def check_form(tokens: Tokens, before: str) -> None:
@@ -36,7 +38,7 @@ def check_form(tokens: Tokens, before: str) -> None:
     Raises:
         TsqlError: 102 and the word that they cannot go on with.
     """
-    form = _Form(tokens)
+    form = _GrammarReader(tokens)
     try:
         {
             "": form.query,
@@ -52,7 +54,7 @@ def check_form(tokens: Tokens, before: str) -> None:
         raise
 
 
-class _Form(Reader):
+class _GrammarReader(TokenReader):
     """Each method goes behind what it is called after, or fails."""
 
     # ------------------------------------------------------------ queries
@@ -61,7 +63,7 @@ class _Form(Reader):
         if self.take("WITH"):
             self._common()
         self._term()
-        while self.word in _SETS:
+        while self.word in _SET_OPERATORS:
             self.at += 1
             self.take("ALL")
             self._term()
@@ -178,7 +180,7 @@ class _Form(Reader):
     def _rendering(self) -> None:
         self.at += 1
         kind = self.expect_any("XML", "JSON")
-        self.expect_any(*_MODES[kind])
+        self.expect_any(*_DOCUMENT_MODES[kind])
         if self.word == "(":
             self.parenthesized()
         while self.take(","):
@@ -197,7 +199,9 @@ class _Form(Reader):
         for place in range(opening, self.at - 1):
             is_first = self.words[place] in ("(", ",")
             following = self.words[place + 1]
-            lacks = is_first and following in _NUMBERED and self.tokens.kinds[place + 2] not in (NUMBER, VARIABLE)
+            lacks = (
+                is_first and following in _NUMBERED_OPTIONS and self.tokens.kinds[place + 2] not in (NUMBER, VARIABLE)
+            )
             if lacks or (is_first and following in (")", ",")):
                 self.at = place + 1
                 self.fail()
@@ -213,7 +217,7 @@ class _Form(Reader):
         kind = self.tokens.kinds[self.at]
         if self.take("*"):
             return
-        if kind == VARIABLE and (self.peek() == "=" or self.peek() in COMPOUND):
+        if kind == VARIABLE and (self.peek() == "=" or self.peek() in COMPOUND_OPERATORS):
             self.at += 2
             self.operation()
             return
@@ -224,7 +228,7 @@ class _Form(Reader):
         if self._is_star():
             return
         self.operation()
-        is_name = self.is_identifier() and self.word not in _NO_NAMES
+        is_name = self.is_identifier() and self.word not in _OTHER_DIALECT_WORDS
         if self.take("AS") or self.tokens.kinds[self.at] == STRING or is_name:
             self._alias()
 
@@ -276,7 +280,7 @@ class _Form(Reader):
         begin = self.at
         self.parenthesized()
         following, self.at = self.word, begin
-        return following not in (",", ")", "", "HAVING", "ORDER", "WITH", "FOR", "OPTION", *_SETS)
+        return following not in (",", ")", "", "HAVING", "ORDER", "WITH", "FOR", "OPTION", *_SET_OPERATORS)
 
     def _order(self) -> None:
         while True:
@@ -320,7 +324,7 @@ class _Form(Reader):
             return
         if not self.take("INNER") and self.take_any("LEFT", "RIGHT", "FULL"):
             self.take("OUTER")
-        self.take_any(*_HOW)
+        self.take_any(*_JOIN_HINTS)
         self.expect("JOIN")
         self._joined()
         self.expect("ON")
@@ -390,7 +394,7 @@ class _Form(Reader):
     def _name_of_source(self) -> None:
         if self.take("AS"):
             self.identifier()
-        elif self.is_identifier() and self.word not in NO_ALIAS:
+        elif self.is_identifier() and self.word not in NOT_ALIASES:
             self.at += 1
 
     def _pivots(self) -> None:
@@ -552,7 +556,7 @@ class _Form(Reader):
             place += 1
             if depth < around:
                 around = depth
-                if self.words[place] not in (")", *_SETS):
+                if self.words[place] not in (")", *_SET_OPERATORS):
                     return False
         return True
 
@@ -582,9 +586,9 @@ class _Form(Reader):
 
     def _column_or_call(self) -> None:
         word = self.word
-        if self.tokens.kinds[self.at] == WORD and word in RESERVED and word not in _CALLED:
+        if self.tokens.kinds[self.at] == WORD and word in RESERVED and word not in _RESERVED_FUNCTIONS:
             self.fail()
-        if word in _CALLED and word != "USER" and self.peek() != "(":
+        if word in _RESERVED_FUNCTIONS and word != "USER" and self.peek() != "(":
             self.fail()
         self.at += 1
         if self.word == "(":
@@ -654,7 +658,7 @@ class _Form(Reader):
         self.expect("(")
         if self.take(")"):
             return
-        if function in _CONVERTING:
+        if function in _CONVERT_FUNCTIONS:
             self.type_name()
             if self.word != ",":
                 self.fail()
@@ -673,7 +677,7 @@ class _Form(Reader):
 
     def _behind_argument(self, function: str) -> None:
         """What functions with a grammar of their own say behind a value."""
-        if function in _WITH_TYPE:
+        if function in _CASTING_FUNCTIONS:
             self.expect("AS")
             self.type_name()
             if self.take("USING"):

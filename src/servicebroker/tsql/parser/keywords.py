@@ -5,20 +5,20 @@ from __future__ import annotations
 from servicebroker.tsql.tokens import NUMBER, QUOTED, VARIABLE, WORD, Tokens
 
 
-def words(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     """The words of a list."""
     return frozenset(text.split())
 
 
 # reserved words that begin a statement wherever they stand, outside of parentheses
-_STARTERS = words(
+_STARTERS = split_words(
     "SELECT INSERT UPDATE DELETE MERGE CREATE ALTER DROP TRUNCATE DECLARE SET IF WHILE BEGIN END ELSE "
     "PRINT RAISERROR EXEC EXECUTE RETURN BREAK CONTINUE GOTO WAITFOR COMMIT ROLLBACK SAVE USE GRANT DENY "
     "REVOKE REVERT BACKUP RESTORE DBCC OPEN CLOSE FETCH DEALLOCATE KILL WITH CHECKPOINT RECONFIGURE "
     "SHUTDOWN READTEXT WRITETEXT UPDATETEXT SETUSER LINENO"
 )
 # words that anybody may use as names, which begin a statement together with what follows
-_FOLLOWED = {
+_FOLLOWING_WORDS = {
     "SEND": ("ON",),
     "GET": ("CONVERSATION",),
     "MOVE": ("CONVERSATION",),
@@ -32,9 +32,9 @@ _FOLLOWED = {
     "ENABLE": ("TRIGGER",),
     "DISABLE": ("TRIGGER",),
 }
-STARTERS = _STARTERS | set(_FOLLOWED) | {"THROW", "RECEIVE"}
+STARTERS = _STARTERS | set(_FOLLOWING_WORDS) | {"THROW", "RECEIVE"}
 
-RESERVED = _STARTERS | words(
+RESERVED = _STARTERS | split_words(
     "ADD ALL AND ANY AS ASC AUTHORIZATION BETWEEN BY CASCADE CASE CHECK COLLATE COLUMN CONSTRAINT CONVERT "
     "CROSS CURRENT CURSOR DATABASE DEFAULT DESC DISTINCT ESCAPE EXCEPT EXISTS EXTERNAL FILE FOR FOREIGN "
     "FROM FULL FUNCTION GROUP HAVING HOLDLOCK IDENTITY IN INDEX INNER INTERSECT INTO IS JOIN KEY LEFT "
@@ -48,8 +48,8 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
     """Whether the word at this place, one of `STARTERS`, begins a statement, whatever stands before it."""
     word = tokens.words[at]
     following = tokens.words[at + 1] if at + 1 < len(tokens.words) else ""
-    if word in _FOLLOWED:
-        return following in _FOLLOWED[word]
+    if word in _FOLLOWING_WORDS:
+        return following in _FOLLOWING_WORDS[word]
     if word == "THROW":
         return following in ("", ";", "END") or tokens.kinds[at + 1] in (NUMBER, VARIABLE)
     if word == "RECEIVE":
