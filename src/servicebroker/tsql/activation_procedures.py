@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TsqlProcedure:
-    """A procedure of the catalog, by name; what it says goes to the log, its result sets to nobody."""
+    """A stored procedure by name. Its messages go to the log, its result sets are discarded."""
 
     database: str
     schema: str
@@ -28,10 +28,10 @@ class TsqlProcedure:
     worker: Literal["thread"] = "thread"
 
     def __call__(self, call: Call) -> None:
-        """Run it once, as activation does.
+        """Run the procedure once.
 
         Raises:
-            TsqlError: the error that ended it.
+            TsqlError: the error that ended the procedure.
         """
         from servicebroker.tsql.session import Session
 
@@ -40,21 +40,23 @@ class TsqlProcedure:
 
 
 def _log_listener(output: Callable[[str], None]) -> Callable[[ScriptOutput], None]:
-    def tell(said: ScriptOutput) -> None:
-        if isinstance(said, Message):
-            output(said.text)
-        elif isinstance(said, TsqlError):
-            output(said.shown())
+    """Return a listener that writes messages and errors to `output`, and drops result sets."""
+
+    def tell(output_item: ScriptOutput) -> None:
+        if isinstance(output_item, Message):
+            output(output_item.text)
+        elif isinstance(output_item, TsqlError):
+            output(output_item.shown())
 
     return tell
 
 
 def resolve(database: Database, name: str) -> TsqlProcedure | None:
-    """The procedure that `schema.procedure` means in the database; None when it has none of that name."""
+    """Return the procedure that `schema.procedure` names in the database, or None if it does not exist."""
     schema, own = name_parts("procedure", name, 2)
     try:
         with database.instance.connection() as connection:
-            found = find_module(connection, database.database_id, schema, own)
-    except psycopg.errors.InsufficientPrivilege:  # a role that was not meant to run T-SQL
+            module = find_module(connection, database.database_id, schema, own)
+    except psycopg.errors.InsufficientPrivilege:  # the role may not run T-SQL
         return None
-    return None if found is None else TsqlProcedure(database.name, schema, own)
+    return None if module is None else TsqlProcedure(database.name, schema, own)

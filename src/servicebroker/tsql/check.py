@@ -1,4 +1,6 @@
-"""`servicebroker tsql check`: what of a script runs here, what differs, and what does not, statement by statement."""
+"""`servicebroker tsql check`: reports for each statement of a script that it runs, differs from SQL Server, or is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,14 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize, unquote
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 
-_ = Session  # the module registers what runs each statement
+_ = Session  # importing the session registers the runner of each statement
 
 
 _INSENSITIVE_COLLATION = re.compile(r"\w+_(?:CI|AI)(?:_\w+)?", re.IGNORECASE)
 
 
 class Verdict(StrEnum):
-    """What becomes of a statement here."""
+    """The outcome of a statement."""
 
     RUNS = "runs"
     DIFFERS = "differs"
@@ -54,7 +56,7 @@ class Verdict(StrEnum):
 
 
 class Row(StrEnum):
-    """How rows of the table of differences begin, in docs/reference/t-sql.md."""
+    """The first words of a row in the table of differences of docs/reference/t-sql.md."""
 
     NONE = ""
     TUNING = "what tunes SQL Server"
@@ -69,7 +71,9 @@ class Row(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One statement; `note` says what differs, or what to write instead; `row` where the differences have it."""
+    """The verdict on one statement. `note` describes the difference or the replacement. `row` is its row in the table
+    of differences.
+    """
 
     line: int
     statement: str
@@ -79,68 +83,70 @@ class Finding(NamedTuple):
 
 
 def check(script: str) -> Iterator[Finding]:
-    """Judge each statement of a script without a database; names of tables and columns are not looked up."""
-    known = DeclaredNames({}, AssumedTables(), AssumedTypes(), [])
+    """Judge each statement of a script without a database. Names of tables and columns are not looked up."""
+    declared = DeclaredNames({}, AssumedTables(), AssumedTypes(), [])
     try:
         for batch in batches(script):
-            yield from _check_batch(batch, known)
+            yield from _check_batch(batch, declared)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch, known: DeclaredNames) -> Iterator[Finding]:
+def _check_batch(batch: Batch, script_names: DeclaredNames) -> Iterator[Finding]:
+    """Judge the statements of one batch."""
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
-        yield from _check_unparsed_batch(batch, error, known)
+        yield from _check_unparsed_batch(batch, error, script_names)
         return
-    declared = known._replace(variables={})
+    declared = script_names._replace(variables={})
     for statement in statements:
         yield from _check(statement, declared)
-    _forget_variables(known)
+    _forget_variables(script_names)
 
 
-def _check_unparsed_batch(batch: Batch, error: TsqlError, known: DeclaredNames) -> Iterator[Finding]:
-    """A batch that does not run: statement by statement, unless it is wrong as a whole."""
+def _check_unparsed_batch(batch: Batch, error: TsqlError, script_names: DeclaredNames) -> Iterator[Finding]:
+    """Judge a batch that cannot be parsed as a whole, statement by statement."""
     parts = list(parse_piecewise(batch.tokens))
-    numbers = {found.number for _, found in parts if isinstance(found, TsqlError)}
+    numbers = {result.number for _, result in parts if isinstance(result, TsqlError)}
     if error.number not in numbers:
         yield _refused(error, "batch")
     if not numbers:
         return
-    declared = known._replace(variables={})
-    for words, found in parts:
-        if isinstance(found, TsqlError):
-            yield _refused(found, words or "statement")
+    declared = script_names._replace(variables={})
+    for words, result in parts:
+        if isinstance(result, TsqlError):
+            yield _refused(result, words or "statement")
         else:
-            for statement in found:
+            for statement in result:
                 yield from _check(statement, declared)
-    _forget_variables(known)
+    _forget_variables(script_names)
 
 
-def _forget_variables(known: DeclaredNames) -> None:
-    """The batch is over: its table variables are gone, temporary tables stay."""
-    for name in [name for name in known.tables if not name.startswith("#")]:
-        del known.tables[name]
+def _forget_variables(script_names: DeclaredNames) -> None:
+    """Forget the table variables at the end of a batch. Temporary tables stay."""
+    for name in [name for name in script_names.tables if not name.startswith("#")]:
+        del script_names.tables[name]
 
 
 def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
+    """Build the finding of a statement that raises `error`."""
     return Finding(getattr(error, "line", 0) or line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
 
 
 def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
-    """The statement, then those inside it."""
+    """Judge a statement, then the statements inside it."""
     declared = declared.within(statement)
     if isinstance(statement, Declarations):
-        for one in statement.made:
-            with contextlib.suppress(BrokerError, UnknownColumns):  # which its DECLARE says
-                check_statement(one, declared)
+        for declaration in statement.made:
+            with contextlib.suppress(BrokerError, UnknownColumns):  # reported at the DECLARE itself
+                check_statement(declaration, declared)
         return
     title = title_of(statement)
     try:
         check_statement(statement, declared)
         yield Finding(statement.line, title, *_difference(statement))
-    except UnknownColumns:  # a star over a table: only the database knows its columns
+    except UnknownColumns:  # a star over a table, whose columns only the database knows
         yield Finding(statement.line, title, Verdict.RUNS)
     except BrokerError as error:
         yield _refused(error, title, statement.line)
@@ -151,16 +157,16 @@ def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
 
 
 def _check_text(statement: ExecuteText, declared: DeclaredNames) -> Iterator[Finding]:
-    """What a text that stands there as it is says."""
+    """Judge the text of EXEC ('...') if it is a single constant."""
     tokens = tokenize(statement.text.text)
     if tokens.kinds == [STRING, END]:
         inner = Batch(tokenize(string_value(tokens.text(0))))
-        for found in _check_batch(inner, declared):
-            yield found._replace(line=statement.line)
+        for finding in _check_batch(inner, declared):
+            yield finding._replace(line=statement.line)
 
 
 def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
-    """What becomes of a statement that nothing refuses."""
+    """Return the verdict on a statement that raised no error."""
     if isinstance(statement, Unsupported):
         raise unsupported(statement.feature, statement.alternative, statement.line)
     if isinstance(statement, NoEffect):
@@ -168,7 +174,7 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
     if isinstance(statement, SetOption) and set(statement.options) & (OPTIONS_WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
     if any(_has_insensitive_collation(columns) for columns in _defined_columns(statement)):
-        return Verdict.DIFFERS, "What the columns hold is compared by its characters.", Row.COLLATIONS
+        return Verdict.DIFFERS, "The columns are compared by their characters, whatever the collation.", Row.COLLATIONS
     if isinstance(statement, Permission):
         return _check_permission(statement)
     if isinstance(statement, Definition):
@@ -180,13 +186,13 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         if statement.kind == "LOGIN" and statement.verb == "CREATE":
             return _check_login(statement)
         if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
-            said = "WINDOWS is the domain of the instance; its protocols all mean the same."
-            return Verdict.DIFFERS, said, Row.AUTHENTICATION
+            note = "WINDOWS is the domain of the instance. NTLM, KERBEROS and NEGOTIATE mean the same."
+            return Verdict.DIFFERS, note, Row.AUTHENTICATION
     return Verdict.RUNS, "", Row.NONE
 
 
 def _defined_columns(statement: Statement) -> Iterator[str]:
-    """The text of the columns that a statement defines."""
+    """Yield the column definitions of a statement as text."""
     if isinstance(statement, Relational) and statement.verb in ("CREATE TABLE", "ALTER TABLE"):
         yield statement.text
     elif isinstance(statement, DeclareTable):
@@ -196,7 +202,7 @@ def _defined_columns(statement: Statement) -> Iterator[str]:
 
 
 def _has_insensitive_collation(columns: str) -> bool:
-    """Whether one has a collation in which letters of another case, or with an accent, are equal."""
+    """Check for a collation that ignores case or accents."""
     tokens = tokenize(columns)
     following = (unquote(tokens.text(place)) for place in range(1, len(tokens.words) - 1))
     return any(
@@ -206,32 +212,47 @@ def _has_insensitive_collation(columns: str) -> bool:
 
 
 def _check_notification(statement: Definition) -> tuple[Verdict, str, Row]:
-    """Raises: BrokerError: 1084, 1098."""
+    """Return the verdict on CREATE EVENT NOTIFICATION.
+
+    Raises:
+        BrokerError: 1084, 1098.
+    """
     wanted = events_of(statement.clauses["events"], statement.clauses["on"])
     silent = [event for event in wanted if event in RAISED_BY_NOTHING]
     if not silent:
         return Verdict.RUNS, "", Row.NONE
-    return Verdict.DIFFERS, f"Nothing here raises {', '.join(silent[:5])}.", Row.TRACED
+    return Verdict.DIFFERS, f"These events are never raised: {', '.join(silent[:5])}.", Row.TRACED
 
 
 def _check_login(statement: Definition) -> tuple[Verdict, str, Row]:
-    """Raises: BrokerError: 15407 this is no account of a domain."""
+    """Return the verdict on CREATE LOGIN.
+
+    Raises:
+        BrokerError: 15407 the name is not a domain account.
+    """
     if "from_windows" not in statement.clauses:
-        return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users.", Row.PASSWORDS
+        return Verdict.DIFFERS, "PostgreSQL decides who may log in. The login only owns users.", Row.PASSWORDS
     check_account(statement.name.own)
-    said = "It is a member of the domain of the instance, to be granted CONNECT ON ENDPOINT."
-    return Verdict.DIFFERS, said, Row.ACCOUNTS
+    note = "The login is a member of the instance's domain. Grant it CONNECT ON ENDPOINT."
+    return Verdict.DIFFERS, note, Row.ACCOUNTS
 
 
 def _check_permission(statement: Permission) -> tuple[Verdict, str, Row]:
-    nothing = [one for one in statement.permissions if is_unchecked_permission(statement.kind, one)]
-    if not nothing:
+    """Return the verdict on GRANT, DENY or REVOKE."""
+    unchecked = [
+        permission for permission in statement.permissions if is_unchecked_permission(statement.kind, permission)
+    ]
+    if not unchecked:
         return Verdict.RUNS, "", Row.NONE
-    return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept.", Row.PERMISSIONS
+    return (
+        Verdict.DIFFERS,
+        f"The permission is never checked, and is not stored: {', '.join(unchecked)}: it is not kept.",
+        Row.PERMISSIONS,
+    )
 
 
 def title_of(statement: Statement) -> str:
-    """What the report calls a statement: its words."""
+    """Return the words that the report shows for a statement."""
     if isinstance(statement, Definition):
         return f"{statement.verb} {statement.kind}"
     if isinstance(statement, Relational | Permission):

@@ -1,4 +1,4 @@
-"""Which database and which principal a session works in, and its connection as the database's methods see it."""
+"""The current database and principal of a session, and its connection as seen by the methods of a database."""
 
 from __future__ import annotations
 
@@ -39,32 +39,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# who works: the connection's own role (None), a login, or a user of one database, who is nobody in others
+# the principal that permissions are checked for: the connection's own role (None), a login, or a user of one database
 ActingPrincipal: TypeAlias = Login | User | None
 ExecutionContext: TypeAlias = tuple["SessionDatabase", ActingPrincipal]
 
 MASTER = "master"
 _SYSTEM_DATABASES = frozenset({"master", "tempdb", "model"})
-_ENSURE_LOCK_TIMEOUT_MS = 1000  # long enough for another session's CREATE DATABASE, short for who waits for itself
+_ENSURE_LOCK_TIMEOUT_MS = (
+    1000  # enough for another session's CREATE DATABASE; bounds the wait if this session holds the lock
+)
 
 
 class SessionVerbs(JoinedTransaction):
-    """The verbs on a session's connection: alone, or in the transaction that BEGIN TRANSACTION has begun."""
+    """The verbs on a session's connection, each alone or inside the transaction of BEGIN TRANSACTION."""
 
     def __init__(self, database: SessionDatabase, machine: Machine) -> None:
         super().__init__(database, machine.connection)
         self._machine = machine
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation. In a transaction of the session a new conversation waits for its first messages."""
+        """Run an operation. Inside a transaction, BEGIN DIALOG is delayed until the first messages of its
+        conversation.
+        """
         transactions = self._machine.transactions
         if not transactions.count or transactions.is_external or transactions.is_doomed or transactions.is_snapshot:
             return super().run(operation)
         if isinstance(operation, BeginDialog) and not transactions.dialogs:
             transactions.release_guard()
-        if found := transactions.dialogs.run(self.engine, operation):
+        if outcome := transactions.dialogs.run(self.engine, operation):
             self._works()
-            result: T = found[0]
+            result: T = outcome[0]
             return result
         return super().run(operation)
 
@@ -83,11 +87,11 @@ class SessionVerbs(JoinedTransaction):
         return super()._do(steps)
 
     def _is_seen(self) -> bool:
-        """Whether more statements follow a SEND, for who watches it."""
+        """Check whether tracing or events observe conversations, which must see each SEND by itself."""
         return tracing.is_on() or self.database.instance.events.watches_conversations
 
     def _and_commit(self, steps: Steps[T]) -> Steps[T]:
-        """A verb that the session's next statement commits. That travels with a SEND that is one statement."""
+        """Run a verb that the session's next statement commits. The COMMIT travels with a SEND of one statement."""
         try:
             first = next(steps)
             rows = self._machine.transactions.run_and_commit(first) if first.certain else ()
@@ -102,6 +106,7 @@ class SessionVerbs(JoinedTransaction):
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
     def _received(self, queue_id: int, transaction: int) -> None:
+        """Report received messages to the poison message detection."""
         if self._machine.transactions.is_external:
             self.database.instance.poison.received(transaction, [queue_id])
         elif self._machine.transactions.count:
@@ -111,7 +116,7 @@ class SessionVerbs(JoinedTransaction):
 
 
 class SessionDatabase(Database):
-    """A database whose definitions belong to the session's transaction, when one is open."""
+    """A database whose definitions join the session's open transaction."""
 
     def __init__(self, machine: Machine, name: str, user: User) -> None:
         super().__init__(machine.instance, name, user)
@@ -120,7 +125,7 @@ class SessionDatabase(Database):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """The one that is open, or one of its own."""
+        """Join the open transaction, or begin one of its own."""
         machine = self._machine
         if not machine.transactions.count:
             with super().transaction() as own:
@@ -142,7 +147,7 @@ class SessionDatabase(Database):
         return super()._do(steps)
 
     def _retry_locked(self, steps: Callable[[], Steps[T]], timeouts_ms: Sequence[int] = LOCK_TIMEOUTS_MS) -> T:
-        if self._machine.transactions.count:  # what it holds it cannot give up: a circle is for the server to end
+        if self._machine.transactions.count:  # locks are held to its end; the server resolves a deadlock
             return self._alone(steps())
         return super()._retry_locked(steps, timeouts_ms)
 
@@ -154,23 +159,23 @@ class SessionDatabase(Database):
 
 
 def refuse_in_transaction(machine: Machine, statement: str) -> None:
-    """Refuse inside a transaction what cannot be a part of one.
+    """Refuse a statement that cannot run inside a transaction.
 
     Raises:
-        TsqlError: 226.
+        TsqlError: 226 a transaction is open.
     """
     if machine.transactions.count:
         raise TsqlError(226, f"{statement} statement not allowed within multi-statement transaction.")
 
 
 class _SavedContext(NamedTuple):
-    """What an EXECUTE AS goes back to, and what REVERT has to say for that.
+    """The context that REVERT restores, and the conditions of that REVERT.
 
     Attributes:
-        database, who: as they were.
-        place: the database in which EXECUTE AS was said; '' for the clause of a module, which no REVERT takes back.
-        no_revert: whether it is for ever.
-        cookie: what REVERT has to show.
+        database, principal: the values before EXECUTE AS.
+        place: the database in which EXECUTE AS ran; '' for the clause of a module, which REVERT does not undo.
+        no_revert: True for WITH NO REVERT.
+        cookie: the value that REVERT WITH COOKIE must give.
     """
 
     database: SessionDatabase
@@ -181,14 +186,14 @@ class _SavedContext(NamedTuple):
 
 
 class Context:
-    """The current database and principal, and how they change.
+    """The current database and principal of a session, and the stack of EXECUTE AS.
 
     Attributes:
-        database: for definitions, as the current principal.
-        original_login: who has opened the session, ORIGINAL_LOGIN().
-        used_databases: the databases that the session has been in, in lower case.
-        has_definitions: whether the open transaction has changed the catalog, which ROLLBACK takes back.
-        has_worked: whether a verb was run in it.
+        database: the current database, used as the current principal.
+        original_login: the login that opened the session, ORIGINAL_LOGIN().
+        used_databases: all databases that the session has entered, in lower case.
+        has_definitions: True if the open transaction has changed the catalog, so that ROLLBACK must drop caches.
+        has_worked: True if the open transaction has run a verb.
     """
 
     def __init__(self, machine: Machine, database: Database) -> None:
@@ -199,7 +204,7 @@ class Context:
         self.used_databases = {user.database.lower()}
         self.has_definitions = self.has_worked = False
         self._begun_as = database.user
-        self._is_own: bool | None = False if database.instance.works_as_user else None  # None: not known yet
+        self._is_own: bool | None = False if database.instance.works_as_user else None  # None: not looked up yet
         self._principal: ActingPrincipal = None
         self._logins: dict[User, str] = {}
         self._before: list[_SavedContext] = []
@@ -213,22 +218,22 @@ class Context:
 
     @property
     def principal(self) -> ActingPrincipal:
-        """Whose users count in other databases."""
+        """The principal that counts in other databases. None is the owner of the connection."""
         if self._principal is not None:
             return self._principal
-        if self._is_own is None:  # who has opened the session may have named another user
-            own = self.ask(find_user(self._begun_as.database_id))
-            self._is_own = own.principal_id == self._begun_as.principal_id
+        if self._is_own is None:  # the session may have been opened as another user
+            connection_user = self.ask(find_user(self._begun_as.database_id))
+            self._is_own = connection_user.principal_id == self._begun_as.principal_id
         return None if self._is_own else self._begun_as
 
     @property
     def execution_context(self) -> ExecutionContext:
-        """Who works where, to work so again."""
+        """The current database and principal, to be restored later."""
         return self.database, self._principal
 
     @property
     def login(self) -> str:
-        """Who works for the instance: SUSER_SNAME()."""
+        """The name of the current login: SUSER_SNAME()."""
         who = self.principal
         if who is None:
             return self.original_login
@@ -240,19 +245,19 @@ class Context:
 
     @property
     def server_login(self) -> Login:
-        """Who works, as far as the instance is concerned: who works as a user of a database has no rights in it."""
+        """The current login for permissions on the instance. A user of a database has none there."""
         who = self.principal
         if who is None:
             return Login(self.original_login, is_administrator=self._begun_as.is_dbo)
         return who if isinstance(who, Login) else Login(who.name)
 
     def require(self, statement: str, *subject: object) -> None:
-        """Refuse a statement about the instance that who works may not say; `subject` is what the refusal names.
+        """Check a permission on the instance. `subject` is named in the error.
 
-        What a login of a certificate may, a module may that it has signed.
+        A module that a certificate has signed also has the permissions of the certificate's login.
 
         Raises:
-            BrokerError: the refusal that `NEEDS` names.
+            BrokerError: the error that `NEEDS` names.
         """
         signers = self._machine.frame.signers
         for login in self.ask(logins_of(signers)) if signers else []:
@@ -262,9 +267,9 @@ class Context:
         self.ask(authorize_login(self.server_login, statement, *subject))
 
     def sign(self, signers: Sequence[bytes]) -> None:
-        """What a module that certificates have signed begins with: it may what their users may, too.
+        """Add the permissions of the users of `signers`, the certificates that signed the module that begins.
 
-        What it calls may not, but for texts of its own.
+        Modules that it calls do not inherit them; dynamic SQL does.
         """
         user = self.database.user
         also = self.ask(users_of(user.database_id, signers)) if signers and not user.is_dbo else ()
@@ -272,7 +277,7 @@ class Context:
             self.database = SessionDatabase(self._machine, user.database, user._replace(also=also))
 
     def ask(self, steps: Steps[T]) -> T:
-        """Look something up, as the open transaction has it, and beside one that is doomed."""
+        """Run a query inside the open transaction, or on another connection if the transaction is doomed."""
         machine = self._machine
         if machine.transactions.is_doomed:
             with machine.instance.connection() as connection:
@@ -284,19 +289,19 @@ class Context:
     # ------------------------------------------------------------ another database
 
     def use(self, name: str) -> None:
-        """USE name.
+        """Change the current database.
 
         Raises:
-            BrokerError: 911 no such database, 916 not for this principal.
+            BrokerError: 911 no such database, 916 the principal has no access.
         """
         self.database = self.database_named(name)
         self.used_databases.add(name.lower())
 
     def database_named(self, name: str) -> SessionDatabase:
-        """Another database, as who works is there; the system's own are made at their first use.
+        """Return another database, opened as the current principal. System databases are created at their first use.
 
         Raises:
-            BrokerError: 911 no such database, 916 not for this principal.
+            BrokerError: 911 no such database, 916 the principal has no access.
         """
         if name.lower() == self.database.name.lower():
             return self.database
@@ -307,9 +312,10 @@ class Context:
         return SessionDatabase(machine, user.database, user)
 
     def _ensure(self, name: str) -> None:
-        """Make one of the system's databases at its first use, beside the open transaction, which may roll back.
+        """Create a system database at its first use, outside the open transaction, which may roll back.
 
-        A lock that the transaction itself may hold is not waited for long: then there is no such database yet.
+        The transaction itself may hold the lock that this needs. So the wait is short, and the database may stay
+        missing.
         """
         machine = self._machine
         if not machine.transactions.count:
@@ -324,9 +330,9 @@ class Context:
 
     @contextmanager
     def within(self, database: SessionDatabase) -> Iterator[None]:
-        """Work in another database for one statement: what its name says before the schema.
+        """Work in another database for one statement whose names begin with it.
 
-        A module may use without being asked what is dbo's in its own database, and not in the other one.
+        Ownership chaining gives a module access to dbo's objects in its own database only, not in the other one.
         """
         frame, outer = self._machine.frame, self.database
         is_module = frame.is_module
@@ -343,7 +349,7 @@ class Context:
         """EXECUTE AS USER or LOGIN = name.
 
         Raises:
-            BrokerError: 15517 or 15406 no such user or login, or none that who works may act as, 916.
+            BrokerError: 15517 or 15406 no such user or login, or no permission to impersonate it; 916.
         """
         place = self.database.name
         if kind == "USER":
@@ -360,13 +366,13 @@ class Context:
         self.database, self._principal = caller
 
     def work_as(self, user: str) -> None:
-        """What WITH EXECUTE AS of a module says, for which its author was asked.
+        """Apply WITH EXECUTE AS of a module. Its author's permission was checked when the module was created.
 
         Raises:
             BrokerError: 15517 no such user.
         """
-        found = self.ask(find_module_user(self.database.database_id, self.database.name, user))
-        self._work_as(found, found)
+        module_user = self.ask(find_module_user(self.database.database_id, self.database.name, user))
+        self._work_as(module_user, module_user)
 
     def _work_as(
         self, user: User, who: Login | User, place: str = "", no_revert: bool = False, cookie: bytes | None = None
@@ -375,10 +381,10 @@ class Context:
         self.database, self._principal = SessionDatabase(self._machine, user.database, user), who
 
     def revert(self, down_to: int, cookie: bytes | None = None) -> None:
-        """REVERT: one EXECUTE AS back; nothing when there are no more than `down_to`, those of who has called.
+        """REVERT: undo one EXECUTE AS. Does nothing at depth `down_to`, which belongs to the caller.
 
         Raises:
-            BrokerError: 15199 said in another database, 15196 WITH NO REVERT, 15591 with another cookie, or without.
+            BrokerError: 15199 EXECUTE AS ran in another database, 15196 WITH NO REVERT, 15591 wrong or missing cookie.
         """
         if self.depth <= down_to or not self._before[-1].place:
             return
@@ -392,14 +398,14 @@ class Context:
         self.unwind(self.depth - 1)
 
     def unwind(self, depth: int) -> None:
-        """What was said further in ends with its module or text."""
+        """Undo the EXECUTE AS of modules and dynamic SQL that have ended, down to `depth`."""
         while self.depth > depth:
             before = self._before.pop()
             self.database, self._principal = before.database, before.principal
 
     @property
     def depth(self) -> int:
-        """How many EXECUTE AS are to be taken back."""
+        """The number of EXECUTE AS in effect."""
         return len(self._before)
 
     # ------------------------------------------------------------ the end of transactions
@@ -415,7 +421,9 @@ class Context:
                 self._machine.instance.poison.committed(took)
 
     def roll_back(self) -> None:
-        """ROLLBACK TRANSACTION of all, counted for the poison detection. Raises as `Transactions.rollback`."""
+        """Roll back the whole transaction, and count it for the poison message detection. Raises as
+        `Transactions.rollback`.
+        """
         transactions = self._machine.transactions
         took = {queue_id for _, queue_id in transactions.received_from}
         transactions.rollback()
@@ -429,19 +437,21 @@ class Context:
             self._machine.instance.poison.rolled_back(self._machine.connection, took)
 
     def _forget(self) -> None:
-        """What was remembered of objects that are gone again."""
+        """Drop cached definitions that the rollback has undone."""
         self.has_definitions = False
         self.database.catalog.forget_definitions()
 
 
 def _ensure_without_waiting(name: str) -> Steps[int]:
-    """`ensure_database` that gives up where it would wait for a lock."""
-    yield Statement("context.ensured_soon", f"set local lock_timeout = {_ENSURE_LOCK_TIMEOUT_MS}", prepared=False)
+    """Run `ensure_database`, and give up instead of waiting for a lock."""
+    yield Statement(
+        "context.ensure_without_waiting", f"set local lock_timeout = {_ENSURE_LOCK_TIMEOUT_MS}", prepared=False
+    )
     return (yield from ensure_database(name))
 
 
 def _find_user_in(who: ActingPrincipal, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
-    """Who somebody is in the database of that name; `signers` have signed the module that asks."""
+    """Return the user of a principal in a database. `signers` have signed the calling module."""
     database_id = yield from find_database(name)
     if who is None:
         return (yield from find_user(database_id))
@@ -460,7 +470,7 @@ def database_of(machine: Machine, name: Name) -> SessionDatabase:
     """Return the database that a name begins with, or the current one.
 
     Raises:
-        BrokerError: 911 no such database, 916 not for who works.
+        BrokerError: 911 no such database, 916 the principal has no access.
         TsqlError: 7202 the name begins with a server.
     """
     if name.server:

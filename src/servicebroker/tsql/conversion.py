@@ -1,4 +1,4 @@
-"""The implicit conversions of values that are in Python: assignment, parameters, bodies of messages."""
+"""Conversions of values that are in Python: assignments, parameters, message bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, PADDED, STRINGS, VARIANT, SqlType, parse_type
 
-_INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}  # bytes
+_INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
 _DATE_FORMATS = (
     "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M",
     "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
@@ -24,13 +24,13 @@ _DATE_FORMATS = (
 )  # fmt: skip
 _UNDEFINED_CP1252_BYTES = frozenset(
     (129, 141, 143, 144, 157)
-)  # bytes that code page 1252 leaves open, and SQL Server as they are
-_ROUNDING_CONTEXT = Context(prec=100, rounding=ROUND_HALF_UP)  # more digits than any type has
-_DATETIME_ZERO = datetime(1900, 1, 1)  # what number 0 is as a datetime
+)  # bytes without a character in code page 1252; SQL Server keeps them
+_ROUNDING_CONTEXT = Context(prec=100, rounding=ROUND_HALF_UP)  # precision above that of any type
+_DATETIME_ZERO = datetime(1900, 1, 1)  # the datetime of number 0
 
 
 def _keep_undefined_byte(problem: UnicodeError) -> tuple[str | bytes, int]:
-    """Keep one of the bytes that code page 1252 leaves open; what no byte stands for becomes a question mark."""
+    """Codec error handler: keep a byte that code page 1252 does not define, and write "?" for other characters."""
     if isinstance(problem, UnicodeDecodeError):
         return chr(problem.object[problem.start]), problem.start + 1
     assert isinstance(problem, UnicodeEncodeError)
@@ -43,10 +43,10 @@ codecs.register_error(_UNDEFINED_BYTES_HANDLER, _keep_undefined_byte)
 
 
 def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
-    """A value of one type as a value of another one, cut or rounded to its size; NULL stays NULL.
+    """Convert a value to another type, cut or rounded to its size. NULL stays NULL.
 
     Raises:
-        TsqlError: 245, 8114, 8115, 8169, 241, 242, 9420 it cannot be one; 206 no value of that type can.
+        TsqlError: 245, 8114, 8115, 8169, 241, 242, 9420 the value cannot be converted; 206 the type cannot.
     """
     if value is None:
         return None
@@ -61,28 +61,29 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     return _CONVERTERS[name](value, source, target)
 
 
-def from_variant(said: str) -> tuple[Any, SqlType]:
-    """The value of a sql_variant, which is kept as `int:5`, and its type."""
-    kind, _, text = said.partition(":")
-    of = parse_type(kind)
-    if of.name in STRINGS:
-        return text, of
-    if of.name in BINARIES:
-        return bytes.fromhex(text), of
-    if of.name == "datetimeoffset":
-        return datetime.fromisoformat(text), of
-    return convert(text, _ANY_TEXT, of), of
+def from_variant(encoded: str) -> tuple[Any, SqlType]:
+    """Decode a sql_variant, stored as `int:5`, into its value and type."""
+    kind, _, text = encoded.partition(":")
+    sql_type = parse_type(kind)
+    if sql_type.name in STRINGS:
+        return text, sql_type
+    if sql_type.name in BINARIES:
+        return bytes.fromhex(text), sql_type
+    if sql_type.name == "datetimeoffset":
+        return datetime.fromisoformat(text), sql_type
+    return convert(text, _ANY_TEXT, sql_type), sql_type
 
 
 _ANY_TEXT = SqlType("nvarchar", -1)
 
 
 def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
+    """Encode a value and its type as a sql_variant."""
     if source == VARIANT:
         return str(value)
-    of = source or next(of for kind, of in _PLAIN_TYPES if isinstance(value, kind))
-    if of.length == -1:
-        of = of._replace(length=4000 if of.name in NATIONAL else 8000)
+    sql_type = source or next(sql_type for kind, sql_type in _PLAIN_TYPES if isinstance(value, kind))
+    if sql_type.length == -1:
+        sql_type = sql_type._replace(length=4000 if sql_type.name in NATIONAL else 8000)
     if isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
     elif isinstance(value, datetime):
@@ -92,8 +93,8 @@ def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
     elif isinstance(value, Decimal):
         text = format(value, "f")
     else:
-        text = _to_text(value, of, True)
-    return f"{'nvarchar(128)' if of.name == 'sysname' else of}:{text}"
+        text = _to_text(value, sql_type, True)
+    return f"{'nvarchar(128)' if sql_type.name == 'sysname' else sql_type}:{text}"
 
 
 _PLAIN_TYPES: tuple[tuple[type, SqlType], ...] = (
@@ -138,30 +139,31 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
 
 
 def _float_text(value: float) -> str:
-    """Six digits, and three of an exponent; tsql.float_text in PostgreSQL."""
+    """Format a float with six digits and a three-digit exponent, as tsql.float_text does in PostgreSQL."""
     mantissa, _, exponent = format(value or 0.0, ".6g").partition("e")
     return f"{mantissa}e{exponent[0]}{exponent[1:]:0>3}" if exponent else mantissa
 
 
 def _money_at_display_scale(value: Decimal, source: SqlType | None) -> Decimal:
-    """Money is shown with two digits, as tsql.money_text of PostgreSQL shows it; a decimal with its own."""
+    """Round money to two digits, as tsql.money_text does in PostgreSQL. A decimal keeps its scale."""
     is_money = source is not None and source.name in MONEY
     return _round_decimal(value, 2) if is_money else value
 
 
 def _round_decimal(value: Decimal, scale: int) -> Decimal:
-    """To so many digits behind the point, as PostgreSQL rounds a numeric: a half goes up, and no zero is negative."""
+    """Round to `scale` digits as PostgreSQL rounds a numeric: halves away from zero, no negative zero."""
     rounded = value.quantize(Decimal(1).scaleb(-scale), context=_ROUNDING_CONTEXT)
     return rounded or abs(rounded)
 
 
 def _fraction(value: datetime | time, source: SqlType | None) -> str:
-    """The fraction of a second in as many digits as the type has."""
+    """Return the fraction of a second with as many digits as the type has."""
     digits = 7 if source is None or source.scale is None else source.scale
     return f".{value.microsecond:06}0"[: digits + 1] if digits else ""
 
 
 def _fit_text(text: str, target: SqlType) -> str:
+    """Cut or pad a string to the length of its type."""
     length = target.length
     if target.name == "xml" or length is None or length < 0:
         return text
@@ -174,7 +176,7 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
     if isinstance(value, str):
         if source is not None and source.name in ("varchar", "char", "text"):
             return value.encode("cp1252", _UNDEFINED_BYTES_HANDLER)
-        mark = b"\xff\xfe" if source is not None and source.name == "xml" else b""  # what says that XML is UTF-16
+        mark = b"\xff\xfe" if source is not None and source.name == "xml" else b""  # byte order mark of UTF-16
         return mark + value.encode("utf-16-le", "surrogatepass")
     if isinstance(value, UUID):
         return value.bytes_le
@@ -188,6 +190,7 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
 
 
 def _fit_bytes(data: bytes, target: SqlType) -> bytes:
+    """Cut or pad bytes on the right to the length of their type."""
     length = target.length
     if length is None or length < 0:
         return data
@@ -195,7 +198,7 @@ def _fit_bytes(data: bytes, target: SqlType) -> bytes:
 
 
 def _fit_bytes_right(data: bytes, target: SqlType) -> bytes:
-    """What is no string is cut, and filled, on its left."""
+    """Cut or pad bytes on the left, as conversions from numbers do."""
     length = target.length
     if length is None or length < 0:
         return data
@@ -226,15 +229,15 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
 
 
 def _overflow_error(value: object, source: SqlType | None, target: SqlType) -> TsqlError:
-    """220, 232, 244, 248 or 8115, by what becomes a whole number; tsql.whole in PostgreSQL."""
+    """Build error 220, 232, 244, 248 or 8115, by the type of the value, as tsql.whole does in PostgreSQL."""
     name = target.name
     if isinstance(value, str) and name != "bigint":
         kind = {"tinyint": "INT1", "smallint": "INT2"}.get(name, name)
         more = "" if name == "int" else " Use a larger integer column."
-        of = source.name if source else "varchar"
+        sql_type = source.name if source else "varchar"
         return TsqlError(
             248 if name == "int" else 244,
-            f"The conversion of the {of} value '{value[:60]}' overflowed an {kind} column.{more}",
+            f"The conversion of the {sql_type} value '{value[:60]}' overflowed an {kind} column.{more}",
         )
     if isinstance(value, float) and isfinite(value):
         return TsqlError(232, f"Arithmetic overflow error for type {name}, value = {value:.6f}.")
@@ -267,8 +270,8 @@ def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decim
     precision, scale = target.precision or 18, target.scale or 0
     most = Decimal(10) ** (precision - scale)
     if not number.is_finite() or abs(number) >= most or abs(rounded := _round_decimal(number, scale)) >= most:
-        of = source.name if source else "expression"
-        raise TsqlError(8115, f"Arithmetic overflow error converting {of} to data type numeric.", state=8)
+        sql_type = source.name if source else "expression"
+        raise TsqlError(8115, f"Arithmetic overflow error converting {sql_type} to data type numeric.", state=8)
     return rounded
 
 
@@ -295,7 +298,9 @@ def _to_money(value: object, source: SqlType | None, target: SqlType) -> Decimal
         value = written[1] + (written[2].replace(",", "") or "0")
     number = _parse_decimal(value, source, target)
     low, high = number_bounds.MONEY[target.name]
-    is_near = number.is_finite() and low - 1 <= number <= high + 1  # what has more digits cannot be rounded
+    is_near = (
+        number.is_finite() and low - 1 <= number <= high + 1
+    )  # a number far out of range has too many digits to be rounded
     if not is_near or not low <= (rounded := _round_decimal(number, 4)) <= high:
         raise _arithmetic_overflow(target.name)
     return rounded
@@ -307,14 +312,14 @@ def _to_float(value: object, source: SqlType | None, target: SqlType) -> float:
         if not _FLOAT_TEXT.fullmatch(value):
             raise _conversion_error(source, target.name)
     try:
-        made = float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
     except OverflowError:
         raise _arithmetic_overflow(target.name) from None
     except (TypeError, ValueError):
         raise _conversion_error(source, target.name) from None
-    if isinf(made) and not (isinstance(value, float) and isinf(value)):
+    if isinf(number) and not (isinstance(value, float) and isinf(value)):
         raise _arithmetic_overflow(target.name)
-    return made
+    return number
 
 
 def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UUID:
@@ -330,35 +335,35 @@ def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UU
 
 def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> object:
     if isinstance(value, datetime):
-        made = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
     elif isinstance(value, date):
-        made = datetime(value.year, value.month, value.day)
+        moment = datetime(value.year, value.month, value.day)
     elif isinstance(value, str):
-        made = _parse_datetime(value.strip(), target)
+        moment = _parse_datetime(value.strip(), target)
     elif isinstance(value, int | float | Decimal) and target.name in _LEGACY_DATETIMES:
         if not -53690 <= value < 2958464:
             raise _arithmetic_overflow(target.name)
-        made = _DATETIME_ZERO + timedelta(days=float(value))
+        moment = _DATETIME_ZERO + timedelta(days=float(value))
     else:
         raise _type_clash(source, target.name)
     if target.name == "date":
-        return made.date()
-    if target.name in _LEGACY_DATETIMES and made < datetime(1753, 1, 1):
+        return moment.date()
+    if target.name in _LEGACY_DATETIMES and moment < datetime(1753, 1, 1):
         raise _date_out_of_range(source or value, target)
-    if target.name == "smalldatetime":  # 29.998 seconds are no minute
-        if not _DATETIME_ZERO <= (made + timedelta(seconds=30.001)) < datetime(2079, 6, 7):
+    if target.name == "smalldatetime":  # SQL Server rounds up from 29.999 seconds
+        if not _DATETIME_ZERO <= (moment + timedelta(seconds=30.001)) < datetime(2079, 6, 7):
             raise _date_out_of_range(source or value, target)
-        return (made + timedelta(seconds=30.001)).replace(second=0, microsecond=0)
-    made = _round_to_scale(made, 3 if target.name == "datetime" else target.scale)
+        return (moment + timedelta(seconds=30.001)).replace(second=0, microsecond=0)
+    moment = _round_to_scale(moment, 3 if target.name == "datetime" else target.scale)
     if target.name == "time":
-        return made.time()
+        return moment.time()
     if target.name == "datetimeoffset":
-        return made.replace(tzinfo=UTC)
-    return made
+        return moment.replace(tzinfo=UTC)
+    return moment
 
 
 def _round_to_scale(moment: datetime, digits: int | None) -> datetime:
-    """To so many digits of a second, as PostgreSQL does it; see tsql.no_later for the last ones."""
+    """Round to a number of fractional digits, as PostgreSQL does. See tsql.no_later for the maximum."""
     step = 10 ** (6 - min(6, 7 if digits is None else digits))
     try:
         return moment.replace(microsecond=0) + timedelta(microseconds=(moment.microsecond + step // 2) // step * step)
@@ -367,18 +372,18 @@ def _round_to_scale(moment: datetime, digits: int | None) -> datetime:
 
 
 _LEGACY_DATETIMES = ("datetime", "smalldatetime")
-# what is written like a date or a time, whether there is such a day or not; as tsql.datetime_of of PostgreSQL has it
+# the shape of a date or time, also of an impossible one; tsql.datetime_of has the same pattern
 _DATETIME_SHAPE = re.compile(
     r"(\d{8}|\d{1,4}([-/.])\d{1,2}\2\d{1,4})?(^|[ T]|$)(\d{1,2}:\d{1,2}(:\d{1,2}([.:]\d+)?)?( ?[AP]M)?)?", re.IGNORECASE
 )
 
 
 def _date_out_of_range(source: object, target: SqlType) -> TsqlError:
-    """Raised for a day that datetime has not; the newer types say 241."""
-    of = source.name if isinstance(source, SqlType) else "varchar" if isinstance(source, str) else "datetime2"
+    """Build error 242: the date is outside the range of datetime. The newer types raise 241."""
+    sql_type = source.name if isinstance(source, SqlType) else "varchar" if isinstance(source, str) else "datetime2"
     return TsqlError(
         242,
-        f"The conversion of a {of} data type to a {target.name} data type resulted in an out-of-range value.",
+        f"The conversion of a {sql_type} data type to a {target.name} data type resulted in an out-of-range value.",
         state=3,
     )
 
@@ -392,7 +397,7 @@ def _parse_datetime(text: str, target: SqlType) -> datetime:
         except ValueError:
             continue
     try:
-        if ":" not in text:  # 20240231, of which Python makes a time
+        if ":" not in text:  # Python would read 20240231 as a time
             raise ValueError(text)
         return datetime.combine(_DATETIME_ZERO.date(), time.fromisoformat(text))
     except ValueError:
@@ -402,7 +407,7 @@ def _parse_datetime(text: str, target: SqlType) -> datetime:
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
-    """The text of XML content, without a declaration; white space alone is nothing."""
+    """Return XML content without its declaration. Text of white space alone becomes ""."""
     if not isinstance(value, str | bytes | bytearray | memoryview):
         raise _type_clash(source, "xml")
     data = (

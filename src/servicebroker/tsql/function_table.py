@@ -1,6 +1,6 @@
-"""The built-in functions of T-SQL: what each takes, the type of its result, how PostgreSQL does it, what it is for.
+"""The built-in functions of T-SQL: arguments, result type, PostgreSQL's text and description of each.
 
-`functions.tsv` is the table. The reader of queries, their translation, the types of results, `tsql check` and
+`functions.tsv` is the table. The query parser, the translation, result types, `tsql check` and
 docs/reference/t-sql-functions.md all come from it.
 """
 
@@ -13,19 +13,19 @@ from typing import NamedTuple
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import SqlType, parse_type
 
-# what an argument is made into: a string, a number, an integer, a date, bytes, a value that has a type, or nothing else
+# the conversion of an argument: "value" only requires a type, "any" converts nothing
 _LETTERS = {"string": "s", "number": "n", "integer": "i", "date": "d", "bytes": "b", "value": "x", "any": "a"}
-_UNLIMITED_ARGUMENTS = 1000
-FIRST = "first"  # the result has the type of the first argument
+_UNLIMITED_ARGUMENTS = 1000  # more than any call has
+FIRST = "first"  # marks a result with the type of the first argument
 
 
 class Function(NamedTuple):
-    """One way to call a function.
+    """One overload of a function.
 
-    `text` is PostgreSQL's with {0}, {1}, ... and {all} for the arguments, or says who knows better: `session` (its
-    state), `code` (a function registered in `SPECIAL`), `syntax` (a construct of the grammar), `refused`; then `description`
-    is what to write instead. `letters` has one of `_LETTERS` for each argument, the last one again and again when
-    `max_arguments` is endless.
+    `text` is PostgreSQL's text with {0}, {1}, ... and {all} for the arguments, or one of four markers: `session` (a
+    value of the session), `code` (a writer registered in `SPECIAL`), `syntax` (a construct of the grammar), `refused`.
+    The `description` of a refused function is the replacement. `letters` has one of `_LETTERS` for each argument. The
+    last letter repeats if the number of arguments is unlimited.
     """
 
     name: str
@@ -37,17 +37,17 @@ class Function(NamedTuple):
 
     @property
     def letters(self) -> str:
-        """What each argument is made into; of plain functions."""
+        """The conversion of each argument of a plain function, as letters."""
         return "".join(_LETTERS[each.strip(" [].")] for each in self.arguments.split(",") if each)
 
     @property
     def min_arguments(self) -> int:
-        """How many arguments there must be."""
+        """The minimum number of arguments."""
         return sum(not each.strip().startswith("[") for each in self.arguments.split(",") if each)
 
     @property
     def max_arguments(self) -> int:
-        """How many arguments there may be."""
+        """The maximum number of arguments."""
         return (
             _UNLIMITED_ARGUMENTS
             if self.arguments.endswith("...")
@@ -56,7 +56,7 @@ class Function(NamedTuple):
 
     @property
     def type(self) -> SqlType | None:
-        """The type of the result; None where it is that of an argument, or depends on more."""
+        """The type of the result, or None if it depends on an argument."""
         return _parse_result_type(self.returns)
 
 
@@ -77,8 +77,8 @@ def _read_rows() -> tuple[Function, ...]:
         if line.startswith("# "):
             group = line.removeprefix("# ")
         else:
-            name, arguments, returns, done, says = line.split("\t")
-            rows.append(Function(name, arguments, returns, done, says, group))
+            name, arguments, returns, postgres_text, description = line.split("\t")
+            rows.append(Function(name, arguments, returns, postgres_text, description, group))
     return tuple(rows)
 
 
@@ -97,28 +97,28 @@ for _row in ROWS:
 SESSION = _rows_by_name("session")
 REFUSED = _rows_by_name("refused")
 CODE = _rows_by_name("code")
-# what begins with @@ and is no variable
+# global variables such as @@ROWCOUNT
 GLOBALS = frozenset(row.name.lower() for row in ROWS if row.name.startswith("@@"))
-# words that are calls when a parenthesis follows, whatever else they may mean
+# words that are function calls if a parenthesis follows
 CALLS = frozenset(row.name for row in ROWS if row.text != "syntax" and not row.name.startswith("@@"))
 
 
 def session_function_type(name: str) -> SqlType:
-    """The type of what the session knows by this name."""
-    found = SESSION[name].type
-    assert found is not None
-    return found
+    """Return the type of a value of the session."""
+    sql_type = SESSION[name].type
+    assert sql_type is not None
+    return sql_type
 
 
-def find_overload(name: str, given: int) -> Function | None:
-    """The row for a plain call with so many arguments; None for a name that is no plain function.
+def find_overload(name: str, count: int) -> Function | None:
+    """Return the row for a plain call with `count` arguments, or None if `name` is no plain function.
 
     Raises:
-        TsqlError: 174 or 189 for another number of arguments.
+        TsqlError: 174 or 189 the number of arguments is wrong.
     """
     rows = PLAIN.get(name, ())
     for row in rows:
-        if row.min_arguments <= given <= row.max_arguments:
+        if row.min_arguments <= count <= row.max_arguments:
             return row
     if rows or name in SESSION:
         counts = [(row.min_arguments, row.max_arguments) for row in rows] + ([(0, 0)] if name in SESSION else [])
@@ -128,7 +128,7 @@ def find_overload(name: str, given: int) -> Function | None:
 
 
 def argument_count_error(name: str, least: int, most: int) -> TsqlError:
-    """174 or 189."""
+    """Build error 174 or 189: the number of arguments is wrong."""
     if least == most:
         return TsqlError(174, f"The {name} function requires {least} argument(s).", severity=15)
     return TsqlError(189, f"The {name} function requires {least} to {most} arguments.", severity=15)

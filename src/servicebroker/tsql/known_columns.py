@@ -1,4 +1,4 @@
-"""What PostgreSQL says of the columns of tables and views, as `Scope.columns` has it."""
+"""Columns of tables and views, read from PostgreSQL's catalog for `Scope.columns`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BIT, SqlType, parse_type
 
-# $1: the quoted names of tables. A column of a table that T-SQL has made says its type and its spelling in a comment,
-# and in a second line the name of its DEFAULT constraint.
+# $1: quoted names of tables. T-SQL notes the type and spelling of a column in its comment, and in a second line the
+# name of its DEFAULT constraint.
 COLUMNS_SQL = """
 select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull, a.attidentity <> '',
        a.attgenerated <> '', col_description(a.attrelid, a.attnum), a.attnum::integer,
@@ -42,29 +42,32 @@ _TYPES = {
 def columns_of(
     rows: Iterable[tuple[str, str, str, int, bool, bool, bool, str | None, int, str | None]],
 ) -> dict[str, tuple[Column, ...]]:
-    """The columns of each table, from the rows of `COLUMNS_SQL`."""
-    found: dict[str, tuple[Column, ...]] = {}
+    """Build the columns of each table from the rows of `COLUMNS_SQL`."""
+    columns: dict[str, tuple[Column, ...]] = {}
     for table, name, kind, modifier, required, identity, computed, note, number, written in rows:
-        spelled, of, default = _read_comment(note, name, kind, modifier)
-        has_time_zone = kind == "timestamptz" and of.name != "datetimeoffset"
-        column = Column(spelled, of, identity, not required, computed, has_time_zone, default, written or "", number)
-        found[table] = (*found.get(table, ()), column)
-    return found
+        spelled, sql_type, default = _read_comment(note, name, kind, modifier)
+        has_time_zone = kind == "timestamptz" and sql_type.name != "datetimeoffset"
+        column = Column(
+            spelled, sql_type, identity, not required, computed, has_time_zone, default, written or "", number
+        )
+        columns[table] = (*columns.get(table, ()), column)
+    return columns
 
 
 def column_comment(column: Column) -> str:
-    """The comment of a column that T-SQL has made."""
+    """Return the comment that notes the T-SQL type, spelling and DEFAULT constraint of a column."""
     return f"{column.type} {column.name}" + (f"\n{column.default}" if column.default else "")
 
 
 def _read_comment(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType, str]:
-    found = _COLUMN_COMMENT.fullmatch(note or "")
-    if found is not None and found[2].lower().rstrip("_") == name.rstrip("_"):
+    """Return spelling, type and name of the DEFAULT constraint of a column, from its comment or its PostgreSQL type."""
+    match = _COLUMN_COMMENT.fullmatch(note or "")
+    if match is not None and match[2].lower().rstrip("_") == name.rstrip("_"):
         try:
-            return found[2], parse_type(found[1]), found[3] or ""
+            return match[2], parse_type(match[1]), match[3] or ""
         except TsqlError:
-            pass  # somebody's own comment
-    if kind == "int2" and name.startswith("is_"):  # a flag of the catalog
+            pass  # a comment that T-SQL did not write
+    if kind == "int2" and name.startswith("is_"):  # a flag of a catalog view
         return name, BIT, ""
     return name, _parse_postgres_type(kind, modifier), ""
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's and the broker's errors under the numbers of T-SQL."""
+"""T-SQL errors for errors of PostgreSQL and of the broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servicebroker.model import zero_character
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
-# SQLSTATE -> number, severity, text; {0} is PostgreSQL's own message, the rest what it says of the place
+# SQLSTATE -> number, severity, text; the placeholders are fields of PostgreSQL's diagnosis
 _BY_SQLSTATE: dict[str, tuple[int, int, str]] = {
     "22012": (8134, 16, "Divide by zero error encountered."),
     "22003": (8115, 16, "Arithmetic overflow error converting expression: {message}."),
@@ -77,11 +77,11 @@ _DUPLICATE_KEY_TEXT = (
     "The duplicate key value is {key}."
 )
 _UNKNOWN_FUNCTION = re.compile(r"function (?:tsql\.)?(\w+)\((.*)\) (?:does not exist|is not unique)")
-_UNKNOWN_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # of an alias without quotes
+_UNKNOWN_COLUMN = re.compile(r'column (?:[^".]+\.)?"?(.+?)"? does not exist')  # the alias has no quotes
 _UNKNOWN_ALIAS = re.compile(r'(?:missing|invalid reference to) FROM-clause entry for table "([^"]+)"')
 _UNKNOWN_CONSTRAINT = re.compile(r'constraint "(.+)" of relation "(.+)" does not exist')
 _WRONG_OBJECT_KIND = re.compile(r'"([^"]+)" is not a (table|view|sequence)')
-# how PostgreSQL begins what it says of wrong clauses of a sequence
+# first words of PostgreSQL's messages on sequence clauses
 _SEQUENCE_ERRORS = {
     "INCREMENT must not": (11700, "The increment for a sequence object cannot be zero"),
     "START value": (11703, "The start value of a sequence object must be between its minimum and maximum value"),
@@ -105,18 +105,18 @@ _TYPES = {
 
 
 def _tsql_type_names(types: str) -> str:
-    """What PostgreSQL calls the types of arguments, as T-SQL does."""
+    """Translate a list of PostgreSQL type names to T-SQL."""
     return ", ".join(_TYPES.get(each, each) for each in types.split(", "))
 
 
 def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
-    """The error under its T-SQL number; one that has none says what PostgreSQL says.
+    """Map an error of PostgreSQL to its T-SQL number. An unmapped SQLSTATE keeps PostgreSQL's message as error 50000.
 
-    `source` is the statement, for the spelling of names.
+    `source` is the statement, from which names take their spelling.
     """
     diagnosis = problem.diag
-    said = zero_character.from_postgres(diagnosis.message_primary or str(problem) or type(problem).__name__)
-    message = said.rstrip(".")
+    primary = zero_character.from_postgres(diagnosis.message_primary or str(problem) or type(problem).__name__)
+    message = primary.rstrip(".")
     table = diagnosis.table_name or ""
     if problem.sqlstate == "23505":
         detail = re.search(r"\)=(\(.*\))", zero_character.from_postgres(diagnosis.message_detail or ""), re.DOTALL)
@@ -127,11 +127,11 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
                 table=table, key=detail[1] if detail else "there already",
             ), severity=14,
         )  # fmt: skip
-    own = _RAISED_MESSAGE.match(said)
+    raised = _RAISED_MESSAGE.match(primary)
     if (
-        own is not None and problem.sqlstate and problem.sqlstate.startswith("S")
-    ):  # tsql.refuse and servicebroker.refuse
-        return TsqlError(int(own[1]), own[4], severity=int(own[2]), state=int(own[3]))
+        raised is not None and problem.sqlstate and problem.sqlstate.startswith("S")
+    ):  # raised by tsql.refuse or servicebroker.refuse
+        return TsqlError(int(raised[1]), raised[4], severity=int(raised[2]), state=int(raised[3]))
     if problem.sqlstate == "22023":
         for begin, (number, text) in _SEQUENCE_ERRORS.items():
             if message.startswith(begin):
@@ -150,12 +150,14 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if problem.sqlstate == "2BP01" and _FOREIGN_KEY_DETAIL.search(diagnosis.message_detail or ""):
         table = find_spelling(message.split(" because ")[0].split()[-1].replace('"', ""), source)
         return TsqlError(3726, f"Could not drop object '{table}' because it is referenced by a FOREIGN KEY constraint.")
-    if _YEAR_OUT_OF_RANGE.search(message):  # of Python's, which has the years that T-SQL has
+    if _YEAR_OUT_OF_RANGE.search(message):  # psycopg's: Python has the same range of years as T-SQL
         return TsqlError(
             242, "The conversion of a varchar data type to a datetime data type resulted in an out-of-range value."
         )
-    if problem.sqlstate is None and "NUL (0x00)" in said:  # of the driver: a name, since strings pass `run_statement`
-        return unsupported("A name with the character U+0000", "Give it another name.", 0)
+    if (
+        problem.sqlstate is None and "NUL (0x00)" in primary
+    ):  # the driver's: in a name, since `run_statement` encodes strings
+        return unsupported("A name with the character U+0000", "Choose another name.", 0)
     if problem.sqlstate not in _BY_SQLSTATE:
         return TsqlError(UNMAPPED_ERROR, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _BY_SQLSTATE[problem.sqlstate]
@@ -173,7 +175,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         )
     if message.startswith("arguments to GROUPING"):
         return TsqlError(8161, "An argument of GROUPING does not match any of the expressions in the GROUP BY clause.")
-    if message == "input is out of range":  # of ASIN and its kin
+    if message == "input is out of range":  # ASIN, ACOS and similar functions
         return TsqlError(3623, "An invalid floating point operation occurred.")
     verb = source.split(None, 2)[:2]
     truncated = _TRUNCATED.match(source) if problem.sqlstate in ("42P01", "3F000") else None
@@ -199,27 +201,27 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             3701, f"Cannot drop the index '{dropped}', because it does not exist or you do not have permission.",
             severity=11, state=7,
         )  # fmt: skip
-    other = _WRONG_OBJECT_KIND.fullmatch(message)
+    wrong_kind = _WRONG_OBJECT_KIND.fullmatch(message)
     no_sequence = _NOT_A_SEQUENCE.search(message)
     if no_sequence is not None and problem.sqlstate == "42809" and verb[:1] and verb[0].upper() != "DROP":
         name = find_spelling(no_sequence[1] or no_sequence[2], source)
         return TsqlError(11726, f"Object '{name}' is not a sequence object.")
-    if other is not None and verb[:1] and verb[0].upper() == "DROP":
-        kind, name = verb[1].upper(), find_spelling(other[1], source)
-        return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {other[2]}.")
+    if wrong_kind is not None and verb[:1] and verb[0].upper() == "DROP":
+        kind, name = verb[1].upper(), find_spelling(wrong_kind[1], source)
+        return TsqlError(3705, f"Cannot use DROP {kind} with '{name}' because '{name}' is not a {wrong_kind[2]}.")
     if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
         return from_broker(BrokerError(4708, message.split('"')[1]))
     unknown = _UNKNOWN_COLUMN.fullmatch(message) if problem.sqlstate == "42703" else None
-    if unknown is not None and unknown[1].endswith("ctid"):  # the address of a row, which those of views have not
+    if unknown is not None and unknown[1].endswith("ctid"):  # the address of a row, which rows of a view do not have
         return unsupported("UPDATE or DELETE of a view with FROM or TOP", "Change the table under it.", 0)
     if unknown is not None:
         return TsqlError(207, f"Invalid column name '{find_spelling(unknown[1], source).rpartition('.')[2]}'.")
     unbound = _UNKNOWN_ALIAS.match(message)
     if unbound is not None:
-        found = re.search(
+        identifier = re.search(
             rf"(?<![\w.\]])\[?{re.escape(unbound[1])}\]?\s*\.\s*(?:\[[^\]]+\]|\w+)", source, re.IGNORECASE
         )
-        name = re.sub(r"[\[\]\s]", "", found[0]) if found else unbound[1]
+        name = re.sub(r"[\[\]\s]", "", identifier[0]) if identifier else unbound[1]
         return TsqlError(4104, f'The multi-part identifier "{name}" could not be bound.')
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
@@ -230,23 +232,23 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
 
 
 def find_spelling(name: str, source: str) -> str:
-    """A name of PostgreSQL's as the statement has it: `shop_dbo.orders` as dbo.Orders."""
-    own = name.rsplit(".", 1)[-1]
-    found = re.search(rf"(?<!\w)(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)
-    return re.sub(r"[\[\]]", "", found[0]) if found else own
+    """Return the spelling that a statement uses for a PostgreSQL name: dbo.Orders for `shop_dbo.orders`."""
+    table = name.rsplit(".", 1)[-1]
+    match = re.search(rf"(?<!\w)(?:[\w\[\]#]+\.)*\[?{re.escape(table)}(?!\w)", source, re.IGNORECASE)
+    return re.sub(r"[\[\]]", "", match[0]) if match else table
 
 
 _GUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 
 
 def from_broker(refused: BrokerError) -> TsqlError:
-    """The broker's refusal, which has its number already."""
+    """Convert a broker error, which already has its T-SQL number."""
     if isinstance(refused, TsqlError):
         return refused
-    if refused.number == 911:  # whose hint speaks of the API in Python
+    if refused.number == 911:  # the hint mentions the Python API
         return TsqlError(
             911, f"{refused.text} Make sure that the name is entered correctly.", severity=refused.severity
         )
     text = f"{refused.text} {refused.hint}" if refused.hint else refused.text
-    text = _GUID.sub(lambda found: found[0].upper(), text)  # as SQL Server writes them
+    text = _GUID.sub(lambda match: match[0].upper(), text)  # SQL Server's spelling of a GUID
     return TsqlError(refused.number, text, severity=refused.severity, state=refused.state)

@@ -1,4 +1,4 @@
-"""What a script says to whoever runs it."""
+"""Output of a script: result sets, row counts, messages and errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 
 
 class ResultSet(NamedTuple):
-    """The rows of one SELECT or RECEIVE; a column without a name has ""."""
+    """The rows of one SELECT or RECEIVE. A column without a name is called ""."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
 class RowCount(NamedTuple):
-    """How many rows a statement has changed; not said after SET NOCOUNT ON."""
+    """The number of rows that a statement changed. SET NOCOUNT ON suppresses it."""
 
     rows: int
 
@@ -28,13 +28,13 @@ Listener = Callable[[ScriptOutput], None]
 
 @dataclass
 class Results:
-    """All of it, collected.
+    """The collected output of a script.
 
     Attributes:
-        sets: the result sets in their order.
+        sets: the result sets in order.
         messages: PRINT, RAISERROR up to level 10, warnings.
-        errors: what was refused and not caught; `execute_tsql` raises the first one.
-        row_counts: of the statements that changed rows.
+        errors: errors that no CATCH block handled; `execute_tsql` raises the first one.
+        row_counts: one count for each statement that changed rows.
     """
 
     sets: list[ResultSet] = field(default_factory=list)
@@ -42,19 +42,19 @@ class Results:
     errors: list[TsqlError] = field(default_factory=list)
     row_counts: list[int] = field(default_factory=list)
 
-    def add(self, said: ScriptOutput) -> None:
-        """Keep what was said."""
-        match said:
+    def add(self, item: ScriptOutput) -> None:
+        """Store one piece of output."""
+        match item:
             case ResultSet():
-                self.sets.append(said)
+                self.sets.append(item)
             case TsqlError():
-                self.errors.append(said)
+                self.errors.append(item)
             case Message():
-                self.messages.append(said)
+                self.messages.append(item)
             case RowCount(rows):
                 self.row_counts.append(rows)
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
-        """The rows of the last result set; none when there is no result set."""
+        """The rows of the last result set, empty if there is none."""
         return self.sets[-1].rows if self.sets else []

@@ -1,4 +1,4 @@
-"""What a translation needs to know of the session and the catalog: plain values."""
+"""Names of the session and of the catalog that a translation may use, as plain values."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import SqlType
 
-# settings of the session's connection, for defaults of columns, which outlive the session that has written them
+# settings of the session's connection; defaults of columns read them, since they outlive the session
 USER, LOGIN = "servicebroker.tsql_user", "servicebroker.tsql_login"
-ORIGINAL_LOGIN = "servicebroker.tsql_original_login"  # where it is not the login
+ORIGINAL_LOGIN = "servicebroker.tsql_original_login"  # set only if it differs from the login
 CONTEXT, CONTEXT_INFO = "servicebroker.tsql_context", "servicebroker.tsql_context_info"  # JSON; hexadecimal
 
 
 class Column(NamedTuple):
-    """A column of a table or view: its name as it was written, and what is known of it."""
+    """A column of a table or view. `name` keeps its spelling."""
 
     name: str
     type: SqlType
     is_identity: bool = False
     is_nullable: bool = True
     is_computed: bool = False
-    has_time_zone: bool = False  # PostgreSQL knows its zone, which a datetime has not
-    default: str = ""  # the name of its DEFAULT constraint
-    default_sql: str = ""  # its DEFAULT in PostgreSQL
-    number: int = 0  # its column_id
+    has_time_zone: bool = False  # a timestamptz in PostgreSQL, while a datetime has no zone
+    default: str = ""  # name of the DEFAULT constraint
+    default_sql: str = ""  # PostgreSQL's text of the DEFAULT
+    number: int = 0  # column_id
 
     @property
     def sequence_default(self) -> str:
-        """Its DEFAULT in PostgreSQL, where that is a number of a sequence."""
+        """PostgreSQL's text of a DEFAULT that draws from a sequence, or ""."""
         return self.default_sql if "tsql.next_in_row(" in self.default_sql else ""
 
 
 class UserFunction(NamedTuple):
-    """A user-defined function: a scalar one returns a value, an inline table-valued one has columns.
+    """A user-defined function: a scalar function returns a value, an inline table-valued one has columns.
 
-    `parameters` are their types, `defaults` PostgreSQL's text of what DEFAULT stands for, None where there is none.
+    `parameters` are types. `defaults` are PostgreSQL's texts of the defaults, None for a parameter without one.
     """
 
     parameters: tuple[SqlType, ...]
@@ -48,7 +48,7 @@ class UserFunction(NamedTuple):
 
 
 class UserType(NamedTuple):
-    """A type that CREATE TYPE has made: another name of the type `of`, or, when that is None, a table's `columns`."""
+    """A type made by CREATE TYPE: an alias of the type `of`, or, if that is None, a table type with `columns`."""
 
     number: int
     of: SqlType | None
@@ -58,24 +58,24 @@ class UserType(NamedTuple):
 
 @dataclass(slots=True)
 class Scope:
-    """The names that a statement sees.
+    """The names that a statement can refer to.
 
     Attributes:
         database: the current broker database.
         variables: the type of each variable, by its name in lower case with its @.
-        tables: the quoted PostgreSQL name of temporary tables, table variables, and of `inserted` and `deleted` inside
-            a trigger, by their name in lower case with # or @.
-        functions: what the session knows, by name in lower case: '@@rowcount', 'error_number', 'db_name' and so on.
-        columns: the columns of tables by their quoted PostgreSQL name. A table that is missing here is translated
-            without its types; `relational.tables_of` says which ones a statement reads or writes.
+        tables: quoted PostgreSQL names of temporary tables and table variables, and inside a trigger of `inserted` and
+            `deleted`. The keys are in lower case and include # or @.
+        functions: values of the session by name in lower case: '@@rowcount', 'error_number', 'db_name' and so on.
+        columns: the columns of tables by quoted PostgreSQL name. A missing table is translated without types.
+            `translator.tables_of` lists the tables of a statement.
         identity_insert: the quoted PostgreSQL name of the table for which SET IDENTITY_INSERT is ON.
-        user_functions: by their quoted PostgreSQL name; None when nobody can tell which ones there are.
-        is_body: whether this is the body of a function, where variables are called by their names.
-        user_types: by `types.type_key`.
-        synonyms: what each stands for, by its database in lower case, then by schema and name in lower case.
-        read_only: the table-valued parameters, by the quoted PostgreSQL name of their table.
-        row_limit: what SET ROWCOUNT has set: how many rows a statement gives or changes at most, 0 for all of them.
-        recorded_uses: where what is translated writes what it uses; None when nobody asks.
+        user_functions: functions by quoted PostgreSQL name; None if the catalog was not read.
+        is_body: True in the body of a function, where variables are referred to by name and not as parameters.
+        user_types: types by `types.type_key`.
+        synonyms: the base object of each synonym, by database, then by schema and name, all in lower case.
+        read_only: the names of table-valued parameters by the quoted PostgreSQL name of their table.
+        row_limit: the value of SET ROWCOUNT: the maximum of rows returned or changed, 0 for no limit.
+        recorded_uses: collects the objects that translations use; None to collect nothing.
     """
 
     database: str
@@ -93,5 +93,5 @@ class Scope:
     recorded_uses: dict[Use, None] | None = None
 
     def synonym(self, database: str, schema: str, name: str) -> Name | None:
-        """What a synonym stands for; None when that is none."""
+        """Return the base object of a synonym, or None if there is no such synonym."""
         return self.synonyms.get(database.lower(), {}).get((schema.lower(), name.lower()))

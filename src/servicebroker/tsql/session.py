@@ -1,4 +1,4 @@
-"""A T-SQL session: one connection that keeps its database, its options, its transaction and its temporary tables.
+"""A T-SQL session: one connection with its database, options, transaction and temporary tables.
 
 with Session(database) as session:
     session.execute("BEGIN TRANSACTION; SEND ON CONVERSATION @h ...")
@@ -20,7 +20,7 @@ from servicebroker.model.faces import working_by
 from servicebroker.store.direct import send_ahead
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
-from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what they run
+from servicebroker.tsql.interpreter import (  # noqa: F401 # registers the runners of their statements
     calls,
     control,
     conversations,
@@ -75,17 +75,17 @@ union select name from servicebroker.service_contracts where database_id = $1
 union select name from servicebroker.tsql_modules where database_id = $1
 """
 _MAX_CACHED_TEXTS = 2000
-_MAX_CACHED_SCRIPT_CHARS = 300  # characters
-_MAX_CACHED_BATCH_CHARS = 20_000  # characters; longer batches are hardly run twice
-# by text, first line and the variables that are given
+_MAX_CACHED_SCRIPT_CHARS = 300  # short scripts repeat, as calls of procedures do
+_MAX_CACHED_BATCH_CHARS = 20_000  # longer batches rarely run twice
+# key: text, first line, names of the parameters
 _parse_cache: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
 
 
 class Session:
-    """Open it with a `with` block. Not for two threads at a time.
+    """A T-SQL session, opened by a `with` block. It must not be used by two threads at a time.
 
     Attributes:
-        machine: what runs the statements.
+        machine: the interpreter of statements.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Session:
         self._database = database
         self._listener = listener
         self._given = connection
-        self._temporary: dict[str, str] = {}  # tables of batches before this one, which outlive them
+        self._temporary: dict[str, str] = {}  # temporary tables of earlier batches
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         instance = self._database.instance
         connection = self._given or self._resources.enter_context(instance.connection())
-        self.machine = Machine(instance, connection, self._listener or (lambda said: None))
+        self.machine = Machine(instance, connection, self._listener or (lambda item: None))
         self.machine.context = Context(self.machine, self._database)
         self.machine.queries = Queries(self.machine)
         self.machine.transactions.on_undo = self.machine.queries.invalidate_all
@@ -121,7 +121,7 @@ class Session:
             self._resources.close()
 
     def _leave(self, machine: Machine) -> None:
-        """Roll back what is open, and give back what is the session's."""
+        """Roll back an open transaction, and release the locks and tables of the session."""
         if self._given is None and machine.transactions.count:
             machine.context.roll_back()
         machine.transactions.release_guard()
@@ -132,7 +132,7 @@ class Session:
             machine.queries.close()
         except psycopg.Error:
             if self._given is None:
-                machine.connection.close()  # its settings are nobody else's
+                machine.connection.close()  # its settings must not reach another session
         if self._given is None:
             release_kept(machine.connection)
 
@@ -143,9 +143,9 @@ class Session:
         *,
         should_stop_after: Callable[[int], bool] = lambda line: False,
     ) -> None:
-        """Run a script, batch by batch; everything is told to the listener.
+        """Run a script batch by batch, and pass all output to the listener.
 
-        An error of one batch stops no other, unless `should_stop_after` says so of the line where the batch ends.
+        The script goes on after a failed batch, unless `should_stop_after` returns True for the last line of the batch.
         """
         try:
             for batch in _batches(script):
@@ -154,18 +154,18 @@ class Session:
                     self._run_batch(batch, parameters or {})
                     if self.machine.last_error and should_stop_after(batch.tokens.line(len(batch.tokens.words) - 1)):
                         return
-        except TsqlError as unreadable:  # what follows cannot be told apart
+        except TsqlError as unreadable:  # the rest cannot be split into batches
             self.machine.emit(unreadable)
 
     def execute(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
         """Run a script up to the first batch with an error.
 
         Args:
-            script: T-SQL, in which a line with GO separates batches.
-            parameters: variables of each batch by name, with or without @.
+            script: T-SQL text. A line with GO separates batches.
+            parameters: values of variables of each batch, by name with or without @.
 
         Raises:
-            TsqlError: the first error that no CATCH block took; its batch went on where T-SQL goes on.
+            TsqlError: the first error that no CATCH block handled. The batch has continued where T-SQL continues.
         """
         results = Results()
         outer, self.machine.listener = self.machine.listener, results.add
@@ -180,7 +180,7 @@ class Session:
         return results
 
     def names(self) -> list[str]:
-        """The names of the current database that a script may mention: queues, services, message types, contracts."""
+        """Return the names of queues, services, message types, contracts and procedures of the current database."""
         database = self.machine.context.database
         if self.machine.transactions.is_doomed:
             return []
@@ -188,10 +188,10 @@ class Session:
         return [name for (name,) in rows]
 
     def call(self, database: str, schema: str, name: str) -> None:
-        """Run a procedure without parameters, as activation does; errors that do not end it are only said.
+        """Run a procedure without parameters, as activation does. Errors that do not end it go to the listener.
 
         Raises:
-            TsqlError: the error that ended it, 8415 it has left a transaction open, which is rolled back, 2812.
+            TsqlError: the error that ended the procedure; 8415 it left a transaction open, which is rolled back; 2812.
         """
         machine = self.machine
         ended = [True]
@@ -222,6 +222,7 @@ class Session:
 
     @contextlib.contextmanager
     def _batch(self, parameters: Mapping[str, object]) -> Iterator[None]:
+        """Set up the frame of a batch, and pass its errors to the listener."""
         machine = self.machine
         frame = Frame(tables=self._temporary)
         for name, value in parameters.items():
@@ -249,9 +250,9 @@ class Session:
 
 
 def _batches(script: str) -> Iterable[Batch]:
-    """The batches of a script; of a short one, which comes again as calls do, they are remembered."""
+    """Return the batches of a script. Those of a short script are cached."""
     if len(script) <= _MAX_CACHED_SCRIPT_CHARS:
-        with contextlib.suppress(TsqlError):  # which is told when its turn comes, behind those before it
+        with contextlib.suppress(TsqlError):  # reported when the batches before it have run
             return _cached_batches(script)
     return batches(script)
 
@@ -262,7 +263,7 @@ def _cached_batches(script: str) -> tuple[Batch, ...]:
 
 
 def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
-    """The statements of a batch that is given the variables `known`, remembered by its text."""
+    """Return the statements of a batch with the parameters `known`, from the cache if possible."""
     tokens = batch.tokens
     text = tokens.source[tokens.starts[0] : tokens.starts[-1]]
     if len(text) > _MAX_CACHED_BATCH_CHARS:
@@ -276,5 +277,5 @@ def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
 
 
 def _parameter_type(value: object) -> SqlType:
-    """The type of a parameter that comes from Python."""
+    """Return the type of a parameter that comes from Python."""
     return infer_type(value) or NVARCHAR

@@ -1,4 +1,4 @@
-"""What T-SQL says when a statement fails: a number, a level, and where."""
+"""Errors and messages of T-SQL statements: number, level, text and place."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from servicebroker.model.wording import cut
 
 
 class TsqlError(BrokerError):
-    """A T-SQL statement was refused, or text could not be parsed.
+    """A T-SQL statement failed, or text could not be parsed.
 
     Attributes:
-        number: of SQL Server's list, for example 8429, 2627 or 102.
-        severity: the level: 10 (information) to 25.
+        number: the number in SQL Server, for example 8429, 2627 or 102.
+        severity: the level, from 10 (information) to 25.
         state: 1 to 255.
         text: the message.
-        line: where the statement begins, 0 when that is not known: of the script, inside a procedure of its text.
-        procedure: its name, "" outside of procedures.
-        is_raised: whether RAISERROR said it, so that SET XACT_ABORT does not count.
-        undoes: whether the transaction is rolled back whatever the number, since what was done before it stands.
-        ends_batch: whether what follows in the batch is left out whatever the number, as after THROW.
+        line: the first line of the statement, counted in the script, or in the text of the procedure; 0 if unknown.
+        procedure: the name of the procedure, "" outside of procedures.
+        is_raised: True for RAISERROR, which SET XACT_ABORT does not apply to.
+        undoes: True to roll the transaction back whatever the number, since earlier changes of the statement remain.
+        ends_batch: True to end the batch whatever the number, as THROW does.
     """
 
     is_raised = False
@@ -40,19 +40,19 @@ class TsqlError(BrokerError):
         Exception.__init__(self, str(self))
 
     def shown(self) -> str:
-        """The familiar two lines: where and how bad, then the text."""
+        """Return the two lines that SQL Server's tools print: the headline, then the text."""
         return f"{self.headline()}\n{self.text}"
 
     def __str__(self) -> str:
         return f"{self.headline()}: {self.text}"
 
     def headline(self) -> str:
-        """Where it has happened, and how bad it is: the first of the two lines."""
+        """Return the first line: number, level, state, procedure and line."""
         where = f", Procedure {self.procedure}" if self.procedure else ""
         return f"Msg {self.number}, Level {self.severity}, State {self.state}{where}, Line {self.line}"
 
     def at(self, line: int, procedure: str) -> TsqlError:
-        """The same error at a place, unless it has one."""
+        """Set the place of the error, unless it has one, and return the error."""
         if self.line or not line:
             return self
         self.line, self.procedure = line, procedure
@@ -60,7 +60,7 @@ class TsqlError(BrokerError):
 
 
 class Message(NamedTuple):
-    """What a script says without a result set: PRINT, RAISERROR up to level 10, warnings.
+    """A message without rows: PRINT, RAISERROR up to level 10, a warning.
 
     `number` and `severity` are 0 for PRINT.
     """
@@ -74,18 +74,18 @@ class Message(NamedTuple):
 
 
 def syntax_error(near: str, line: int) -> TsqlError:
-    """102: the text cannot go on with this word."""
+    """Build error 102: the word is not allowed here."""
     return TsqlError(SYNTAX_ERROR, f"Incorrect syntax near '{near}'.", severity=15, line=line)
 
 
 def condition_expected(near: str = "") -> TsqlError:
-    """4145: a value stands where a condition is expected."""
+    """Build error 4145: a value stands in place of a condition."""
     text = "An expression of non-boolean type specified in a context where a condition is expected"
     return TsqlError(4145, f"{text}, near '{near[-20:]}'." if near else f"{text}.", severity=15)
 
 
 def no_linked_server(name: str) -> TsqlError:
-    """7202: a name of four parts is of another server."""
+    """Build error 7202: a name of four parts refers to another server."""
     return TsqlError(7202, f"Could not find server '{name}' in sys.servers. Linked servers are not supported here.")
 
 
@@ -94,5 +94,5 @@ UNSUPPORTED_ERROR = 40515
 
 
 def unsupported(what: str, instead: str, line: int) -> TsqlError:
-    """What is understood but not done here; `instead` says what to write."""
+    """Build error 40515: the construct is known and not supported. `instead` is the advice."""
     return TsqlError(UNSUPPORTED_ERROR, f"{what} is not supported here. {instead}", line=line)

@@ -1,4 +1,4 @@
-"""Statements as plain values. What is relational stays a slice of the text, with its line."""
+"""Statements as plain values. A relational statement stays a slice of the source text, with its line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-MUTATOR = "tsql_modify"  # what modify() is called in an expression, where only SET may write it
+MUTATOR = "tsql_modify"  # replaces modify() in an expression of SET, the only place that allows it
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A scalar or boolean expression as it is written."""
+    """A scalar or boolean expression, kept as source text."""
 
     text: str
     line: int
@@ -19,28 +19,28 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name of up to four parts, without brackets; a part that is left out is empty."""
+    """A name of up to four parts, without brackets. An omitted part is empty."""
 
     parts: tuple[str, ...]
 
     @property
     def own(self) -> str:
-        """The last part."""
+        """The last part: the object's own name."""
         return self.parts[-1]
 
     @property
     def schema(self) -> str:
-        """The part before the last, "" when it is left out."""
+        """The part before the object's name, "" if omitted."""
         return self.parts[-2] if len(self.parts) > 1 else ""
 
     @property
     def database(self) -> str:
-        """The part before the schema, "" when it is left out."""
+        """The part before the schema, "" if omitted."""
         return self.parts[-3] if len(self.parts) > 2 else ""
 
     @property
     def server(self) -> str:
-        """The part before the database, "" when it is left out."""
+        """The part before the database, "" if omitted."""
         return self.parts[-4] if len(self.parts) > 3 else ""
 
     def __str__(self) -> str:
@@ -49,14 +49,14 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable, in lower case and with its @."""
+    """A variable. Its name is in lower case and includes the @."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A string, number or NULL of the text."""
+    """A string, a number or NULL."""
 
     value: object
 
@@ -66,7 +66,7 @@ Operand: TypeAlias = Name | Variable | Constant | Expression
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Any statement; `line` is where it begins."""
+    """Base of all statements. `line` is the line of its first word."""
 
     line: int
 
@@ -110,21 +110,21 @@ class Continue(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Label(Statement):
-    """A place that GOTO names; in lower case."""
+    """A target of GOTO. Its name is in lower case."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Goto(Statement):
-    """GOTO label; in lower case."""
+    """GOTO label. The label is in lower case."""
 
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Return(Statement):
-    """RETURN, with the return code of a procedure."""
+    """RETURN, with a procedure's return code if there is one."""
 
     value: Expression | None
 
@@ -139,7 +139,7 @@ class TryCatch(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Unsupported(Statement):
-    """A statement that is read and refused when its turn comes."""
+    """A statement that is parsed, and raises an error when it runs."""
 
     feature: str
     alternative: str
@@ -147,7 +147,7 @@ class Unsupported(Statement):
 
 @dataclass(frozen=True, slots=True)
 class NoEffect(Statement):
-    """A statement that asks SQL Server for what nobody has to ask for here."""
+    """A statement that only tunes SQL Server and does nothing here."""
 
     feature: str
 
@@ -174,14 +174,16 @@ class DeclareTable(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Declarations(Statement):
-    """What blocks of a batch or module declare, without its values: it counts whether or not the block is entered."""
+    """The variables that the blocks of a batch or module declare, without values. They exist even if the block never
+    runs.
+    """
 
     made: tuple[DeclareVariable | DeclareTable, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SetVariable(Statement):
-    """SET @name = value; of a compound assignment the whole value: @name + (...) for +=."""
+    """SET @name = value. For a compound assignment, `value` is the whole right side: @name + (...) for +=."""
 
     name: str
     value: Expression
@@ -196,7 +198,7 @@ class SelectVariables(Statement):
 
 @dataclass(frozen=True, slots=True)
 class SetOption(Statement):
-    """SET option ON, OFF or a value; `options` in upper case."""
+    """SET option ON, OFF or a value. Option names are in upper case."""
 
     options: tuple[str, ...]
     value: str
@@ -222,7 +224,7 @@ class Raiserror(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Throw(Statement):
-    """THROW number, message, state; all None to throw again what was caught."""
+    """THROW number, message, state. All fields are None to rethrow the caught error."""
 
     number: Expression | None = None
     message: Expression | None = None
@@ -241,9 +243,9 @@ class Use(Statement):
 
 @dataclass(frozen=True, slots=True)
 class DeclareCursor(Statement):
-    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query; not `is_updatable` when it only reads.
+    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query. `is_updatable` is False for a read-only cursor.
 
-    `is_fixed` is whether OPEN settles which rows it has: INSENSITIVE, STATIC and KEYSET.
+    `is_fixed` is True if OPEN fixes the set of rows: INSENSITIVE, STATIC and KEYSET.
     """
 
     name: str
@@ -288,7 +290,7 @@ class CommitTransaction(Statement):
 
 @dataclass(frozen=True, slots=True)
 class RollbackTransaction(Statement):
-    """ROLLBACK TRANSACTION, of all or to a savepoint."""
+    """ROLLBACK TRANSACTION, of the whole transaction or to a savepoint."""
 
     name: Operand | None
 
@@ -305,7 +307,7 @@ class SaveTransaction(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of EXEC; `value` is None for DEFAULT."""
+    """One argument of EXEC. `value` is None for DEFAULT."""
 
     name: str
     value: Operand | None
@@ -323,7 +325,7 @@ class Execute(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ExecuteText(Statement):
-    """EXEC ('text' + @more) AS USER = 'name', or LOGIN: `kind`."""
+    """EXEC ('text' + @more) AS USER = 'name'. `kind` is USER or LOGIN."""
 
     text: Expression
     user: Operand | None
@@ -332,7 +334,7 @@ class ExecuteText(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ResultColumn:
-    """A column that WITH RESULT SETS names."""
+    """A column named in WITH RESULT SETS."""
 
     name: str
     type: str
@@ -341,7 +343,7 @@ class ResultColumn:
 
 @dataclass(frozen=True, slots=True)
 class ResultSets(Statement):
-    """EXEC ... WITH RESULT SETS (...); none of them for NONE."""
+    """EXEC ... WITH RESULT SETS (...). `sets` is empty for NONE."""
 
     source: Execute | ExecuteText
     sets: tuple[tuple[ResultColumn, ...], ...]
@@ -349,7 +351,7 @@ class ResultSets(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Relational(Statement):
-    """SELECT, INSERT, UPDATE, DELETE, CREATE TABLE ...: `verb` is its first word, or two."""
+    """SELECT, INSERT, UPDATE, DELETE, CREATE TABLE and the like. `verb` is the first word, or the first two."""
 
     verb: str
     text: str
@@ -357,7 +359,7 @@ class Relational(Statement):
 
 @dataclass(frozen=True, slots=True)
 class InsertExecute(Statement):
-    """INSERT INTO target EXEC ...: `target` is the text up to EXEC."""
+    """INSERT INTO target EXEC ... `target` is the text up to EXEC."""
 
     target: str
     source: Execute | ExecuteText
@@ -365,7 +367,9 @@ class InsertExecute(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A procedure's parameter; `default` is None when it must be given, `read_only` when it is a table."""
+    """A parameter of a procedure. `default` is None if the caller must pass a value. `read_only` marks a table-valued
+    one.
+    """
 
     name: str
     type: str
@@ -376,7 +380,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Procedure(Statement):
-    """CREATE or ALTER PROCEDURE. `action` is CREATE, ALTER or CREATE OR ALTER; `text` the whole batch."""
+    """CREATE or ALTER PROCEDURE. `action` is CREATE, ALTER or CREATE OR ALTER. `text` is the whole batch."""
 
     action: str
     name: Name
@@ -388,7 +392,7 @@ class Procedure(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Trigger(Statement):
-    """CREATE or ALTER TRIGGER on a table; `events` are INSERT, UPDATE and DELETE."""
+    """CREATE or ALTER TRIGGER on a table. `events` are INSERT, UPDATE and DELETE."""
 
     action: str
     name: Name
@@ -404,8 +408,8 @@ class Trigger(Statement):
 class Function(Statement):
     """CREATE or ALTER FUNCTION.
 
-    A scalar one has `returns` and a `body`, a table-valued one a `query`, or a `table` that its `body` fills.
-    `is_strict` is whether it returns NULL as soon as an argument is NULL.
+    A scalar function has `returns` and a `body`. A table-valued function has a `query`, or a `table` that its `body`
+    fills. `is_strict` is True for RETURNS NULL ON NULL INPUT.
     """
 
     action: str
@@ -447,7 +451,7 @@ class BeginTimer(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Send(Statement):
-    """SEND ON CONVERSATION handles MESSAGE TYPE type (body); `body` None when it is omitted."""
+    """SEND ON CONVERSATION handles MESSAGE TYPE type (body). `body` is None if omitted."""
 
     handles: tuple[Operand, ...]
     message_type: Operand | None
@@ -456,7 +460,7 @@ class Send(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveItem:
-    """One entry of RECEIVE's list: an assignment, a column of the result with its name, or * among others."""
+    """One entry of RECEIVE's select list: an assignment, a result column with its name, or * beside other entries."""
 
     value: Expression
     variable: str | None = None
@@ -465,7 +469,7 @@ class ReceiveItem:
 
 @dataclass(frozen=True, slots=True)
 class Receive(Statement):
-    """RECEIVE TOP (n) items FROM queue INTO @table WHERE column = value; `items` is empty for * alone."""
+    """RECEIVE TOP (n) items FROM queue INTO @table WHERE column = value. `items` is empty for a single *."""
 
     queue: Name
     items: tuple[ReceiveItem, ...]
@@ -522,15 +526,15 @@ class EndConversation(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Definition(Statement):
-    """CREATE, ALTER or DROP of an object: `clauses` holds what the text says, under the words it says it with.
+    """CREATE, ALTER or DROP of an object. `clauses` maps the words of each clause to its value.
 
     Attributes:
         verb: CREATE, ALTER or DROP.
         kind: MESSAGE TYPE, QUEUE, CERTIFICATE ...
-        name: of the object.
-        clauses: see the parser of the kind.
-        if_exists: whether DROP may find nothing.
-        text: all of it, as it is written.
+        name: the object's name.
+        clauses: documented at the parser method of the kind.
+        if_exists: True for IF EXISTS: DROP of a missing object is no error.
+        text: the whole statement as source text.
     """
 
     verb: str
@@ -545,7 +549,8 @@ class Definition(Statement):
 class Permission(Statement):
     """GRANT, DENY or REVOKE of permissions on an object to principals.
 
-    `kind` is MESSAGE TYPE, SERVICE, OBJECT, SCHEMA ..., "" for the database; `name` then is None. `text` is all of it.
+    `kind` is MESSAGE TYPE, SERVICE, OBJECT, SCHEMA ... For the database it is "", and `name` is None. `text` is the
+    whole statement as source text.
     """
 
     verb: str
@@ -560,9 +565,9 @@ class Permission(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ExecuteAs(Statement):
-    """EXECUTE AS USER or LOGIN = name; `kind` CALLER has no name.
+    """EXECUTE AS USER or LOGIN = name. Kind CALLER has no name.
 
-    `no_revert` is WITH NO REVERT; `cookie` the variable of WITH COOKIE INTO.
+    `no_revert` is WITH NO REVERT. `cookie` is the variable of WITH COOKIE INTO.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The lexer: text to words, strings, variables, numbers and signs, and the batches between the GO lines."""
+"""Lexer: splits text into words, strings, variables, numbers and signs, and a script into batches at its GO lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# a compound assignment, and what it does with the value before
+# the operator behind each compound assignment
 COMPOUND_OPERATORS = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
 _BLANK = re.compile(r"(?:[\s\ufeff]++|--[^\n]*+)*+")
 _COMMENT_SIGN = re.compile(r"/\*|\*/")
@@ -32,10 +32,10 @@ _LITERAL_KINDS = {"v": (VARIABLE, "@"), "s": (STRING, "'"), "q": (QUOTED, "["), 
 
 
 class Tokens(NamedTuple):
-    """The tokens of a batch, column by column; the last one is END.
+    """The tokens of a batch, stored column by column. The last token is END.
 
-    `words` holds what the parser compares: a plain word in upper case, a sign as it is, "@" for a variable, "'" for a
-    string, "[" for a quoted name, "0" for a number, "" at the end. `starts` and `ends` are offsets into `source`.
+    `words` holds a plain word in upper case and a sign as it is. Other tokens have a marker: "@" for a variable, "'"
+    for a string, "[" for a quoted name, "0" for a number, "" at the end. `starts` and `ends` are offsets into `source`.
     """
 
     source: str
@@ -46,16 +46,16 @@ class Tokens(NamedTuple):
     lines: list[int]  # offsets of the line breaks of the source
 
     def line(self, index: int) -> int:
-        """The line of a token, from 1."""
+        """Return the line of a token, counted from 1."""
         return bisect_right(self.lines, self.starts[index]) + 1
 
     def text(self, index: int) -> str:
-        """The token as it is written."""
+        """Return the source text of a token."""
         return self.source[self.starts[index] : self.ends[index]]
 
 
 def find_closing(words: Sequence[str], opening: int) -> int | None:
-    """The place of the parenthesis that closes the one at `opening`; None where it is not closed."""
+    """Return the index of the parenthesis that closes the one at `opening`, or None if it stays open."""
     depth = 0
     for place in range(opening, len(words)):
         depth += {"(": 1, ")": -1}.get(words[place], 0)
@@ -65,17 +65,18 @@ def find_closing(words: Sequence[str], opening: int) -> int | None:
 
 
 class Batch(NamedTuple):
-    """What stands between two lines with GO; to be run `times` times."""
+    """The text between two GO lines, to be run `times` times."""
 
     tokens: Tokens
     times: int = 1
 
 
 def batches(source: str) -> Iterator[Batch]:
-    """The batches of a script one by one, so that one that cannot be read does not stop those before it.
+    """Yield the batches of a script one by one, so that an unreadable batch does not stop those before it.
 
     Raises:
-        TsqlError: 105 a string or name without its end, 113 a comment without its end, 102 a sign of no language.
+        TsqlError: 105 a string or name without its end, 113 a comment without its end, 102 a character outside the
+            language.
     """
     lines = [match.start() for match in re.finditer("\n", source)]
     place = 0
@@ -88,10 +89,10 @@ def batches(source: str) -> Iterator[Batch]:
 
 
 def tokenize(source: str) -> Tokens:
-    """The tokens of a text in which GO is a word like any other.
+    """Return the tokens of a text in which GO has no special meaning.
 
     Raises:
-        TsqlError: as `batches`.
+        TsqlError: see `batches`.
     """
     lines = [match.start() for match in re.finditer("\n", source)]
     return _read_batch(source, lines, 0, separate=False)[0]
@@ -101,7 +102,7 @@ _GO = re.compile(r"[ \t]*+([0-9]{1,9}+)?+[ \t]*+;?+[ \t]*+(?:--[^\n]*+)?+\r?+(?:
 
 
 def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = True) -> tuple[Tokens, int, int]:
-    """The tokens from `place` to GO or the end; where the next batch begins; how often to run this one."""
+    """Read tokens from `place` up to GO or the end. Return them, the start of the next batch, and the repeat count."""
     words: list[str] = []
     kinds: list[int] = []
     starts: list[int] = []
@@ -111,11 +112,11 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
     first = place
     times = 1
     while True:
-        found = match(source, place)
-        if found is None:
+        token = match(source, place)
+        if token is None:
             raise _lexical_error(source, lines, place)
-        group = found.lastgroup
-        start, end = found.span(found.lastindex)  # type: ignore[arg-type] # each alternative has a name
+        group = token.lastgroup
+        start, end = token.span(token.lastindex)  # type: ignore[arg-type] # each alternative of the pattern is named
         if group == "w":
             word = source[start:end].upper()
             if word == "GO" and separate and _is_first_on_line(source, start, first):
@@ -150,12 +151,13 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
 
 
 def _is_first_on_line(source: str, place: int, first: int) -> bool:
+    """Check that only blanks precede `place` on its line, which GO requires."""
     before = source[max(source.rfind("\n", 0, place) + 1, first) : place]
     return not before.strip(" \t\r\ufeff")
 
 
 def _comment_end(source: str, lines: list[int], place: int) -> int:
-    """Comments nest."""
+    """Return the index behind a comment. Comments nest."""
     depth, at = 1, place + 2
     while depth:
         sign = _COMMENT_SIGN.search(source, at)
@@ -168,6 +170,7 @@ def _comment_end(source: str, lines: list[int], place: int) -> int:
 
 
 def _lexical_error(source: str, lines: list[int], place: int) -> TsqlError:
+    """Build the error for text at `place` that starts no token."""
     blank = _BLANK.match(source, place)
     place = blank.end() if blank else place
     line = bisect_right(lines, place) + 1
@@ -181,7 +184,7 @@ def _lexical_error(source: str, lines: list[int], place: int) -> TsqlError:
 
 
 def unquote(text: str) -> str:
-    """A name without its brackets or quotation marks."""
+    """Return a name without its brackets or quotation marks."""
     if text[0] == "[":
         return text[1:-1].replace("]]", "]")
     if text[0] == '"':
@@ -190,5 +193,5 @@ def unquote(text: str) -> str:
 
 
 def string_value(text: str) -> str:
-    """What a string literal says."""
+    """Return the value of a string literal, without quotation marks and the N prefix."""
     return text[text.index("'") + 1 : -1].replace("''", "'")

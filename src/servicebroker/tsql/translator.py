@@ -1,4 +1,4 @@
-"""From T-SQL to PostgreSQL's SQL, one relational statement or expression at a time."""
+"""Translation of one relational statement or expression to PostgreSQL's SQL, with a cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import SYNTAX_ERROR, TsqlError, syntax_error
 from servicebroker.tsql.translation.definitions.object_definitions import translate_definition
 from servicebroker.tsql.translation.documents.xml_namespaces import take_namespaces
-from servicebroker.tsql.translation.queries import aggregates  # noqa: F401 # it registers what it writes, as below
+from servicebroker.tsql.translation.queries import aggregates  # noqa: F401 # registers its writers, as do the modules below
 from servicebroker.tsql.translation.queries.assignments import translate_assignment
 from servicebroker.tsql.translation.queries.selects import apply_row_limit, translate_query
 from servicebroker.tsql.translation.queries.selects_into import find_into, select_into
@@ -36,13 +36,13 @@ from servicebroker.tsql.translation.values.expressions import condition_or_value
 
 __all__ = ["TEMPORARY", "Translation", "tables_of", "translate", "translate_expression"]
 
-_TEMPDB = r"(?:\[?tempdb\]?\s*\.\s*(?:\[?dbo\]?\s*)?\.\s*)?"  # which may stand before a temporary table
-# what makes a temporary table, whose name is in one of the groups
+_TEMPDB = r"(?:\[?tempdb\]?\s*\.\s*(?:\[?dbo\]?\s*)?\.\s*)?"  # optional before a temporary table
+# matches statements that create a temporary table; one of the groups holds its name
 TEMPORARY = re.compile(rf"\bINTO\s+{_TEMPDB}(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+{_TEMPDB}\[?(#[\w$#@]+)", re.IGNORECASE)
-_MAX_CACHED_TEXTS = 2000  # texts
-# what stands for CONTAINS, for example, is read as a call of a function, and so is the inside of {fn NOW()}
+_MAX_CACHED_TEXTS = 2000
+# an unsupported construct such as CONTAINS parses as a function call and fails with one of these
 _CONDITION_EXPECTED_ERROR, _UNKNOWN_FUNCTION_ERROR = 4145, 195
-_MAX_SCOPES_PER_TEXT = 4  # of scopes, for each text
+_MAX_SCOPES_PER_TEXT = 4  # more would only hold translations of tables that have changed since
 _CHANGE_VERBS = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _READING_STATEMENTS = frozenset({"SELECT", "UPDATE", "DELETE"})
 _DEFINITION_VERBS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})
@@ -51,84 +51,91 @@ _cache: OrderedDict[tuple[str, str, int], list[CacheEntry]] = OrderedDict()
 
 
 def translate(text: str, scope: Scope) -> Translation:
-    """A query, a change of rows, or a definition of a table, view, index, schema or sequence.
+    """Translate a query, a change of rows, or a definition of a table, view, index, schema or sequence.
 
     Raises:
-        TsqlError: what cannot be read, is not there, or is not supported; never anything else.
+        TsqlError: the text is wrong, names a missing object, or is not supported. No other exception is raised.
     """
-    done: Translation = _translate_cached("statement", text, scope)
-    return done
+    translation: Translation = _translate_cached("statement", text, scope)
+    return translation
 
 
 def translate_expression(text: str, scope: Scope) -> Translation:
-    """A value or a condition: a query that returns one row with one column. A condition is true, false or null.
+    """Translate a value or condition to a query of one row and one column. A condition is true, false or null.
 
     Raises:
         TsqlError: as `translate`.
     """
-    done: Translation = _translate_cached("expression", text, scope)
-    return done
+    translation: Translation = _translate_cached("expression", text, scope)
+    return translation
 
 
 def tables_of(text: str, scope: Scope) -> tuple[str, ...]:
-    """The quoted PostgreSQL names of the tables that a statement reads or writes: what `scope.columns` should hold.
+    """Return the quoted PostgreSQL names of the tables that a statement reads or writes, for `scope.columns`.
 
     Raises:
         TsqlError: as `translate`.
     """
-    found: tuple[str, ...] = _translate_cached("tables", text, scope)
-    return found
+    tables: tuple[str, ...] = _translate_cached("tables", text, scope)
+    return tables
 
 
-def _translate_cached(what: str, text: str, scope: Scope) -> Any:
-    """A translation holds for every scope that would have given it the same answers."""
-    entries = _cache.get((what, text, scope.row_limit))
+def _translate_cached(role: str, text: str, scope: Scope) -> Any:
+    """Return a cached translation if the scope gives the same answers as before, or translate the text."""
+    entries = _cache.get((role, text, scope.row_limit))
     if entries is not None:
-        for database, used, done in entries:
-            if database == scope.database and all(_scope_answer(scope, *asked) == told for asked, told in used.items()):
-                return _record_uses(scope, done)
+        for database, answers, result in entries:
+            if database == scope.database and all(
+                _scope_answer(scope, *question) == answer for question, answer in answers.items()
+            ):
+                return _record_uses(scope, result)
     piece = slice_text(text)
     writer = Writer(scope, max_recursion=read_max_recursion(piece.tokens), has_parent_steps=".." in text)
     try:
-        done = _WRITERS[what](writer, piece)
-        if isinstance(done, Translation):
+        result = _WRITERS[role](writer, piece)
+        if isinstance(result, Translation):
             names_tables = bool(writer.table_uses) or any(kind == "columns" for kind, _ in writer.scope_answers)
-            done = done._replace(uses=tuple(writer.uses), tables_read=_tables_read(writer), names_tables=names_tables)
+            result = result._replace(
+                uses=tuple(writer.uses), tables_read=_tables_read(writer), names_tables=names_tables
+            )
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
     except TsqlError as error:
         by_text = error.number in (SYNTAX_ERROR, _CONDITION_EXPECTED_ERROR, _UNKNOWN_FUNCTION_ERROR)
         raise (find_unsupported_clause(piece.tokens) if by_text else None) or error from None
-    used = writer.scope_answers
-    if what == "tables":  # which does not depend on what they hold
-        used = {asked: told for asked, told in used.items() if asked[0] != "columns"}
+    answers = writer.scope_answers
+    if role == "tables":  # the list of tables does not depend on their columns
+        answers = {question: answer for question, answer in answers.items() if question[0] != "columns"}
     if len(text) > MAX_CACHED_CHARS:
-        return _record_uses(scope, done)
-    _cache[what, text, scope.row_limit] = [(scope.database, used, done), *(entries or [])][:_MAX_SCOPES_PER_TEXT]
+        return _record_uses(scope, result)
+    _cache[role, text, scope.row_limit] = [(scope.database, answers, result), *(entries or [])][:_MAX_SCOPES_PER_TEXT]
     if len(_cache) > _MAX_CACHED_TEXTS:
         _cache.popitem(last=False)
-    return _record_uses(scope, done)
+    return _record_uses(scope, result)
 
 
-def _record_uses(scope: Scope, done: Any) -> Any:
-    if scope.recorded_uses is not None and isinstance(done, Translation):
-        scope.recorded_uses.update(dict.fromkeys(done.uses))
-    return done
+def _record_uses(scope: Scope, result: Any) -> Any:
+    """Report the uses of a translation to the scope, if it records them, and return the translation."""
+    if scope.recorded_uses is not None and isinstance(result, Translation):
+        scope.recorded_uses.update(dict.fromkeys(result.uses))
+    return result
 
 
 def _tables_read(writer: Writer) -> tuple[str, ...]:
-    """What INSERT writes and does not read is none of them."""
-    looked_at = {(use.database, use.schema, use.name) for use in writer.uses if use.statement in _READING_STATEMENTS}
-    found = writer.table_uses.items()
-    return tuple(sorted(table for table, use in found if (use.database, use.schema, use.name) in looked_at))
+    """Return the tables whose rows a statement reads. A table that INSERT only writes is none of them."""
+    read_objects = {(use.database, use.schema, use.name) for use in writer.uses if use.statement in _READING_STATEMENTS}
+    tables = writer.table_uses.items()
+    return tuple(sorted(table for table, use in tables if (use.database, use.schema, use.name) in read_objects))
 
 
 def _tables(writer: Writer, piece: Slice) -> tuple[str, ...]:
+    """Return the tables that a statement asks the scope for."""
     _statement(writer, piece)
     return tuple(name for kind, name in writer.scope_answers if kind == "columns")
 
 
 def _scope_answer(scope: Scope, kind: str, name: str) -> object:
+    """Ask the scope the question that a writer has asked before."""
     if kind == "variable":
         return scope.variables.get(name)
     if kind == "columns":
@@ -151,8 +158,9 @@ def _scope_answer(scope: Scope, kind: str, name: str) -> object:
 
 
 def _expression(writer: Writer, piece: Slice) -> Translation:
+    """Translate a single value or condition."""
     piece = take_namespaces(writer, piece)
-    check_form(piece.alone(), "SELECT 1 WHERE")  # one value or condition, without a name behind it
+    check_form(piece.alone(), "SELECT 1 WHERE")  # refuses a second value and an alias
     (inside,) = read_values(piece)
     if isinstance(inside, exp.Alias):  # name = value, as in IF x = 1 with a column x
         raise TsqlError(207, f"Invalid column name '{inside.alias}'.")
@@ -164,6 +172,7 @@ def _expression(writer: Writer, piece: Slice) -> Translation:
 
 
 def _statement(writer: Writer, piece: Slice) -> Translation:
+    """Translate a statement by its first word."""
     piece = take_namespaces(writer, piece)
     words = piece.words
     if not words:
@@ -182,6 +191,7 @@ def _statement(writer: Writer, piece: Slice) -> Translation:
 
 
 def _query(writer: Writer, node: exp.Expression) -> Translation:
+    """Translate a query: an assignment, SELECT INTO, or a result set."""
     if not isinstance(node, exp.Query):
         raise syntax_error("SELECT", 0)
     assigned = [isinstance(each, exp.EQ) and isinstance(each.this, exp.Parameter) for each in node.expressions]
@@ -190,11 +200,11 @@ def _query(writer: Writer, node: exp.Expression) -> Translation:
     target = find_into(node)
     if target is not None:
         return select_into(writer, node, target)
-    done = translate_query(writer, node, outermost=True)
-    names = None if done.outputs is None else tuple(output.name for output in done.outputs)
-    types = None if done.outputs is None else tuple(output.type for output in done.outputs)
+    translated = translate_query(writer, node, outermost=True)
+    names = None if translated.outputs is None else tuple(output.name for output in translated.outputs)
+    types = None if translated.outputs is None else tuple(output.type for output in translated.outputs)
     text = (
-        done.text if node.args.get("for_") is not None else apply_row_limit(writer, done.text)
+        translated.text if node.args.get("for_") is not None else apply_row_limit(writer, translated.text)
     )  # a document is one row
     return Translation(text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.locks))
 

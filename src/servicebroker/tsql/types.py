@@ -1,4 +1,4 @@
-"""The types of T-SQL, and what stands for each in PostgreSQL."""
+"""The types of T-SQL and their PostgreSQL types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from servicebroker.tsql.statement_errors import TsqlError
 
 
 class SqlType(NamedTuple):
-    """A type: `length` in characters or bytes, -1 for MAX; `precision` and `scale` of decimal, `scale` of times."""
+    """A type. `length` is in characters or bytes, -1 for MAX. `precision` and `scale` belong to decimal, `scale` also
+    to times.
+    """
 
     name: str
     length: int | None = None
@@ -26,7 +28,7 @@ class SqlType(NamedTuple):
 
 
 STRINGS = frozenset({"char", "varchar", "text", "nchar", "nvarchar", "ntext", "sysname"})
-PADDED = frozenset({"char", "nchar"})  # which are as long as they say, with blanks
+PADDED = frozenset({"char", "nchar"})  # padded with blanks to their length
 NATIONAL = frozenset({"nchar", "nvarchar", "ntext", "sysname"})
 BINARIES = frozenset({"binary", "varbinary", "image"})
 INTEGERS = frozenset({"bit", "tinyint", "smallint", "int", "bigint"})
@@ -78,7 +80,7 @@ _REFUSED = {
     "cursor": "Use WHILE over a table variable.",
     "table": "Write DECLARE @name TABLE (...).",
 }
-ROWVERSIONS = ("rowversion", "timestamp")  # binary(8); a column of it is written by every change of its row
+ROWVERSIONS = ("rowversion", "timestamp")  # stored as binary(8); every change of the row writes the column
 _TYPE = re.compile(
     r"(?:\[?sys\]?\s*\.\s*)?(?:\[(?P<quoted>[^\]]+)\]|\"(?P<other>[^\"]+)\"|(?P<plain>[a-z_][\w ]*?))\s*"
     r"(?:\(\s*(?P<first>max|\d{1,9})\s*(?:,\s*(?P<second>\d{1,9})\s*)?\))?",
@@ -88,20 +90,20 @@ _TYPED_XML = re.compile(r"\[?xml\]?\s*\(\s*(?:(?:content|document)\s+)?[^()]+\)"
 
 
 def parse_type(text: str, default_length: int = 1) -> SqlType:
-    """The type that a text names: 'nvarchar(MAX)', '[decimal](10, 2)'.
+    """Parse the name of a type: 'nvarchar(MAX)', '[decimal](10, 2)'.
 
-    `default_length` counts where none is written: 1 in declarations, 30 in CAST and CONVERT.
+    `default_length` applies if the text has no length: 1 in declarations, 30 in CAST and CONVERT.
 
     Raises:
-        TsqlError: 2715 for a name that is no type here, 131 and 2750 for sizes that are too big, 1001 for size 0.
+        TsqlError: 2715 unknown type, 131 and 2750 the size is too large, 1001 the size is 0.
     """
-    found = _TYPE.fullmatch(text.strip())
-    if found is None and _TYPED_XML.fullmatch(text.strip()):  # of a schema collection, which nothing checks it against
+    match = _TYPE.fullmatch(text.strip())
+    if match is None and _TYPED_XML.fullmatch(text.strip()):  # xml(collection): the collection is not checked
         return XML
-    if found is None:
+    if match is None:
         raise TsqlError(2715, f"Column, parameter, or variable: Cannot find data type {text.strip()[:60]}.")
-    written = re.sub(r"\s+", " ", (found["quoted"] or found["other"] or found["plain"]).strip().lower())
-    return make_type(written, found["first"], found["second"], default_length)
+    written = re.sub(r"\s+", " ", (match["quoted"] or match["other"] or match["plain"]).strip().lower())
+    return make_type(written, match["first"], match["second"], default_length)
 
 
 _NAME = re.compile(
@@ -111,16 +113,16 @@ _NAME = re.compile(
 
 
 def type_key(text: str) -> str | None:
-    """What a type that a user has made is known by, 'dbo.name' in lower case; None when the text is no such name."""
-    found = _NAME.fullmatch(text)
-    if found is None:
+    """Return the key of a user-defined type, 'dbo.name' in lower case, or None if the text is no such name."""
+    match = _NAME.fullmatch(text)
+    if match is None:
         return None
-    schema = found["s1"] or found["s2"] or found["s3"] or "dbo"
-    return f"{schema}.{found['n1'] or found['n2'] or found['n3']}".lower()
+    schema = match["s1"] or match["s2"] or match["s3"] or "dbo"
+    return f"{schema}.{match['n1'] or match['n2'] or match['n3']}".lower()
 
 
 def make_type(written: str, first: str | None = None, second: str | None = None, default_length: int = 1) -> SqlType:
-    """A type by its name and the numbers in its parentheses. Raises as `parse_type`."""
+    """Build a type from its name and the numbers in parentheses. Raises as `parse_type`."""
     name = _SYNONYMS.get(written, written)
     if name in _REFUSED:
         raise TsqlError(40515, f"The type {name} is not supported here. {_REFUSED[name]}")
@@ -206,26 +208,26 @@ _POSTGRES_TYPES = {
 }
 
 
-def postgres_type(of: SqlType) -> str:
-    """The PostgreSQL type of values of a T-SQL type, as variables have it. Columns have lengths: `column_type`."""
-    if of.name == "decimal":
-        return f"numeric({of.precision},{of.scale})"
-    if of.name in ("datetime2", "time", "datetimeoffset"):
-        kind = {"datetime2": "timestamp", "time": "time", "datetimeoffset": "timestamptz"}[of.name]
-        return f"{kind}({min(6, 7 if of.scale is None else of.scale)})"
-    return _POSTGRES_TYPES[of.name]
+def postgres_type(sql_type: SqlType) -> str:
+    """Return the PostgreSQL type of a variable. For columns, which have lengths, see `column_type`."""
+    if sql_type.name == "decimal":
+        return f"numeric({sql_type.precision},{sql_type.scale})"
+    if sql_type.name in ("datetime2", "time", "datetimeoffset"):
+        kind = {"datetime2": "timestamp", "time": "time", "datetimeoffset": "timestamptz"}[sql_type.name]
+        return f"{kind}({min(6, 7 if sql_type.scale is None else sql_type.scale)})"
+    return _POSTGRES_TYPES[sql_type.name]
 
 
-def column_type(of: SqlType) -> str:
-    """The PostgreSQL type of a column: a string that is too long is refused by it."""
-    if of.name in ("varchar", "nvarchar", "sysname") and of.length and of.length > 0:
-        return f"varchar({of.length})"
-    if of.name in PADDED:
-        return f"char({of.length or 1})"
-    return postgres_type(of)
+def column_type(sql_type: SqlType) -> str:
+    """Return the PostgreSQL type of a column, which refuses strings that are too long."""
+    if sql_type.name in ("varchar", "nvarchar", "sysname") and sql_type.length and sql_type.length > 0:
+        return f"varchar({sql_type.length})"
+    if sql_type.name in PADDED:
+        return f"char({sql_type.length or 1})"
+    return postgres_type(sql_type)
 
 
-def identity_clause(of: SqlType, start: int = 1, step: int = 1) -> str:
-    """What makes a column one of IDENTITY for PostgreSQL, which has bounds of its own otherwise."""
-    least, most = WHOLE.get(of.name, WHOLE["bigint"])
+def identity_clause(sql_type: SqlType, start: int = 1, step: int = 1) -> str:
+    """Return PostgreSQL's clause for an IDENTITY column, with the bounds of the T-SQL type."""
+    least, most = WHOLE.get(sql_type.name, WHOLE["bigint"])
     return f"GENERATED BY DEFAULT AS IDENTITY (START WITH {start} INCREMENT BY {step} MINVALUE {least} MAXVALUE {most})"

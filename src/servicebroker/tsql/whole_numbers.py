@@ -1,7 +1,7 @@
-"""Whole numbers that a script writes: they have at most 38 digits, as in SQL Server.
+"""Whole numbers in scripts. They have at most 38 digits, as in SQL Server.
 
-Python refuses to read more than 4,300 digits with an error of its own, and takes digits of other scripts. So what a
-script says is read here, and nowhere by `int` alone.
+Python's `int` raises its own error above 4,300 digits, and accepts digits of other writing systems. So numbers of a
+script are read here and never by `int` alone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _WHOLE = re.compile(r"[-+]?[0-9]+")
 
 
 def is_whole(text: str) -> bool:
-    """Return whether a text is digits, perhaps behind a sign."""
+    """Check that a text consists of digits, with an optional sign."""
     return _WHOLE.fullmatch(text) is not None
 
 
 def parse_whole_number(text: str, line: int = 0) -> int:
-    """Return the number that `is_whole` has found.
+    """Return the value of a text that `is_whole` accepts.
 
     Raises:
-        TsqlError: 1007 it has more than 38 digits.
+        TsqlError: 1007 more than 38 digits.
     """
     digits = text.lstrip("+-").lstrip("0")
     if len(digits) > MAXIMUM_DIGITS:

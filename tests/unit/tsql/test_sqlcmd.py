@@ -40,7 +40,7 @@ def test_a_file_is_read_where_it_is_named(tmp_path: Path) -> None:
 
 def test_errors_end_the_script_from_a_line_on() -> None:
     script = Sqlcmd().expand("PRINT 1\nGO\n:on error exit\nPRINT 2\nGO\n:On Error ignore\nPRINT 3", HERE)
-    assert [script.ends_at_error(line) for line in (1, 3, 4, 5, 6, 7)] == [False, True, True, True, False, False]
+    assert [script.should_stop_after(line) for line in (1, 3, 4, 5, 6, 7)] == [False, True, True, True, False, False]
 
 
 def test_quit_ends_the_script() -> None:

@@ -1,19 +1,20 @@
-"""Text to statements: a recursive descent for the broker's statements and procedures. Queries stay text.
+"""A recursive descent parser for the broker's statements and procedures. Queries stay text.
 
-**The problem.** T-SQL needs no semicolons, and many of its words are names elsewhere. The parser must find where each
-statement ends without reading queries.
+**The problem.** T-SQL needs no semicolons, and many of its keywords are also names. The parser must find the end of
+each statement without parsing queries.
 
-**The flow.** `tokenize` (`tsql/tokens.py`) makes words of a batch. `Parser` below reads one statement after the other
-by its first word and returns values of `tsql/syntax.py`. Its base classes read one subject each: `objects.py`,
-`security.py`, `procedures.py`, `dialogs.py`, `control.py`, above `token_reader.py`. The text of a query or an
-expression is cut out at its end (`extent.py`) and kept.
+**The flow.** `batches` (`tsql/tokens.py`) splits a script into tokens. `Parser` below reads one statement after the
+other by its first word and returns values of `tsql/syntax.py`. Its base classes read one subject each: `objects.py`,
+`security.py`, `functions.py`, `procedures.py`, `control.py`, `dialogs.py`, on top of `token_reader.py`. The text of a
+query or an expression is kept as it is, up to its end (`extent.py`).
 
 **The rules.**
 
-* No catalog, no session: the same text and variables give the same statements, so they are remembered by their text.
-* A statement that does not run here is named in `unsupported_statements.py`: refused, or without effect.
+* The parser uses no catalog and no session. The same text and parameters give the same statements, so `tsql/session.py`
+  caches them.
+* A statement that does not run here is listed in `unsupported_statements.py`: it is refused, or has no effect.
 * An error has the number that SQL Server gives: 102 for syntax, 137 for a variable that is not declared.
-* A word that begins a statement is listed in `words.py`; `extent.py` depends on that list.
+* A word that begins a statement is listed in `keywords.py`, on which `extent.py` depends.
 
 Begin with `_statement` below, then `dialogs.py`.
 """
@@ -45,33 +46,33 @@ from servicebroker.tsql.tokens import STRING, Tokens, tokenize
 
 
 def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Statement, ...]:
-    """The statements of a batch.
+    """Parse the statements of a batch.
 
-    `known` are the variables that it is given; when it is None, as for a module that was looked at when it was made,
-    nobody asks whether each variable is declared.
+    `known` are the names of its parameters. If it is None, the use of undeclared variables is not checked, as for a
+    module that was checked by CREATE.
 
     Raises:
-        TsqlError: 102 and others of level 15 where the text cannot be read; 137 and 1087 for a variable that nothing
-            has declared before it; 40515 for what is read and not done.
+        TsqlError: 102 and others of level 15 the syntax is wrong; 137 and 1087 a variable is not declared before its
+            use; 40515 a construct is not supported.
     """
     parser = Parser(tokens)
-    made = parser.body()
+    statements = parser.body()
     if known is not None:
         check_variables(tokens, parser.declared, parser.arguments, known)
-    return made
+    return statements
 
 
 def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | TsqlError]]:
-    """The statements of a batch that cannot be read as a whole, each with its first words, or what is wrong with it.
+    """Yield the statements of a batch that cannot be parsed as a whole, or the error of each, with its first words.
 
-    A block is opened, and what stands in it comes one by one.
+    The statements inside a faulty block are parsed one by one.
     """
     parser = Parser(tokens)
     while parser.word:
         begin = parser.at
         parser.depth = 0
         try:
-            made = parser.statement_group()
+            statements = parser.statement_group()
         except TsqlError as error:
             end = parser.refused_end(begin, error)
             if not parser.open_block(begin):
@@ -82,13 +83,13 @@ def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] |
                 ):
                     parser.at += 1
         else:
-            yield "", made
+            yield "", statements
         while parser.peek() != "CONVERSATION" and parser.take_any(";", "END", "ELSE", "TRY", "CATCH"):
             pass
 
 
 def parse_text(text: str, known: Collection[str] | None = None) -> tuple[Statement, ...]:
-    """The statements of a text without GO."""
+    """Parse the statements of a text without GO."""
     return parse(tokenize(text), known)
 
 
@@ -118,13 +119,17 @@ _OBJECT_METHODS = {
 
 
 class Parser(ObjectParser):
-    """All statements."""
+    """Parses all statements."""
 
     def statement(self) -> Statement:
-        """The statement that begins here."""
+        """Parse the statement that begins here."""
         begin = self.at
-        made = self._statement()
-        return replace(made, text=self.slice(begin, self.at)) if isinstance(made, Definition | Permission) else made
+        statement = self._statement()
+        return (
+            replace(statement, text=self.slice(begin, self.at))
+            if isinstance(statement, Definition | Permission)
+            else statement
+        )
 
     def _statement(self) -> Statement:
         line, word = self.line, self.word
@@ -154,12 +159,12 @@ class Parser(ObjectParser):
             label = self.identifier().lower()
             self.at += 1
             return Label(line, label)
-        if self.at == 0 and self.is_identifier():  # the first statement of a batch may call a procedure without EXEC
+        if self.at == 0 and self.is_identifier():  # the first statement of a batch may omit EXEC
             return self._with_result_sets(self._execute_procedure(line))
         raise self.failure()
 
     def open_block(self, begin: int) -> bool:
-        """Go behind the words that open the block at `begin`; False where there is none."""
+        """Skip the words that open the block at `begin`. Return False if there is no block."""
         self.at = begin
         if self.take_any("IF", "WHILE"):
             self.at = expression_end(self.tokens, self.at)
@@ -209,15 +214,15 @@ class Parser(ObjectParser):
     def _object(self, line: int, verb: str, begin: int) -> Statement:
         for words, method in _OBJECT_METHODS.items():
             if self.word == words[0] and self.take(*words):
-                made: Statement = getattr(self, method)(line, verb)
-                return made
+                statement: Statement = getattr(self, method)(line, verb)
+                return statement
         if self.word in _RELATIONAL_KINDS:
             self.at = begin
             return self.relational(line)
         raise self.failure()
 
     def _unsupported(self, line: int, feature: Feature) -> Statement:
-        """A statement that nothing stands behind."""
+        """Parse a statement without a counterpart here."""
         behind = self.at + feature.length
         inspect = {
             "DBCC CHECKIDENT": self._check_identity,
@@ -233,7 +238,7 @@ class Parser(ObjectParser):
             self.fail()
         if not feature.alternative:
             return NoEffect(line, feature.name)
-        if feature.name.startswith("DROP"):  # mostly behind an IF EXISTS that finds nothing
+        if feature.name.startswith("DROP"):  # mostly guarded by an IF EXISTS that is false
             return Unsupported(line, feature.name, feature.alternative)
         raise unsupported(feature.name, feature.alternative, line)
 
@@ -253,11 +258,11 @@ class Parser(ObjectParser):
     def _dbcc(self, line: int) -> Statement:
         """DBCC OPENTRAN [(database)], DBCC INPUTBUFFER (session [, request])."""
         kind = self.words[self.at - 1]
-        given: list[Operand] = []
+        arguments: list[Operand] = []
         if kind == "INPUTBUFFER" or self.word == "(":
             self.expect("(")
             while self.word != ")":
-                given.append(self.operand())
+                arguments.append(self.operand())
                 if not self.take(","):
                     break
             self.expect(")")
@@ -267,10 +272,10 @@ class Parser(ObjectParser):
                 shows_table |= self.expect_any("NO_INFOMSGS", "TABLERESULTS") == "TABLERESULTS"
                 if not self.take(","):
                     break
-        return Definition(line, "DBCC", kind, Name(("", kind)), {"given": given, "shows_table": shows_table})
+        return Definition(line, "DBCC", kind, Name(("", kind)), {"given": arguments, "shows_table": shows_table})
 
     def refused_end(self, begin: int, error: TsqlError) -> int:
-        """Where the statement at `begin` ends that was not read to its end."""
+        """Return the index behind the statement at `begin`, whose parsing has failed."""
         words = self.words[begin : begin + 4]
         if words[0] in ("CREATE", "ALTER") and any(word in _MODULES for word in words[1:]):
             return len(self.words) - 1  # its body is the rest of the batch
@@ -318,7 +323,7 @@ class Parser(ObjectParser):
         return Definition(line, verb, "TRIGGER", self.name(), {"names": names, "by_table": False})
 
     def _switch_of_table(self, line: int) -> Statement | None:
-        """ALTER TABLE name ENABLE or DISABLE TRIGGER; None, and no step further, when it alters something else."""
+        """Parse ALTER TABLE name ENABLE or DISABLE TRIGGER. Return None, without advancing, for another change."""
         begin = self.at
         if self.take("TABLE") and self.is_identifier():
             table, verb = self.name(), self.take_any("ENABLE", "DISABLE")
@@ -328,7 +333,7 @@ class Parser(ObjectParser):
         return None
 
     def _triggers(self) -> list[Name]:
-        """ALL, which is an empty list, or names."""
+        """Read ALL, returned as an empty list, or names."""
         if self.take("ALL"):
             return []
         names = [self.name()]
@@ -337,21 +342,21 @@ class Parser(ObjectParser):
         return names
 
     def _merge(self, line: int) -> Statement:
-        """It ends with a semicolon, which T-SQL demands of no other statement."""
+        """Read MERGE, the only statement that must end with a semicolon."""
         begin = self.at - 1
         while self.word not in ("", ";"):
             self.at += 1
         return Relational(line, "MERGE", self.slice(begin, self.at))
 
     def _is_before_query(self) -> bool:
-        """Whether the parentheses that open here hold a query."""
+        """Check whether the parentheses that open here contain a query."""
         place = self.at
         while self.words[place] == "(":
             place += 1
         return self.words[place] == "SELECT"
 
     def _is_before_merge(self) -> bool:
-        """Whether the common table expressions that begin here are those of a MERGE."""
+        """Check whether the common table expressions that begin here belong to MERGE."""
         depth = 0
         for word in self.words[self.at :]:
             depth += (word == "(") - (word == ")")

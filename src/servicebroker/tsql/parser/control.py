@@ -1,4 +1,4 @@
-"""Control flow, variables, messages and transactions."""
+"""Parser of control flow, variables, messages and transactions."""
 
 from __future__ import annotations
 
@@ -56,51 +56,51 @@ _ASSIGNMENT_OPERATORS = frozenset({"=", *COMPOUND_OPERATORS})
 
 
 class ControlFlowParser(DialogParser):
-    """Statements around the verbs."""
+    """Parses statements around the verbs."""
 
     depth = 0
-    has_goto = False  # whether there is a GOTO
+    has_goto = False  # a jump can skip declarations
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
-        self.declared: dict[str, int] = {}  # the place where a batch or module declares a variable, whatever the block
-        self.arguments: set[int] = set()  # the places where EXEC names a parameter, which is no variable
-        self._declarations: list[tuple[int, DeclareVariable | DeclareTable]] = []  # with their depth
+        self.declared: dict[str, int] = {}  # token index of each declaration in a batch or module
+        self.arguments: set[int] = set()  # token indexes where EXEC names a parameter
+        self._declarations: list[tuple[int, DeclareVariable | DeclareTable]] = []  # with the depth of their block
 
     def statement(self) -> Statement:
-        """One statement; implemented where all kinds are known."""
+        """Parse one statement. `Parser` implements it."""
         raise NotImplementedError
 
     def statements(self, *ends: str) -> tuple[Statement, ...]:
-        """Statements up to one of these words, or the end of the text."""
-        found: list[Statement] = []
+        """Parse statements up to one of the words `ends`, or the end of the text."""
+        statements: list[Statement] = []
         while True:
             while self.take(";"):
                 pass
             if self.word == "" or (self.word in ends and self._is_end()):
-                return tuple(found)
+                return tuple(statements)
             first = self.at
-            found += self.statement_group()
+            statements += self.statement_group()
             if self.at == first:
                 self.fail()
 
     def body(self) -> tuple[Statement, ...]:
-        """The statements of a batch or a module, to the end of the text.
+        """Parse the statements of a batch or a module, up to the end of the text.
 
         Raises:
-            TsqlError: 132, 133 of labels.
+            TsqlError: 132, 133 a label is wrong.
         """
-        line, made = self.line, self.statements()
-        check_labels(made)
-        early = tuple(one for depth, one in self._declarations if depth or self.has_goto)
+        line, statements = self.line, self.statements()
+        check_labels(statements)
+        early = tuple(declaration for depth, declaration in self._declarations if depth or self.has_goto)
         self._declarations.clear()
-        return (Declarations(line, early), *made) if early else made
+        return (Declarations(line, early), *statements) if early else statements
 
     def _is_end(self) -> bool:
         return self.word != "END" or self.peek() != "CONVERSATION"
 
     def statement_group(self) -> list[Statement]:
-        """One statement, or those that a single DECLARE makes."""
+        """Parse one statement, or the several statements of one DECLARE."""
         if self.word == "DECLARE":
             line = self.line
             self.at += 1
@@ -108,16 +108,20 @@ class ControlFlowParser(DialogParser):
         return [self.statement()]
 
     def nested(self) -> Statement:
-        """The statement of IF, ELSE and WHILE."""
+        """Parse the body of IF or WHILE, a single statement."""
         while self.take(";"):
             pass
         line = self.line
-        made = self.statement_group()
+        statements = self.statement_group()
         self.take(";")
-        return made[0] if len(made) == 1 else Block(line, tuple(made))
+        return statements[0] if len(statements) == 1 else Block(line, tuple(statements))
 
     def enter_block(self) -> None:
-        """One level down, as long as there is room."""
+        """Count one level of nesting.
+
+        Raises:
+            TsqlError: 191 too many levels.
+        """
         self.depth += 1
         if self.depth > MAX_BLOCK_DEPTH:
             raise TsqlError(
@@ -126,7 +130,7 @@ class ControlFlowParser(DialogParser):
             )  # fmt: skip
 
     def begin(self, line: int) -> Statement:
-        """What BEGIN begins."""
+        """BEGIN of a block, TRY, a transaction, a dialog or a timer."""
         if self.take("DIALOG"):
             return self.begin_dialog(line)
         if self.take("CONVERSATION", "TIMER"):
@@ -137,7 +141,9 @@ class ControlFlowParser(DialogParser):
                 self.string()
             return BeginTransaction(line, name)
         if self.take("DISTRIBUTED"):
-            self.refuse("BEGIN DISTRIBUTED TRANSACTION", "Write BEGIN TRANSACTION; delivery needs no distributed one.")
+            self.refuse(
+                "BEGIN DISTRIBUTED TRANSACTION", "Use BEGIN TRANSACTION. Delivery needs no distributed transaction."
+            )
         self.enter_block()
         if self.take("TRY"):
             body = self.statements("END")
@@ -165,7 +171,7 @@ class ControlFlowParser(DialogParser):
             self.at += 1
         otherwise = None
         if self.take("ELSE"):
-            self.depth -= 1  # ELSE IF ... ELSE IF ... goes no deeper
+            self.depth -= 1  # a chain of ELSE IF counts as one level
             otherwise = self.nested()
             self.depth += 1
         self.depth -= 1
@@ -208,7 +214,7 @@ class ControlFlowParser(DialogParser):
 
     def declare(self, line: int) -> list[Statement]:
         """DECLARE @a type [= value], @b TABLE (...), ..."""
-        made: list[Statement] = []
+        statements: list[Statement] = []
         if self.tokens.kinds[self.at] != VARIABLE:
             return [self._cursor(line)]
         while True:
@@ -218,25 +224,25 @@ class ControlFlowParser(DialogParser):
                 self.at += 1
                 table = DeclareTable(line, name, self.parenthesized())
                 self._declarations.append((self.depth, table))
-                made.append(table)
+                statements.append(table)
             elif self.word == "CURSOR":
                 self.at += 1  # a variable for SET @name = CURSOR FOR
             else:
                 kind = self.type_name()
                 value = self.expression() if self.take("=") else None
                 self._declarations.append((self.depth, DeclareVariable(line, name, kind, None)))
-                made.append(DeclareVariable(line, name, kind, value))
+                statements.append(DeclareVariable(line, name, kind, value))
             if not self.take(","):
-                return made
+                return statements
 
     def declared_name(self) -> str:
-        """A variable that was not declared before.
+        """Read the name of a new variable.
 
         Raises:
-            TsqlError: 134.
+            TsqlError: 134 the variable is declared twice.
         """
         line, place, name = self.line, self.at, self.variable()
-        if self.declared.get(name, place) != place:  # what is read once more, statement by statement, is no other one
+        if self.declared.get(name, place) != place:  # `parse_piecewise` reads the same declaration again
             text = (
                 f"The variable name '{self.tokens.text(place)}' has already been declared. "
                 "Variable names must be unique within a query batch or stored procedure."
@@ -247,16 +253,16 @@ class ControlFlowParser(DialogParser):
 
     def _cursor(self, line: int) -> Statement:
         name = self.identifier().lower()
-        said: set[str | None] = set()
+        options: set[str | None] = set()
         while self.word in ("INSENSITIVE", "SCROLL"):
-            said.add(self.take_any("INSENSITIVE", "SCROLL"))
+            options.add(self.take_any("INSENSITIVE", "SCROLL"))
         self.expect("CURSOR")
-        return self._cursor_query(line, name, said, is_variable=False)
+        return self._cursor_query(line, name, options, is_variable=False)
 
-    def _cursor_query(self, line: int, name: str, said: set[str | None], *, is_variable: bool) -> Statement:
-        """The options, of which some say that it only reads, and the query."""
+    def _cursor_query(self, line: int, name: str, options: set[str | None], *, is_variable: bool) -> Statement:
+        """Parse the options and the query of a cursor."""
         while self.word in _CURSOR_OPTIONS:
-            said.add(self.take_any(*_CURSOR_OPTIONS))
+            options.add(self.take_any(*_CURSOR_OPTIONS))
         self.expect("FOR")
         begin = self.at
         if not self.word:
@@ -272,14 +278,14 @@ class ControlFlowParser(DialogParser):
             end -= 1
         if last[-3:] == ["FOR", "READ", "ONLY"]:
             end -= 3
-            said.add("READ_ONLY")
+            options.add("READ_ONLY")
         return DeclareCursor(
             line,
             name,
             self.slice(begin, end),
             is_variable,
-            not said & _READ_ONLY_OPTIONS,
-            bool(said & _FIXED_ROWS_OPTIONS),
+            not options & _READ_ONLY_OPTIONS,
+            bool(options & _FIXED_ROWS_OPTIONS),
         )
 
     def cursor_step(self, line: int, verb: str) -> Statement:
@@ -293,10 +299,10 @@ class ControlFlowParser(DialogParser):
     def fetch(self, line: int) -> Statement:
         """FETCH [NEXT FROM] cursor INTO @a, @b."""
         direction, number = "NEXT", None
-        said = self.take_any("NEXT", "PRIOR", "FIRST", "LAST", "ABSOLUTE", "RELATIVE")
-        if said:
-            direction = said
-            if said in ("ABSOLUTE", "RELATIVE"):
+        word = self.take_any("NEXT", "PRIOR", "FIRST", "LAST", "ABSOLUTE", "RELATIVE")
+        if word:
+            direction = word
+            if word in ("ABSOLUTE", "RELATIVE"):
                 number = self.operand()
         self.take("FROM")
         name = self._cursor_name()
@@ -308,11 +314,11 @@ class ControlFlowParser(DialogParser):
         return Fetch(line, direction, number, name, tuple(into))
 
     def _assigns(self) -> str:
-        """The = or += of an assignment."""
+        """Read the operator of an assignment: =, += and so on."""
         return self.expect_any(*_ASSIGNMENT_OPERATORS)
 
     def set_(self, line: int) -> Statement:
-        """SET @variable = value, SET option."""
+        """SET @variable = value, SET option value."""
         if self.tokens.kinds[self.at] == VARIABLE:
             name = self.variable()
             if self.take(".", "MODIFY"):
@@ -339,7 +345,7 @@ class ControlFlowParser(DialogParser):
                     self.fail()
                 self.at += 1
             self.at += 1
-            self.refuse("SET OFFSETS", "Leave it out.")
+            self.refuse("SET OFFSETS", "Omit it.")
         if self.take("STATISTICS"):
             options = [f"STATISTICS {self.own_name().own.upper()}"]
             while self.take(","):
@@ -444,12 +450,13 @@ class ControlFlowParser(DialogParser):
         return None
 
     def _is_not_verb(self) -> bool:
+        """Check that a word names a transaction and does not begin a verb."""
         return self.word not in ("SEND", "GET", "MOVE", "RECEIVE", "THROW") or self.peek() in (";", "")
 
     # ------------------------------------------------------------ what is left to others
 
     def select(self, line: int) -> Statement:
-        """SELECT; one that only gives values to variables is told apart, since it needs no database."""
+        """SELECT. One that only assigns variables becomes `SelectVariables`, which needs no database."""
         begin = self.at
         end = statement_end(self.tokens, begin)
         assignments: list[SetVariable] = []
@@ -471,7 +478,7 @@ class ControlFlowParser(DialogParser):
         return self.relational(line)
 
     def relational(self, line: int) -> Relational:
-        """A statement whose text goes to the translation as it is."""
+        """Read a statement whose text goes to the translation unchanged."""
         begin = self.at
         verb = self.word
         if verb in ("CREATE", "ALTER", "DROP", "TRUNCATE"):

@@ -1,4 +1,4 @@
-"""BEGIN DIALOG, SEND, RECEIVE and the other verbs of conversations."""
+"""Parser of BEGIN DIALOG, SEND, RECEIVE and the other conversation verbs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RECEIVE_WHERE = ("conversation_handle", "conversation_group_id")
 
 
 class DialogParser(TokenReader):
-    """The verbs, from behind the word that begins them."""
+    """Parses the verbs. Their first word has been read."""
 
     def begin_dialog(self, line: int) -> Statement:
         """BEGIN DIALOG [CONVERSATION] @handle FROM SERVICE ... TO SERVICE ... ON CONTRACT ... WITH ..."""
@@ -96,18 +96,18 @@ class DialogParser(TokenReader):
         return self._one_part_operand(kind)
 
     def _one_part_operand(self, kind: str) -> Operand:
-        """An operand; a name among them has one part, since these objects belong to the current database.
+        """Read an operand. A name must have one part, since these objects belong to the current database.
 
         Raises:
             TsqlError: 9609 the name has more parts.
         """
-        line, given = self.line, self.operand()
-        if isinstance(given, Name) and len(given.parts) > 1:
-            raise TsqlError(9609, RULES[9609].text.format(kind, given, 0), line=line)
-        return given
+        line, operand = self.line, self.operand()
+        if isinstance(operand, Name) and len(operand.parts) > 1:
+            raise TsqlError(9609, RULES[9609].text.format(kind, operand, 0), line=line)
+        return operand
 
     def receive(self, line: int) -> Receive:
-        """RECEIVE TOP (n) list, * in it, FROM queue INTO @table WHERE column = value."""
+        """RECEIVE TOP (n) list FROM queue INTO @table WHERE column = value."""
         top: Expression | None = None
         if self.take("TOP"):
             if self.word == "(":
@@ -161,7 +161,7 @@ class DialogParser(TokenReader):
         value = self.expression("FROM", "AS")
         if self.take("AS"):
             return ReceiveItem(value, None, self._alias())
-        last = self.at - 1  # an alias without AS: the last of two names side by side
+        last = self.at - 1  # of two adjacent names, the last one is an alias without AS
         is_name = self.tokens.kinds[last] in (QUOTED, STRING) or (
             self.tokens.kinds[last] == WORD and self.words[last] != "END"
         )

@@ -1,4 +1,6 @@
-"""Where an expression and a relational statement end: T-SQL needs no semicolon, so the next statement's word tells."""
+"""Ends of expressions and relational statements. T-SQL needs no semicolons, so the next statement's first word ends
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _IN_STATEMENT = (_IN_EXPRESSION | {"VALUES"}) - {","}
 
 
 def expression_end(tokens: Tokens, at: int, stops: frozenset[str] = frozenset()) -> int:
-    """The place behind the expression that begins at `at`."""
+    """Return the index behind the expression that begins at `at`."""
     words = tokens.words
     interesting = _IN_EXPRESSION | stops if stops else _IN_EXPRESSION
     depth = cases = 0
@@ -42,13 +44,13 @@ def expression_end(tokens: Tokens, at: int, stops: frozenset[str] = frozenset())
 
 def _ends_expression(tokens: Tokens, at: int) -> bool:
     word = tokens.words[at]
-    if word in ("RECEIVE", "WITH"):  # no name outside of a query
+    if word in ("RECEIVE", "WITH"):  # reserved outside of a query
         return True
     return begins_statement(tokens, at)
 
 
 def statement_end(tokens: Tokens, at: int) -> int:
-    """The place behind the relational statement that begins at `at`."""
+    """Return the index behind the relational statement that begins at `at`."""
     words = tokens.words
     if words[at + 1 : at + 3] == ["OR", "ALTER"]:  # behind CREATE
         at += 2
@@ -102,16 +104,16 @@ def statement_end(tokens: Tokens, at: int) -> int:
 
 
 def _skip_altered_table(words: list[str], at: int) -> int:
-    """ALTER TABLE name, and the word that says what is altered."""
+    """Return the index behind ALTER TABLE name and the word for the kind of change."""
     while words[at + 2 : at + 3] == ["."]:
         at += 2
     return min(at + (3 if words[at + 2 : at + 3] != ["("] else 2), len(words) - 1)
 
 
 def _continues_statement(words: list[str], at: int, *, is_table: bool) -> bool:
-    """A word that begins statements, and here is a part of one."""
+    """Check whether a word that can begin a statement belongs to the current one."""
     word, before = words[at], words[at - 1]
-    if word == "END":  # of the period of a row
+    if word == "END":  # PERIOD FOR SYSTEM_TIME
         return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER")
     if word == "SELECT":
         return before in _SET_OPERATORS and (before != "ALL" or words[at - 2] == "UNION")

@@ -1,4 +1,4 @@
-"""CREATE FUNCTION."""
+"""Parser of CREATE FUNCTION."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from servicebroker.tsql.tokens import VARIABLE, find_closing
 
 
 class FunctionParser(ProcedureParser):
-    """User-defined functions; a batch of their own each, as procedures."""
+    """Parses user-defined functions. Each stands in a batch of its own."""
 
     def create_function(self, line: int, action: str, begin: int) -> Statement:
-        """CREATE [OR ALTER] FUNCTION name (parameters) RETURNS type or TABLE, to the end of the batch."""
+        """CREATE [OR ALTER] FUNCTION name (parameters) RETURNS type or TABLE, up to the end of the batch."""
         self.must_be_first("CREATE FUNCTION", begin)
         name = self.name()
         if name.database:
@@ -55,7 +55,7 @@ class FunctionParser(ProcedureParser):
         return Function(line, action, name, parameters, returns, "", table, body, is_strict, self.slice(begin, self.at))
 
     def _table_returned(self) -> DeclareTable | None:
-        """@name TABLE (columns)."""
+        """Parse @name TABLE (columns), if it comes next."""
         if self.tokens.kinds[self.at] != VARIABLE:
             return None
         line, name = self.line, self.declared_name()
@@ -63,7 +63,7 @@ class FunctionParser(ProcedureParser):
         return DeclareTable(line, name, self.parenthesized())
 
     def _whole_query(self) -> str:
-        """The rest of the batch, without the parentheses around it."""
+        """Return the rest of the batch as text, without enclosing parentheses."""
         begin, end = self.at, len(self.tokens.words) - 1
         while end > begin and self.tokens.words[end - 1] == ";":
             end -= 1
@@ -77,6 +77,7 @@ class FunctionParser(ProcedureParser):
         return self.slice(begin, end)
 
     def _function_options(self) -> bool:
+        """Parse WITH options. Return True for RETURNS NULL ON NULL INPUT."""
         is_strict = False
         if self.take("WITH"):
             while True:
@@ -85,10 +86,10 @@ class FunctionParser(ProcedureParser):
                 elif self.take_any("EXECUTE", "EXEC"):
                     self.expect("AS")
                     if not self.take("CALLER"):
-                        self.refuse("EXECUTE AS of a function", "It works as its caller; write a procedure.")
+                        self.refuse("EXECUTE AS of a function", "A function runs as its caller. Write a procedure.")
                 elif self.word == "NATIVE_COMPILATION":
                     self.refuse_native()
-                elif self.take("INLINE", "="):  # whether its body becomes a part of the query: how it is done
+                elif self.take("INLINE", "="):  # only a matter of performance
                     self.expect_any("ON", "OFF")
                 elif not (
                     self.take("SCHEMABINDING") or self.take("ENCRYPTION") or self.take("CALLED", "ON", "NULL", "INPUT")

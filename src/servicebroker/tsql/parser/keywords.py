@@ -1,4 +1,4 @@
-"""Words that begin a statement, and words that are no names."""
+"""Keywords: words that begin a statement, and reserved words, which are no names."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from servicebroker.tsql.tokens import NUMBER, QUOTED, VARIABLE, WORD, Tokens
 
 
 def split_words(text: str) -> frozenset[str]:
-    """The words of a list."""
+    """Return the words of a list as a set."""
     return frozenset(text.split())
 
 
-# reserved words that begin a statement wherever they stand, outside of parentheses
+# reserved words that begin a statement anywhere outside of parentheses
 _STARTERS = split_words(
     "SELECT INSERT UPDATE DELETE MERGE CREATE ALTER DROP TRUNCATE DECLARE SET IF WHILE BEGIN END ELSE "
     "PRINT RAISERROR EXEC EXECUTE RETURN BREAK CONTINUE GOTO WAITFOR COMMIT ROLLBACK SAVE USE GRANT DENY "
     "REVOKE REVERT BACKUP RESTORE DBCC OPEN CLOSE FETCH DEALLOCATE KILL WITH CHECKPOINT RECONFIGURE "
     "SHUTDOWN READTEXT WRITETEXT UPDATETEXT SETUSER LINENO"
 )
-# words that anybody may use as names, which begin a statement together with what follows
+# words that are also names, and begin a statement only before one of these words
 _FOLLOWING_WORDS = {
     "SEND": ("ON",),
     "GET": ("CONVERSATION",),
@@ -45,7 +45,7 @@ RESERVED = _STARTERS | split_words(
 
 
 def begins_statement(tokens: Tokens, at: int) -> bool:
-    """Whether the word at this place, one of `STARTERS`, begins a statement, whatever stands before it."""
+    """Check whether the word at this index, one of `STARTERS`, begins a statement."""
     word = tokens.words[at]
     following = tokens.words[at + 1] if at + 1 < len(tokens.words) else ""
     if word in _FOLLOWING_WORDS:
@@ -65,7 +65,9 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
 
 
 def _begins_receive(tokens: Tokens, at: int, following: str) -> bool:
-    """RECEIVE begins a statement before a list of columns; as a name, another name hardly follows it."""
+    """Check whether RECEIVE begins a statement and is not a name. A column list follows the statement, another name
+    rarely.
+    """
     if following in ("TOP", "*", "@", "CAST", "CONVERT"):
         return True
     is_named = at > 0 and tokens.words[at - 1] in ("FROM", "JOIN", "INTO", "UPDATE", "TABLE", "AS", ".", ",")

@@ -1,4 +1,4 @@
-"""Whether each GOTO has its label, in the same block or in one around it."""
+"""Check that each GOTO has its label in the same block or an enclosing one."""
 
 from __future__ import annotations
 
@@ -9,47 +9,49 @@ from servicebroker.tsql.syntax import Block, Goto, If, Label, Statement, TryCatc
 
 
 def check_labels(body: tuple[Statement, ...]) -> None:
-    """Look at the statements of a batch, a procedure or a trigger.
+    """Check labels and GOTO statements of a batch, procedure or trigger.
 
     Raises:
-        TsqlError: 132 a label that is there twice, 133 GOTO without its label, 40515 GOTO into a block.
+        TsqlError: 132 duplicate label, 133 GOTO without its label, 40515 GOTO into a block.
     """
-    known: set[str] = set()
+    names: set[str] = set()
     for label in _find_labels(body):
-        if label.name in known:
+        if label.name in names:
             raise TsqlError(
                 132, f"The label '{label.name}' has already been declared. Label names must be unique within a query "
                 "batch or stored procedure.", severity=15, line=label.line,
             )  # fmt: skip
-        known.add(label.name)
-    _check_gotos(body, known, frozenset())
+        names.add(label.name)
+    _check_gotos(body, names, frozenset())
 
 
-def _check_gotos(body: Iterable[Statement], known: set[str], around: frozenset[str]) -> None:
+def _check_gotos(body: Iterable[Statement], names: set[str], outer: frozenset[str]) -> None:
     statements = tuple(body)
-    seen = around | {one.name for one in statements if isinstance(one, Label)}
-    for one in statements:
-        if isinstance(one, Goto) and one.label not in seen:
-            if one.label in known:
-                raise unsupported("GOTO into a block", "Put the label where the block begins, or use WHILE.", one.line)
+    reachable = outer | {statement.name for statement in statements if isinstance(statement, Label)}
+    for statement in statements:
+        if isinstance(statement, Goto) and statement.label not in reachable:
+            if statement.label in names:
+                raise unsupported(
+                    "GOTO into a block", "Put the label where the block begins, or use WHILE.", statement.line
+                )
             raise TsqlError(
-                133, f"A GOTO statement references the label '{one.label}' but the label has not been declared.",
-                severity=15, line=one.line,
+                133, f"A GOTO statement references the label '{statement.label}' but the label has not been declared.",
+                severity=15, line=statement.line,
             )  # fmt: skip
-        for inner in _nested_blocks(one):
-            _check_gotos(inner, known, seen)
+        for inner in _nested_blocks(statement):
+            _check_gotos(inner, names, reachable)
 
 
 def _find_labels(body: Iterable[Statement]) -> Iterator[Label]:
-    for one in body:
-        if isinstance(one, Label):
-            yield one
-        for inner in _nested_blocks(one):
+    for statement in body:
+        if isinstance(statement, Label):
+            yield statement
+        for inner in _nested_blocks(statement):
             yield from _find_labels(inner)
 
 
 def _nested_blocks(statement: Statement) -> tuple[tuple[Statement, ...], ...]:
-    """The statements inside a statement, block by block."""
+    """Return the statements inside a statement, block by block."""
     match statement:
         case Block(body=body):
             return (body,)

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP of the broker's objects. What a clause says stands in `Definition.clauses` under its words."""
+"""Parser of CREATE, ALTER and DROP of the broker's objects. `Definition.clauses` maps each clause to its value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Clauses = dict[str, Any]
 
 
 class ObjectParser(SecurityParser):
-    """One method for each kind; the words CREATE and MESSAGE TYPE are read already."""
+    """One method for each kind of object. Its words, such as CREATE MESSAGE TYPE, have been read."""
 
     def message_type(self, line: int, verb: str) -> Statement:
-        """`validation` and `schema_collection`, `authorization`."""
+        """Clauses: `validation` and `schema_collection`, `authorization`."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb != "DROP" and self.take("VALIDATION"):
@@ -32,11 +32,13 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "MESSAGE TYPE", name, clauses, if_exists)
 
     def contract(self, line: int, verb: str) -> Statement:
-        """`sent_by`: pairs of a message type and INITIATOR, TARGET or ANY."""
+        """Clause `sent_by`: pairs of a message type and INITIATOR, TARGET or ANY."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb == "ALTER":
-            self.refuse("ALTER CONTRACT", "A contract never changes: create another one, or use ALTER AUTHORIZATION.")
+            self.refuse(
+                "ALTER CONTRACT", "A contract cannot change. Create another contract, or use ALTER AUTHORIZATION."
+            )
         if verb == "CREATE":
             sent_by: list[tuple[str, str]] = []
             self.expect("(")
@@ -51,7 +53,9 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "CONTRACT", name, clauses, if_exists)
 
     def queue(self, line: int, verb: str) -> Statement:
-        """`status`, `retention`, `poison_message_handling`, `activation` (an Activation, or "DROP"), `rebuild` ..."""
+        """Clauses: `status`, `retention`, `poison_message_handling`, `activation` (an Activation, or "DROP"),
+        `rebuild`, `reorganize`, `move_to`, `filegroup`.
+        """
         if_exists = self.if_exists(verb)
         name = self.name()
         clauses: Clauses = {}
@@ -62,7 +66,7 @@ class ObjectParser(SecurityParser):
         elif verb == "ALTER" and self.take("REORGANIZE"):
             clauses["reorganize"] = True
             if self.take("WITH"):
-                self.parenthesized()  # LOB_COMPACTION: always done
+                self.parenthesized()  # LOB_COMPACTION is always on
         elif verb == "ALTER" and self.take("MOVE", "TO"):
             clauses["move_to"] = self.own_name().own
         elif verb == "ALTER":
@@ -111,8 +115,8 @@ class ObjectParser(SecurityParser):
                 clauses["max_queue_readers"] = self.integer()
             else:
                 self.expect("AS")
-                said = self.take_any("SELF", "OWNER")
-                clauses["execute_as"] = said or (
+                keyword = self.take_any("SELF", "OWNER")
+                clauses["execute_as"] = keyword or (
                     self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own
                 )
             if not self.take(","):
@@ -121,7 +125,7 @@ class ObjectParser(SecurityParser):
         return Activation(**clauses)
 
     def service(self, line: int, verb: str) -> Statement:
-        """`queue`, `contracts`; of ALTER `queue`, `add_contracts`, `drop_contracts`."""
+        """Clauses: `queue`, `contracts`. Of ALTER: `queue`, `add_contracts`, `drop_contracts`."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb == "DROP":
@@ -143,7 +147,7 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "SERVICE", name, clauses, if_exists)
 
     def route(self, line: int, verb: str) -> Statement:
-        """`service_name`, `broker_instance`, `lifetime`, `address`, `mirror_address`."""
+        """Clauses: `service_name`, `broker_instance`, `lifetime`, `address`, `mirror_address`."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb != "DROP":
@@ -160,7 +164,7 @@ class ObjectParser(SecurityParser):
                 return
 
     def remote_service_binding(self, line: int, verb: str) -> Statement:
-        """`to_service`, `user`, `anonymous`."""
+        """Clauses: `to_service`, `user`, `anonymous`."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb == "CREATE":
@@ -180,7 +184,7 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "REMOTE SERVICE BINDING", name, clauses, if_exists)
 
     def broker_priority(self, line: int, verb: str) -> Statement:
-        """`contract_name`, `local_service_name`, `remote_service_name`, `priority_level`."""
+        """Clauses: `contract_name`, `local_service_name`, `remote_service_name`, `priority_level`."""
         name, if_exists = self.object_name(verb)
         clauses: Clauses = {}
         if verb != "DROP":
@@ -206,7 +210,9 @@ class ObjectParser(SecurityParser):
         return self.operand()
 
     def event_notification(self, line: int, verb: str) -> Statement:
-        """`on` (SERVER, DATABASE or QUEUE), `queue`, `events`, `to_service`, `broker_instance`, `with_fan_in`."""
+        """Clauses: `on` (SERVER, DATABASE or QUEUE), `queue`, `events`, `to_service`, `broker_instance`,
+        `with_fan_in`.
+        """
         if_exists = self.if_exists(verb)
         name = self.own_name()
         also = [name.own]
@@ -231,7 +237,7 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "EVENT NOTIFICATION", name, clauses, if_exists)
 
     def xml_schema_collection(self, line: int, verb: str) -> Statement:
-        """`documents` of CREATE, `add` of ALTER: an expression."""
+        """Clauses: `documents` of CREATE, `add` of ALTER. Both are expressions."""
         if_exists = self.if_exists(verb)
         name = self.name()
         clauses: Clauses = {}
@@ -244,7 +250,7 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "XML SCHEMA COLLECTION", name, clauses, if_exists)
 
     def endpoint(self, line: int, verb: str) -> Statement:
-        """`state`, `authorization`, and what TCP and SERVICE_BROKER say in their parentheses."""
+        """Clauses: `state`, `authorization`, and those in the parentheses of TCP and SERVICE_BROKER."""
         name, if_exists = self.object_name(verb)
         clauses = self.authorization(verb)
         if verb == "DROP":
@@ -257,7 +263,7 @@ class ObjectParser(SecurityParser):
             self.refuse("An endpoint that is not AS TCP", "The broker listens on TCP.")
         if self.take("FOR"):
             if not self.take("SERVICE_BROKER"):
-                self.refuse(f"An endpoint FOR {self.word}", "Only FOR SERVICE_BROKER is one of the broker's.")
+                self.refuse(f"An endpoint FOR {self.word}", "Only FOR SERVICE_BROKER is supported.")
             self._broker_options(clauses)
         return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
 
@@ -289,7 +295,7 @@ class ObjectParser(SecurityParser):
             elif option == "ENCRYPTION":
                 clauses["encryption"] = self.expect_any("DISABLED", "SUPPORTED", "REQUIRED")
                 if self.take("ALGORITHM"):
-                    self.expect_any("AES", "RC4")  # TLS chooses its own
+                    self.expect_any("AES", "RC4")  # TLS negotiates its own algorithm
                     self.take_any("AES", "RC4")
             elif option == "MESSAGE_FORWARDING":
                 clauses["message_forwarding"] = self.expect_any("ENABLED", "DISABLED")
@@ -300,12 +306,12 @@ class ObjectParser(SecurityParser):
         self.expect(")")
 
     def _authentication(self) -> str:
-        """As `parse_authentication` reads it; each of both at most once."""
+        """Read AUTHENTICATION in the form that `parse_authentication` takes. Each method may occur once."""
         first = self.expect_any("WINDOWS", "CERTIFICATE")
-        said = self._method(first)
+        methods = self._method(first)
         if self.take("CERTIFICATE" if first == "WINDOWS" else "WINDOWS"):
-            said += " " + self._method("CERTIFICATE" if first == "WINDOWS" else "WINDOWS")
-        return said
+            methods += " " + self._method("CERTIFICATE" if first == "WINDOWS" else "WINDOWS")
+        return methods
 
     def _method(self, method: str) -> str:
         if method == "WINDOWS":
@@ -315,7 +321,7 @@ class ObjectParser(SecurityParser):
         return "CERTIFICATE"
 
     def type_(self, line: int, verb: str) -> Statement:
-        """`type` and `is_nullable` of an alias type, `columns` of a table type."""
+        """Clauses: `type` and `is_nullable` of an alias type, `columns` of a table type."""
         if_exists = self.if_exists(verb)
         name = self.name()
         if verb == "DROP":
@@ -331,7 +337,7 @@ class ObjectParser(SecurityParser):
             self.refuse("A .NET type (EXTERNAL NAME)", "Use columns, or xml.")
         if self.take("AS", "TABLE"):
             clauses: Clauses = {"columns": self.parenthesized()}
-            if self.take("WITH"):  # MEMORY_OPTIMIZED: how it is kept
+            if self.take("WITH"):  # MEMORY_OPTIMIZED only concerns storage
                 self.parenthesized()
             return Definition(line, verb, "TYPE", name, clauses)
         self.expect("FROM")
@@ -343,7 +349,7 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "TYPE", name, clauses)
 
     def synonym(self, line: int, verb: str) -> Statement:
-        """`base`, what CREATE names; `names` is what DROP names, one synonym."""
+        """Clauses: `base` of CREATE, `names` (one synonym) of DROP."""
         if verb == "ALTER":
             self.fail()
         if_exists = self.if_exists(verb)
@@ -355,10 +361,10 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "SYNONYM", name, clauses, if_exists)
 
     def object_name(self, verb: str) -> tuple[Name, bool]:
-        """A name of one part, behind IF EXISTS."""
+        """Read IF EXISTS of DROP and a name of one part."""
         if_exists = self.if_exists(verb)
         return self.own_name(), if_exists
 
     def authorization(self, verb: str) -> Clauses:
-        """AUTHORIZATION owner of CREATE, where it stands here."""
+        """Read AUTHORIZATION owner of CREATE, if it comes next."""
         return {"authorization": self.own_name().own} if verb == "CREATE" and self.take("AUTHORIZATION") else {}

@@ -1,4 +1,4 @@
-"""CREATE PROCEDURE, CREATE TRIGGER and EXEC."""
+"""Parser of CREATE PROCEDURE, CREATE TRIGGER and EXEC."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from servicebroker.tsql.tokens import STRING, VARIABLE
 
 
 class ProcedureParser(ControlFlowParser):
-    """What stands in a batch of its own, and what calls it."""
+    """Parses modules, which stand in a batch of their own, and their calls."""
 
     def create_procedure(self, line: int, action: str, begin: int) -> Statement:
-        """CREATE [OR ALTER] PROCEDURE name @parameters WITH options AS body, to the end of the batch."""
+        """CREATE [OR ALTER] PROCEDURE name @parameters WITH options AS body, up to the end of the batch."""
         self.must_be_first("CREATE/ALTER PROCEDURE", begin)
         name = self.name()
         if self.take(";"):
@@ -39,7 +39,7 @@ class ProcedureParser(ControlFlowParser):
         parameters = self.parameters()
         execute_as = self._module_options()
         if self.take("FOR", "REPLICATION"):
-            self.refuse("FOR REPLICATION", "Leave it out.")
+            self.refuse("FOR REPLICATION", "Omit it.")
         self.expect("AS")
         if self.word == "EXTERNAL":
             self.refuse("A .NET procedure (EXTERNAL NAME)", "Write it in T-SQL, or in Python with the package's API.")
@@ -48,31 +48,32 @@ class ProcedureParser(ControlFlowParser):
         return Procedure(line, action, name, parameters, execute_as, body, text)
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """@name type = default OUTPUT, ..., with or without parentheses."""
+        """Parse @name type = default OUTPUT, ..., with or without parentheses."""
         enclosed = self.take("(")
-        found: list[Parameter] = []
-        while self.tokens.kinds[self.at] == VARIABLE or found:
+        parameters: list[Parameter] = []
+        while self.tokens.kinds[self.at] == VARIABLE or parameters:
             name = self.declared_name()
             self.take("AS")
             if self.word == "CURSOR":
                 self.refuse("A cursor parameter", "Pass values, or use a table.")
             kind = self.type_name()
             if self.take("NOT", "NULL"):
-                self.refuse("NOT NULL of a parameter", "Leave it out.")
+                self.refuse("NOT NULL of a parameter", "Omit it.")
             self.take("NULL")
             default = self.expression("OUTPUT", "OUT", "READONLY", "AS", "WITH") if self.take("=") else None
             output = self.take_any("OUTPUT", "OUT") is not None
             read_only = self.take("READONLY")
             if read_only and (output or default is not None):
-                self.refuse("OUTPUT or a default of a READONLY parameter", "Leave it out: DEFAULT is an empty table.")
-            found.append(Parameter(name, kind, default, output, read_only))
+                self.refuse("OUTPUT or a default of a READONLY parameter", "Omit it. The default is an empty table.")
+            parameters.append(Parameter(name, kind, default, output, read_only))
             if not self.take(","):
                 break
         if enclosed:
             self.expect(")")
-        return tuple(found)
+        return tuple(parameters)
 
     def _module_options(self) -> str | None:
+        """Parse WITH options of a module. Return the name in EXECUTE AS, or None."""
         execute_as = None
         if self.take("WITH"):
             while True:
@@ -88,11 +89,11 @@ class ProcedureParser(ControlFlowParser):
         return execute_as
 
     def refuse_native(self) -> NoReturn:
-        """A module that SQL Server compiles."""
-        self.refuse("NATIVE_COMPILATION", "Leave it out, and write BEGIN for BEGIN ATOMIC WITH (...).")
+        """Refuse NATIVE_COMPILATION."""
+        self.refuse("NATIVE_COMPILATION", "Omit it, and write BEGIN for BEGIN ATOMIC WITH (...).")
 
     def must_be_first(self, what: str, begin: int) -> None:
-        """Refuse what stands behind something else in its batch.
+        """Refuse a statement that is not the first one of its batch.
 
         Raises:
             TsqlError: 111.
@@ -104,7 +105,7 @@ class ProcedureParser(ControlFlowParser):
             )  # fmt: skip
 
     def refuse_ddl_trigger(self) -> None:
-        """ON DATABASE and ON ALL SERVER."""
+        """Refuse ON DATABASE and ON ALL SERVER."""
         if self.word == "DATABASE" or (self.word == "ALL" and self.peek() == "SERVER"):
             self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
 
@@ -184,7 +185,7 @@ class ProcedureParser(ControlFlowParser):
         return Execute(line, procedure, tuple(arguments), returned)
 
     def _with_result_sets(self, source: Execute | ExecuteText) -> Statement:
-        """WITH RECOMPILE, RESULT SETS UNDEFINED | NONE | ((column type, ...), ...)."""
+        """Parse WITH RECOMPILE, RESULT SETS UNDEFINED | NONE | ((column type, ...), ...) behind a call."""
         if self.word != "WITH" or self.peek() not in ("RECOMPILE", "RESULT"):
             return source
         self.at += 1
@@ -228,6 +229,7 @@ class ProcedureParser(ControlFlowParser):
         return tuple(columns)
 
     def _ends_call(self) -> bool:
+        """Check whether a call has no arguments."""
         kind = self.tokens.kinds[self.at]
         if kind in (VARIABLE, STRING) or self.word in ("0", "-", "NULL", "DEFAULT"):
             return False
@@ -237,7 +239,11 @@ class ProcedureParser(ControlFlowParser):
         return self.tokens.line(self.at) != self.tokens.line(self.at - 1)
 
     def _check_named(self, arguments: list[Argument]) -> None:
-        """Raises: TsqlError: 119 behind one that was named stands one without a name."""
+        """Check that no argument without a name follows a named one.
+
+        Raises:
+            TsqlError: 119.
+        """
         if not arguments[-1].name and any(each.name for each in arguments):
             raise TsqlError(
                 119,
@@ -260,10 +266,10 @@ class ProcedureParser(ControlFlowParser):
         return Argument(name, value, self.take_any("OUTPUT", "OUT") is not None)
 
     def insert(self, line: int) -> Statement:
-        """INSERT, also of what a procedure selects."""
+        """INSERT, also of the result of EXEC."""
         begin = self.at
         end = statement_end(self.tokens, begin)
-        has_rows = {"VALUES", "SELECT"}.intersection(self.words[begin:end])  # what follows is a statement of its own
+        has_rows = {"VALUES", "SELECT"}.intersection(self.words[begin:end])  # EXEC behind them is the next statement
         if has_rows or self.words[end] not in ("EXEC", "EXECUTE"):
             return self.relational(line)
         target = self.slice(begin, end)

@@ -1,4 +1,4 @@
-"""Databases, principals, keys, certificates and permissions."""
+"""Parser of databases, principals, keys, certificates and permissions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECURABLES = (
     "MESSAGE TYPE", "REMOTE SERVICE BINDING", "XML SCHEMA COLLECTION", "SYMMETRIC KEY", "ASYMMETRIC KEY", "SERVICE",
     "CONTRACT", "ROUTE", "OBJECT", "SCHEMA", "DATABASE", "ENDPOINT", "CERTIFICATE", "LOGIN", "USER", "ROLE", "TYPE",
 )  # fmt: skip
-_SCHEMA_SECURABLES = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")  # whose names have more than one part
+_SCHEMA_SECURABLES = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")  # their names have more than one part
 _UNSUPPORTED_SECURABLES = (
     "APPLICATION ROLE", "ASSEMBLY", "AVAILABILITY GROUP", "CREDENTIAL", "DATABASE SCOPED CREDENTIAL", "EVENT SESSION",
     "EXTERNAL LANGUAGE", "EXTERNAL LIBRARY", "FULLTEXT CATALOG", "FULLTEXT STOPLIST", "SEARCH PROPERTY LIST",
@@ -30,14 +30,14 @@ _UNSUPPORTED_SECURABLES = (
 
 
 class SecurityParser(FunctionParser):
-    """The words CREATE and LOGIN are read already."""
+    """Parses statements whose first words, such as CREATE LOGIN, have been read."""
 
     def if_exists(self, verb: str) -> bool:
-        """IF EXISTS, of DROP."""
+        """Read IF EXISTS of DROP."""
         return verb == "DROP" and self.take("IF", "EXISTS")
 
     def database(self, line: int, verb: str) -> Statement:
-        """Of ALTER: the switches of the broker, `trustworthy`, `termination`, `ignored` options."""
+        """Clauses of ALTER: the broker's options, `trustworthy`, `read_only`, those of WITH, and `ignored` options."""
         if_exists = self.if_exists(verb)
         name = self.own_name()
         clauses: Clauses = {}
@@ -52,10 +52,12 @@ class SecurityParser(FunctionParser):
         return Definition(line, verb, "DATABASE", name, clauses, if_exists)
 
     def _database_files(self, clauses: Clauses) -> None:
-        """ON (NAME = ..., FILENAME = ...) LOG ON (...) COLLATE: PostgreSQL keeps its files itself."""
+        """Skip ON (NAME = ..., FILENAME = ...) LOG ON (...), since PostgreSQL manages its files. Read COLLATE and
+        WITH.
+        """
         if self.take("CONTAINMENT", "="):
             self.expect_any("NONE", "PARTIAL")
-        if self.word == "(":  # how much of the cloud it gets
+        if self.word == "(":  # edition and size in Azure
             self.parenthesized()
         while self.word in ("ON", "LOG", "COLLATE", "WITH", "FOR"):
             if self.take("COLLATE"):
@@ -77,7 +79,7 @@ class SecurityParser(FunctionParser):
                         self.own_name()
                         self._filegroup_options()
         if self.take("AS", "SNAPSHOT"):
-            self.refuse("A snapshot of a database", "Say SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
+            self.refuse("A snapshot of a database", "Use SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
         if self.take("AS", "COPY"):
             self.refuse("CREATE DATABASE AS COPY", "Restore PostgreSQL's backup, see the page on backups.")
 
@@ -89,7 +91,7 @@ class SecurityParser(FunctionParser):
             pass
 
     def _database_option(self, clauses: Clauses) -> None:
-        """One of CREATE DATABASE ... WITH: those of the broker are done, how the rest is kept is PostgreSQL's."""
+        """Read one option of CREATE DATABASE ... WITH. The broker's options are kept, storage options skipped."""
         option = self.own_name().own.upper()
         if option == "BACKUP_STORAGE_REDUNDANCY":
             self._redundancy()
@@ -101,7 +103,7 @@ class SecurityParser(FunctionParser):
             self._other_option(option)
 
     def _redundancy(self) -> None:
-        """Where the cloud keeps copies of backups."""
+        """Skip the place of backup copies in Azure."""
         self.expect("=")
         self.string()
 
@@ -117,7 +119,7 @@ class SecurityParser(FunctionParser):
             return
         moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD", "PERFORM")
         if moved:
-            self.refuse(f"ALTER DATABASE {moved}", "PostgreSQL's replication and backups do that.")
+            self.refuse(f"ALTER DATABASE {moved}", "Use PostgreSQL's replication and backups.")
         self.expect("SET")
         ignored: list[str] = []
         while True:
@@ -136,7 +138,7 @@ class SecurityParser(FunctionParser):
         self._termination(clauses)
 
     def _termination(self, clauses: Clauses) -> None:
-        """WITH NO_WAIT, WITH ROLLBACK IMMEDIATE."""
+        """Read WITH NO_WAIT or WITH ROLLBACK."""
         if self.word == "WITH" and self.peek() in ("ROLLBACK", "NO_WAIT"):
             self.at += 1
             if self.take("NO_WAIT"):
@@ -149,9 +151,11 @@ class SecurityParser(FunctionParser):
                 self.take_any("SECONDS", "SECOND")
 
     def _file_clause(self) -> str:
-        """ADD FILE (...), MODIFY FILEGROUP name DEFAULT: PostgreSQL keeps its files itself."""
+        """Skip ADD FILE (...), MODIFY FILEGROUP name DEFAULT and the like, since PostgreSQL manages its files. Return
+        the words.
+        """
         verb = self.expect_any("ADD", "REMOVE", "MODIFY")
-        if verb == "MODIFY" and self.word == "(":  # how much of the cloud it gets
+        if verb == "MODIFY" and self.word == "(":  # edition and size in Azure
             self.parenthesized()
             self.take("WITH", "MANUAL_CUTOVER")
             return verb
@@ -159,7 +163,7 @@ class SecurityParser(FunctionParser):
             self._redundancy()
             return verb
         if self.take("SECONDARY"):
-            self.refuse(f"ALTER DATABASE {verb} SECONDARY", "PostgreSQL's replication does that.")
+            self.refuse(f"ALTER DATABASE {verb} SECONDARY", "Use PostgreSQL's replication.")
         self.take("LOG")
         kind = self.expect_any("FILE", "FILEGROUP")
         if kind == "FILE" and self.word == "(":
@@ -192,7 +196,7 @@ class SecurityParser(FunctionParser):
     # ------------------------------------------------------------ principals
 
     def login(self, line: int, verb: str) -> Statement:
-        """`password`, `from_windows`, `from_certificate`, `state` (ENABLE or DISABLE), `default_database`."""
+        """Clauses: `password`, `from_windows`, `from_certificate`, `state` (ENABLE or DISABLE), `default_database`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "DROP":
@@ -202,7 +206,7 @@ class SecurityParser(FunctionParser):
             clauses["state"] = state
         elif verb == "ALTER" and self.take_any("ADD", "DROP"):
             self.expect("CREDENTIAL")
-            self.refuse("A credential of a login", "Leave it out: files are read with the rights of the process.")
+            self.refuse("A credential of a login", "Omit it: files are read with the rights of the process.")
         elif self.take("FROM"):
             self._refuse_external_provider()
             if self.take("WINDOWS"):
@@ -220,10 +224,10 @@ class SecurityParser(FunctionParser):
         return Definition(line, verb, "LOGIN", name, clauses, if_exists)
 
     def _name_value_pairs(self, clauses: Clauses) -> None:
-        """PASSWORD = '...' MUST_CHANGE, DEFAULT_DATABASE = [x], CHECK_POLICY = OFF, ..."""
+        """Read PASSWORD = '...' MUST_CHANGE, DEFAULT_DATABASE = [x], CHECK_POLICY = OFF, ..."""
         while True:
             if self.take("NO", "CREDENTIAL"):
-                self.refuse("A credential of a login", "Leave it out: files are read with the rights of the process.")
+                self.refuse("A credential of a login", "Omit it: files are read with the rights of the process.")
             option = self.own_name().own.lower()
             self.expect("=")
             if self.tokens.kinds[self.at] == STRING:
@@ -245,7 +249,7 @@ class SecurityParser(FunctionParser):
             self.refuse("EXTERNAL PROVIDER", "Use a certificate, or WITHOUT LOGIN.")
 
     def user(self, line: int, verb: str) -> Statement:
-        """`for_login`, `without_login`, `from_certificate`, `default_schema`, `name`."""
+        """Clauses: `for_login`, `without_login`, `from_certificate`, `default_schema`, `name`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "DROP":
@@ -266,7 +270,7 @@ class SecurityParser(FunctionParser):
         return Definition(line, verb, "USER", name, clauses, if_exists)
 
     def role(self, line: int, verb: str) -> Statement:
-        """`authorization`; of ALTER `add_member`, `drop_member` or `name`."""
+        """Clauses: `authorization`; of ALTER `add_member`, `drop_member` or `name`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "CREATE" and self.take("AUTHORIZATION"):
@@ -280,7 +284,7 @@ class SecurityParser(FunctionParser):
         return Definition(line, verb, "ROLE", name, clauses, if_exists)
 
     def schema(self, line: int, verb: str) -> Statement:
-        """`authorization`; of ALTER `kind` and `object`, what TRANSFER names."""
+        """Clauses: `authorization`; of ALTER `kind` and `object`, the object of TRANSFER."""
         if_exists = self.if_exists(verb)
         clauses: Clauses = {}
         if verb == "ALTER":
@@ -302,7 +306,7 @@ class SecurityParser(FunctionParser):
     # ------------------------------------------------------------ keys and certificates
 
     def master_key(self, line: int, verb: str) -> Statement:
-        """`password`; of ALTER also `action`: REGENERATE, FORCE REGENERATE, ADD or DROP."""
+        """Clauses: `password`; of ALTER also `action`: REGENERATE, FORCE REGENERATE, ADD or DROP."""
         clauses: Clauses = {}
         if verb == "ALTER":
             force = self.take("FORCE")
@@ -320,7 +324,7 @@ class SecurityParser(FunctionParser):
         return Definition(line, verb, "MASTER KEY", Name(("",)), clauses)
 
     def certificate(self, line: int, verb: str) -> Statement:
-        """The fields of the operation, and of the private key in a dict `private_key`."""
+        """Clauses: the fields of the operation, and those of the private key in a dict `private_key`."""
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "CREATE":
@@ -365,31 +369,31 @@ class SecurityParser(FunctionParser):
             self._format()
 
     def _format(self) -> None:
-        """FORMAT = 'DER', which all files have."""
+        """Skip FORMAT = 'DER', the format of all certificate files."""
         if self.take("FORMAT", "="):
-            said = self.string()
-            if said.upper() != "DER":
-                self.refuse(f"FORMAT = '{said[:20]}'", "Keep the certificate and its private key in two files.")
+            file_format = self.string()
+            if file_format.upper() != "DER":
+                self.refuse(f"FORMAT = '{file_format[:20]}'", "Keep the certificate and its private key in two files.")
             self.take(",")
 
     def _private_key(self) -> Clauses:
         self.expect("(")
-        found: Clauses = {}
+        clauses: Clauses = {}
         while True:
             if self.take("FILE"):
                 self.expect("=")
-                found["private_key_file"] = self.string()
+                clauses["private_key_file"] = self.string()
             elif self.take("BINARY"):
                 self.expect("=")
-                found["binary"] = self.constant()
+                clauses["binary"] = self.constant()
             else:
                 way = self.expect_any("DECRYPTION", "ENCRYPTION")
                 self.expect("BY", "PASSWORD", "=")
-                found[f"{way.lower()}_password"] = self.string()
+                clauses[f"{way.lower()}_password"] = self.string()
             if not self.take(","):
                 break
         self.expect(")")
-        return found
+        return clauses
 
     def backup(self, line: int) -> Statement:
         """BACKUP CERTIFICATE name TO FILE = '...' WITH PRIVATE KEY (...), BACKUP MASTER KEY."""
@@ -411,7 +415,7 @@ class SecurityParser(FunctionParser):
         raise self.failure()
 
     def signature(self, line: int, verb: str) -> Statement:
-        """`signers`: each certificate with its `password` and `signature`; `counter`."""
+        """Clauses: `signers`, each certificate with its `password` and `signature`; `counter`."""
         clauses: Clauses = {"counter": self.take("COUNTER")}
         self.expect("SIGNATURE")
         self.expect("TO" if verb == "ADD" else "FROM")
@@ -464,19 +468,19 @@ class SecurityParser(FunctionParser):
         if verb == "GRANT" and self.take("WITH", "GRANT", "OPTION"):
             grant_option = True
         cascade = verb != "GRANT" and self.take("CASCADE")
-        if self.take("AS") and self.own_name().own.lower() != "dbo":  # whose all is that dbo grants on
+        if self.take("AS") and self.own_name().own.lower() != "dbo":  # dbo owns every object, so AS dbo changes nothing
             self.refuse("AS grantor", "Work as that user with EXECUTE AS.")
         return Permission(line, verb, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
 
     def _permission_words(self) -> str:
-        said: list[str] = []
+        words: list[str] = []
         while self.word not in (",", "ON", "TO", "FROM", "", ";", "("):
-            said.append(self.own_name().own.upper())
+            words.append(self.own_name().own.upper())
         if self.word == "(":
             self.refuse("A permission on columns", "Grant it on the table.")
-        if not said:
+        if not words:
             self.fail()
-        return " ".join(said)
+        return " ".join(words)
 
     def _securable(self) -> tuple[str, Name]:
         for kind in _SECURABLES:
@@ -485,9 +489,9 @@ class SecurityParser(FunctionParser):
                 return kind, self.name() if kind in _SCHEMA_SECURABLES and self.is_identifier() else self.own_name()
         for kind in _UNSUPPORTED_SECURABLES:
             if self.take(*kind.split(), "::"):
-                self.refuse(f"A permission on {kind}", "Leave it out.")
+                self.refuse(f"A permission on {kind}", "Omit it.")
         if self.word == "COLUMN" and self.words[self.at + 2 : self.at + 4] == ["KEY", "DEFINITION"]:
-            self.refuse("A permission on column keys", "Leave it out.")
+            self.refuse("A permission on column keys", "Omit it.")
         name = self.name()
         if self.word == "(":
             self.refuse("A permission on columns", "Grant it on the table.")

@@ -1,4 +1,4 @@
-"""Walking along the tokens: words, names, values, and slices of text that others read."""
+"""Base of the parser: a position among tokens, with methods for words, names, values and slices of text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from servicebroker.tsql.tokens import NUMBER, QUOTED, STRING, VARIABLE, WORD, To
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 MAX_NAME_PARTS = 4
-_TEMPLATE_PARAMETER = re.compile(r"<([^<>,\n]+),[^<>\n]*>")  # name, type and value, as tools have them filled in
+_TEMPLATE_PARAMETER = re.compile(r"<([^<>,\n]+),[^<>\n]*>")  # <name, type, value> in a script template
 
 
 class TokenReader:
-    """A place in a batch. Everything that reads moves it on, or raises 102 where the text cannot go on."""
+    """A position in a batch. Reading methods advance it, or raise error 102."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -28,22 +28,22 @@ class TokenReader:
 
     @property
     def word(self) -> str:
-        """What stands here, as `Tokens.words` says it."""
+        """The word at the current position, as in `Tokens.words`."""
         return self.words[self.at]
 
     def peek(self, ahead: int = 1) -> str:
-        """What comes later; "" behind the end."""
+        """Return a later word, "" behind the end."""
         at = self.at + ahead
         return self.words[at] if at < len(self.words) else ""
 
     @property
     def line(self) -> int:
-        """The line that this place is in."""
+        """The line of the current position."""
         return self.tokens.line(self.at)
 
     def take(self, *words: str) -> bool:
-        """Go behind these words when they stand here."""
-        if self.words[self.at] != words[0]:  # as most often
+        """Skip these words if they come next. Return True if they did."""
+        if self.words[self.at] != words[0]:  # the most frequent case
             return False
         if len(words) > 1 and self.words[self.at : self.at + len(words)] != list(words):
             return False
@@ -51,7 +51,7 @@ class TokenReader:
         return True
 
     def take_any(self, *words: str) -> str | None:
-        """Go behind one of these words; which one it was."""
+        """Skip one of these words if it comes next, and return it."""
         word = self.words[self.at]
         if word not in words:
             return None
@@ -59,25 +59,25 @@ class TokenReader:
         return word
 
     def expect(self, *words: str) -> None:
-        """These words must stand here."""
+        """Skip these words, which must come next."""
         for word in words:
             if self.words[self.at] != word:
                 self.fail()
             self.at += 1
 
     def expect_any(self, *words: str) -> str:
-        """One of these words must stand here."""
+        """Skip one of these words, which must come next, and return it."""
         word = self.take_any(*words)
         if word is None:
             self.fail()
         return word
 
     def fail(self) -> NoReturn:
-        """102 here."""
+        """Raise error 102 at the current position."""
         raise self.failure()
 
     def failure(self) -> TsqlError:
-        """102 here, to be raised."""
+        """Build error 102 for the current position."""
         if self.word == "":
             before = max(self.at - 1, 0)
             return syntax_error(self.tokens.text(before) or "the end", self.tokens.line(before))
@@ -93,26 +93,26 @@ class TokenReader:
         return syntax_error(self.tokens.text(self.at)[:60], self.line)
 
     def refuse(self, what: str, instead: str) -> NoReturn:
-        """A clause that is understood and not done."""
+        """Raise error 40515: the clause is known and not supported."""
         raise self.refusal(what, instead)
 
     def refusal(self, what: str, instead: str) -> TsqlError:
-        """What is understood and not done, to be raised."""
+        """Build error 40515: the clause is known and not supported."""
         return unsupported(what, instead, self.line)
 
     # ------------------------------------------------------------ names and values
 
     def is_identifier(self) -> bool:
-        """Whether a name can begin here."""
+        """Check whether a name can begin here."""
         kind = self.tokens.kinds[self.at]
         return kind == QUOTED or (kind == WORD and self.word not in RESERVED)
 
     def is_label(self) -> bool:
-        """Whether a label stands here, and no name of a statement before it."""
+        """Check whether a label comes next, and not a name with `::`."""
         return self.is_identifier() and self.peek() == ":" and self.peek(2) != ":"
 
     def identifier(self) -> str:
-        """One part of a name."""
+        """Read one part of a name."""
         if not self.is_identifier():
             self.fail()
         text = unquote(self.tokens.text(self.at))
@@ -120,7 +120,7 @@ class TokenReader:
         return text
 
     def name(self) -> Name:
-        """A name of up to four parts: a.b, [a].[b], a..b."""
+        """Read a name of up to four parts: a.b, [a].[b], a..b."""
         parts = [self.identifier()]
         while self.word == "." and len(parts) < MAX_NAME_PARTS:
             self.at += 1
@@ -135,7 +135,7 @@ class TokenReader:
         return Name(tuple(parts))
 
     def own_name(self) -> Name:
-        """A name of one part; a word of the language is allowed, such as the name of a principal."""
+        """Read a name of one part, such as that of a principal. Reserved words are allowed."""
         if self.tokens.kinds[self.at] not in (WORD, QUOTED):
             self.fail()
         text = unquote(self.tokens.text(self.at))
@@ -143,7 +143,7 @@ class TokenReader:
         return Name((text,))
 
     def variable(self) -> str:
-        """A variable's name, in lower case."""
+        """Read a variable, and return its name in lower case."""
         if self.tokens.kinds[self.at] != VARIABLE:
             self.fail()
         text = self.tokens.text(self.at).lower()
@@ -151,7 +151,7 @@ class TokenReader:
         return text
 
     def string(self) -> str:
-        """A string literal's value."""
+        """Read a string literal, and return its value."""
         if self.tokens.kinds[self.at] != STRING:
             self.fail()
         text = string_value(self.tokens.text(self.at))
@@ -159,7 +159,7 @@ class TokenReader:
         return text
 
     def integer(self) -> int:
-        """A number without a point."""
+        """Read a whole number."""
         text = self.tokens.text(self.at)
         if self.tokens.kinds[self.at] != NUMBER or not is_whole(text):
             self.fail()
@@ -167,7 +167,7 @@ class TokenReader:
         return parse_whole_number(text, self.tokens.line(self.at - 1))
 
     def constant(self) -> Constant:
-        """A string, a number with or without a minus, or NULL."""
+        """Read a string, a number with an optional minus, or NULL."""
         kind = self.tokens.kinds[self.at]
         if kind == STRING:
             return Constant(self.string())
@@ -182,7 +182,7 @@ class TokenReader:
         return Constant(-value if negative and not isinstance(value, bytes) else value)
 
     def operand(self) -> Operand:
-        """A variable, a constant, or a name; what a clause of the broker takes."""
+        """Read a variable, a constant, a name, or an expression in parentheses, as clauses of the broker take."""
         kind = self.tokens.kinds[self.at]
         if kind == VARIABLE:
             return Variable(self.variable())
@@ -193,7 +193,7 @@ class TokenReader:
         return self.name()
 
     def value(self, *stops: str) -> Operand:
-        """A value that may be an expression; a single variable or constant is told apart."""
+        """Read an expression. A single variable or constant is returned as such."""
         begin = self.at
         kind = self.tokens.kinds[begin]
         if kind in (VARIABLE, STRING, NUMBER) or self.word in ("NULL", "-"):
@@ -203,7 +203,9 @@ class TokenReader:
         return self.expression(*stops)
 
     def expression(self, *stops: str) -> Expression:
-        """The text of an expression: up to a comma, a closing parenthesis, one of `stops`, or the next statement."""
+        """Read the text of an expression, up to a comma, a closing parenthesis, one of `stops`, or the next
+        statement.
+        """
         begin = self.at
         end = expression_end(self.tokens, begin, frozenset(stops))
         if end == begin:
@@ -212,11 +214,11 @@ class TokenReader:
         return Expression(self.slice(begin, end), self.tokens.line(begin))
 
     def slice(self, begin: int, end: int) -> str:
-        """The text from one token to before another."""
+        """Return the text from token `begin` up to, not including, token `end`."""
         return self.tokens.source[self.tokens.starts[begin] : self.tokens.ends[end - 1]]
 
     def parenthesized(self) -> str:
-        """The text of ( ... ), with the parentheses."""
+        """Read balanced parentheses, and return their text with them."""
         begin = self.at
         if self.word != "(":
             self.fail()
@@ -231,12 +233,12 @@ class TokenReader:
                 return self.slice(begin, self.at)
 
     def on_off(self) -> bool:
-        """ON or OFF, with or without = before it."""
+        """Read ON or OFF, with an optional = before it."""
         self.take("=")
         return self.expect_any("ON", "OFF") == "ON"
 
     def type_name(self) -> str:
-        """A data type as it is written: NVARCHAR(MAX), [dbo].[Name], DECIMAL(10, 2)."""
+        """Read a data type, and return its text: NVARCHAR(MAX), [dbo].[Name], DECIMAL(10, 2)."""
         begin = self.at
         if self.word == "NATIONAL":
             self.at += 1
@@ -249,10 +251,10 @@ class TokenReader:
 
 
 def parse_name(text: str) -> Name:
-    """The name that a text is, with or without brackets.
+    """Parse a text that is one name, with or without brackets.
 
     Raises:
-        TsqlError: 102 it is none, or more than a name.
+        TsqlError: 102 the text is no name, or more than one.
     """
     reader = TokenReader(tokenize(text))
     name = reader.name()
@@ -262,7 +264,7 @@ def parse_name(text: str) -> Name:
 
 
 def parse_number(text: str) -> int | Decimal | float | bytes:
-    """The value of a number literal: 0x... is binary, with an exponent a float, with a point a decimal.
+    """Return the value of a number literal. 0x... is binary, an exponent makes a float, a point a decimal.
 
     Raises:
         TsqlError: 1007 a whole number of more than 38 digits, 168 a float that is too large.
@@ -270,7 +272,7 @@ def parse_number(text: str) -> int | Decimal | float | bytes:
     if text[:2] in ("0x", "0X"):
         digits = text[2:]
         return bytes.fromhex(digits if len(digits) % 2 == 0 else "0" + digits)
-    if not text[0].isdigit() and text[0] != ".":  # a sign of a currency
+    if not text[0].isdigit() and text[0] != ".":  # a currency sign
         text = text[1:]
     if "e" in text or "E" in text:
         return _parse_float(text)
@@ -280,11 +282,11 @@ def parse_number(text: str) -> int | Decimal | float | bytes:
 
 
 def _parse_float(text: str) -> float:
-    found = float(text)
-    if isinf(found):
+    value = float(text)
+    if isinf(value):
         raise TsqlError(
             168,
             f"The floating point value '{text[:40]}' is out of the range of computer representation (8 bytes).",
             severity=15,
         )
-    return found
+    return value

@@ -1,6 +1,7 @@
-"""The statements of T-SQL that nothing stands behind here, by their first words: refused by name, or without effect.
+"""Statements of T-SQL without a counterpart here, found by their first words. They are refused, or have no effect.
 
-What only tunes SQL Server has no effect. What a script relies on, such as an audit or a backup, is refused.
+A statement that only tunes SQL Server has no effect. One that scripts rely on, such as an audit or a backup, is
+refused.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from servicebroker.tsql.tokens import VARIABLE, WORD, Tokens
 
 
 class Feature(NamedTuple):
-    """A statement of T-SQL; `alternative` says what to write, and is "" when it has no effect."""
+    """A statement of T-SQL. `alternative` is the advice in the error, "" if the statement has no effect."""
 
     name: str
     alternative: str
 
     @property
     def length(self) -> int:
-        """How many words its name has."""
+        """The number of words in the name."""
         return self.name.count(" ") + 1
 
     def can_precede(self, following: Collection[str]) -> bool:
-        """Whether the words behind its name hold one that it demands."""
+        """Check whether the words behind the name include a required one."""
         if not following:
             return self.is_complete
         demanded = _REQUIRED_WORDS.get(self.name)
@@ -32,11 +33,11 @@ class Feature(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing has to follow its name."""
+        """True if nothing has to follow the name."""
         return self.name in _COMPLETE_NAMES or self.name.startswith("DBCC")
 
 
-# of these kinds there are CREATE, ALTER and DROP
+# kinds of objects with CREATE, ALTER and DROP
 _TUNING_OBJECTS = (
     "RESOURCE POOL", "EXTERNAL RESOURCE POOL", "WORKLOAD GROUP", "WORKLOAD CLASSIFIER", "RESOURCE GOVERNOR",
     "PARTITION FUNCTION", "PARTITION SCHEME", "STATISTICS", "FULLTEXT CATALOG", "FULLTEXT INDEX", "FULLTEXT STOPLIST",
@@ -47,14 +48,14 @@ _REFUSED_OBJECTS = {
     "APPLICATION ROLE": "Use a role.",
     "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
     "ASYMMETRIC KEY": "Use a certificate.",
-    "AVAILABILITY GROUP": "PostgreSQL's replication does that.",
+    "AVAILABILITY GROUP": "Use PostgreSQL's replication.",
     "COLUMN ENCRYPTION KEY": "Encrypt in the application.",
     "COLUMN MASTER KEY": "Encrypt in the application.",
-    "CREDENTIAL": "Leave it out: files are read with the rights of the process.",
-    "CRYPTOGRAPHIC PROVIDER": "Leave it out.",
-    "DATABASE AUDIT SPECIFICATION": "Use what PostgreSQL has for it, such as pgaudit.",
+    "CREDENTIAL": "Omit it: files are read with the rights of the process.",
+    "CRYPTOGRAPHIC PROVIDER": "Omit it.",
+    "DATABASE AUDIT SPECIFICATION": "Use an audit extension of PostgreSQL, such as pgaudit.",
     "DATABASE ENCRYPTION KEY": "Encrypt the disk.",
-    "DATABASE SCOPED CREDENTIAL": "Leave it out: files are read with the rights of the process.",
+    "DATABASE SCOPED CREDENTIAL": "Omit it: files are read with the rights of the process.",
     "DEFAULT": "Use a DEFAULT constraint.",
     "EXTERNAL DATA SOURCE": "Use a foreign table of PostgreSQL.",
     "EXTERNAL FILE FORMAT": "Use a foreign table of PostgreSQL.",
@@ -67,11 +68,11 @@ _REFUSED_OBJECTS = {
     "MATERIALIZED VIEW": "Use a view.",
     "RULE": "Use a CHECK constraint.",
     "SECURITY POLICY": "Use the row security of PostgreSQL.",
-    "SERVER AUDIT": "Use what PostgreSQL has for it, such as pgaudit.",
-    "SERVER AUDIT SPECIFICATION": "Use what PostgreSQL has for it, such as pgaudit.",
+    "SERVER AUDIT": "Use an audit extension of PostgreSQL, such as pgaudit.",
+    "SERVER AUDIT SPECIFICATION": "Use an audit extension of PostgreSQL, such as pgaudit.",
     "SERVER ROLE": "Grant the login what it needs.",
-    "SERVICE MASTER KEY": "Leave it out: master keys are kept beside the instance.",
-    "SYMMETRIC KEY": "Dialog security makes its session keys itself.",
+    "SERVICE MASTER KEY": "Omit it: master keys are stored beside the instance.",
+    "SYMMETRIC KEY": "Dialog security creates its session keys itself.",
 }
 _STATEMENTS_WITHOUT_EFFECT = (
     "ALTER INDEX", "CREATE XML INDEX", "CREATE PRIMARY XML INDEX", "CREATE SELECTIVE XML INDEX", "CREATE SPATIAL INDEX",
@@ -79,27 +80,27 @@ _STATEMENTS_WITHOUT_EFFECT = (
     "CREATE JSON INDEX", "CREATE VECTOR INDEX", "UPDATE STATISTICS", "CHECKPOINT", "RECONFIGURE", "LINENO",
     "ADD SENSITIVITY CLASSIFICATION", "DROP SENSITIVITY CLASSIFICATION",
 )  # fmt: skip
-_USE_SELECT = "Use SELECT and UPDATE: text has no pointers here."
+_USE_SELECT = "Use SELECT and UPDATE. There are no text pointers."
 _STATEMENTS_REFUSED = {
-    "BEGIN DISTRIBUTED": "Write BEGIN TRANSACTION; delivery needs no distributed one.",
+    "BEGIN DISTRIBUTED": "Use BEGIN TRANSACTION. Delivery needs no distributed transaction.",
     "BULK INSERT": "Use COPY of PostgreSQL.",
     "INSERT BULK": "Use COPY of PostgreSQL.",
     "COPY INTO": "Use COPY of PostgreSQL.",
-    "CLOSE ALL SYMMETRIC KEYS": "Dialog security makes its session keys itself.",
-    "CLOSE SYMMETRIC KEY": "Dialog security makes its session keys itself.",
-    "OPEN SYMMETRIC KEY": "Dialog security makes its session keys itself.",
+    "CLOSE ALL SYMMETRIC KEYS": "Dialog security creates its session keys itself.",
+    "CLOSE SYMMETRIC KEY": "Dialog security creates its session keys itself.",
+    "OPEN SYMMETRIC KEY": "Dialog security creates its session keys itself.",
     "BACKUP SERVICE MASTER KEY": "Back up the folder of the instance.",
     "RESTORE SERVICE MASTER KEY": "Restore the folder of the instance.",
     "RESTORE MASTER KEY": "Restore the folder of the instance.",
-    "DISK INIT": "Leave it out.",
-    "DISK RESIZE": "Leave it out.",
+    "DISK INIT": "Omit it.",
+    "DISK RESIZE": "Omit it.",
     "KILL": "End the session in PostgreSQL: select pg_terminate_backend(pid).",
-    "KILL QUERY NOTIFICATION SUBSCRIPTION": "Leave it out.",
-    "KILL STATS JOB": "Leave it out.",
+    "KILL QUERY NOTIFICATION SUBSCRIPTION": "Omit it.",
+    "KILL STATS JOB": "Omit it.",
     "READTEXT": _USE_SELECT,
     "WRITETEXT": _USE_SELECT,
     "UPDATETEXT": _USE_SELECT,
-    "RENAME OBJECT": "Create it under the new name.",
+    "RENAME OBJECT": "Create the object under the new name.",
     "RENAME DATABASE": "Create a database of the new name.",
     "SETUSER": "Use EXECUTE AS and REVERT.",
     "SHUTDOWN": "Stop the instance in its shell.",
@@ -149,7 +150,7 @@ _FEATURES |= {
 }
 FIRST_WORDS = frozenset({"DBCC"} | {head[0] for head in _FEATURES})
 _MAX_NAME_WORDS = max(map(len, _FEATURES))
-# what only asks SQL Server to tidy up or to write a log; the other commands of DBCC answer, or change something
+# commands that only maintain SQL Server; the other commands of DBCC return results or change data
 _DBCC_WITHOUT_EFFECT = split_words(
     "CHECKALLOC CHECKCATALOG CHECKCONSTRAINTS CHECKDB CHECKFILEGROUP CHECKTABLE CLEANTABLE DBREINDEX DROPCLEANBUFFERS "
     "FLUSHPROCINDB FREEPROCCACHE FREESESSIONCACHE FREESYSTEMCACHE INDEXDEFRAG SHRINKDATABASE SHRINKFILE TRACEOFF "
@@ -166,21 +167,21 @@ SET_OPTIONS = split_words(
 
 
 def feature_at(tokens: Tokens, at: int) -> Feature | None:
-    """The statement without anything behind it that begins at this place; the longest name counts."""
+    """Return the unsupported statement that begins at this index, or None. The longest name wins."""
     if tokens.words[at] == "DBCC":
         command = tokens.words[at + 1] if tokens.kinds[at + 1] == WORD else ""
         name = f"DBCC {tokens.text(at + 1)}"
-        instead = "servicebroker check and doctor look whether all that is stored holds together."
+        instead = "Use servicebroker check and servicebroker doctor to verify the stored data."
         return Feature(name, "" if command in _DBCC_WITHOUT_EFFECT else instead) if command else None
     for length in range(_MAX_NAME_WORDS, 0, -1):
-        found = _FEATURES.get(tuple(tokens.words[at : at + length]))
-        if found is not None:
-            return found
+        feature = _FEATURES.get(tuple(tokens.words[at : at + length]))
+        if feature is not None:
+            return feature
     return None
 
 
 def feature_end(tokens: Tokens, at: int) -> int:
-    """The place behind such a statement, from a place inside of it: its clauses are known to nobody here."""
+    """Return the index behind an unsupported statement, searched from an index inside it."""
     depth = 0
     for place in range(at, len(tokens.words)):
         word = tokens.words[place]
@@ -200,7 +201,7 @@ def feature_end(tokens: Tokens, at: int) -> int:
 
 
 def _continues_clause(tokens: Tokens, at: int) -> bool:
-    """Whether a word that may begin a statement is one of a clause here."""
+    """Check whether a word that can begin a statement is part of a clause here."""
     word, following, before = tokens.words[at], tokens.words[at + 1], tokens.words[at - 1]
     if not begins_statement(tokens, at):
         return True
@@ -220,7 +221,7 @@ def _continues_clause(tokens: Tokens, at: int) -> bool:
 
 
 def _begins_kind(tokens: Tokens, at: int) -> bool:
-    """Whether CREATE, ALTER or DROP is followed by something that can be created."""
+    """Check whether CREATE, ALTER or DROP is followed by a kind of object."""
     return (
         tokens.words[at + 1 : at + 3] == ["EVENT", "NOTIFICATION"]
         or tokens.words[at + 1] in _CREATABLE_KINDS

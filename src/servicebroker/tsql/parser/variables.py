@@ -1,4 +1,4 @@
-"""Whether each variable is declared before it is used, in the order of the text and not of what runs."""
+"""Check that variables are declared before their use, in the order of the text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _TABLE_KEYWORDS = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "INSERT", "DELETE
 def check_variables(
     tokens: Tokens, declared: Mapping[str, int], arguments: Collection[int], known: Collection[str]
 ) -> None:
-    """Look at the variables of a batch.
+    """Check the variables of a batch.
 
-    `declared` is where each begins to count; at the places `arguments` EXEC names a parameter, which is no variable.
+    `declared` maps each variable to the index of its declaration. At the indexes `arguments`, EXEC names a parameter,
+    which is no variable.
 
     Raises:
-        TsqlError: 137, 1087 one is not declared.
+        TsqlError: 137, 1087 a variable is not declared.
     """
     for place, kind in enumerate(tokens.kinds):
         if kind != VARIABLE or place in arguments:
@@ -34,6 +35,6 @@ def check_variables(
 
 
 def _is_table(tokens: Tokens, place: int) -> bool:
-    """Whether a table stands there, and no cursor, value or cookie."""
+    """Check whether the variable stands in place of a table, and not of a cursor, value or cookie."""
     before = tokens.words[max(place - 8, 0) : place]
     return bool(before) and before[-1] in _TABLE_KEYWORDS and "FETCH" not in before and before[-2:-1] != ["COOKIE"]

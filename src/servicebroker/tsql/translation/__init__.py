@@ -1,22 +1,22 @@
-"""T-SQL queries, changes of rows and definitions of tables, written as PostgreSQL's SQL. `tsql/translator.py` calls it.
+"""Translation of T-SQL queries, changes of rows and definitions to PostgreSQL's SQL. `tsql/translator.py` calls it.
 
 **The problem.** The two dialects differ in types, conversions, functions and names. A text must give the result that
 SQL Server gives, or be refused.
 
-**The flow.** `reading` checks that a text is T-SQL (`reading/grammar_check.py`) and makes a tree of it
-(`reading/syntax_tree.py`; sqlglot parses). A `Writer` (`text_writer.py`) carries what the translation gathers:
-parameters, names, tables in sight, and what the statement uses of which object. The writers go by subject: `queries`
-(SELECT), `rows` (INSERT, UPDATE, DELETE, MERGE), `definitions` (CREATE, ALTER, DROP), `values` (expressions and
-functions), `documents` (XML and JSON). The result is a `Translation` (`result.py`).
+**The flow.** `reading` checks the syntax of a text (`reading/grammar_check.py`) and parses it to a tree with sqlglot
+(`reading/syntax_tree.py`). A `Writer` (`text_writer.py`) carries the state of one translation: parameters, names,
+visible tables, and the uses of objects. The writing functions are grouped by subject: `queries` (SELECT), `rows`
+(INSERT, UPDATE, DELETE, MERGE), `definitions` (CREATE, ALTER, DROP), `values` (expressions and functions), `documents`
+(XML and JSON). The result is a `Translation` (`result.py`).
 
 **The rules.**
 
-* A translation is a function of the text and of the answers of the `Scope` (`tsql/scope.py`). What it needs of the
-  catalog, it asks the scope for. `tsql/translator.py` remembers it for every scope that gives the same answers.
-* Whatever happens with a text, a `TsqlError` comes out, and no other exception.
-* What a statement does with an object is noted in `Translation.uses`; permissions are asked by it before it runs.
-* A function is a row of `tsql/functions.tsv`. Only what such a row cannot say is written in `values`.
-* What PostgreSQL cannot do in an expression is a function of `store/tsql`.
+* A translation depends on the text and on the answers of the `Scope` (`tsql/scope.py`) only. All catalog data comes
+  from the scope. `tsql/translator.py` reuses a translation for every scope that gives the same answers.
+* No text raises an exception other than `TsqlError`.
+* Every use of an object is listed in `Translation.uses`. The permissions for it are checked before the statement runs.
+* A function is a row of `tsql/functions.tsv`. Code in `values` is only for functions that no row can describe.
+* An operation that PostgreSQL's expressions lack is a function in `store/tsql`.
 
 Begin with `tsql/translator.py`, then `queries/selects.py` and `values/expressions.py`.
 """

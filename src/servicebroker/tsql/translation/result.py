@@ -1,4 +1,4 @@
-"""What a translation returns."""
+"""The result of a translation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from servicebroker.tsql.types import SqlType
 class Translation(NamedTuple):
     """A statement for PostgreSQL.
 
-    Attributes: sql: one statement with $1, $2, ...; of kind 'ddl' it may be several, without parameters. parameters:
-    what $1, $2, ... are: names of variables ('@a') and of Scope.functions. kind: 'rows' returns a result set; 'count'
-    changes rows; 'assign' returns rows whose columns go into `assignments`, of the last row; without a row the
-    variables stay as they are. 'ddl' defines something. columns: the names of the columns of a result set in their
-    spelling, '' for one without a name; None when a star stands for columns that were not known: then PostgreSQL's
-    names are to be taken, '?column?' for none. types: the types of the columns, None for one that is not known.
-    assignments: the variables that an assignment sets. before: what must run first, in the same transaction, each on
-    its own. after: what must run behind it, likewise. identity: the returned column, counted from 0, that is the value
-    of an IDENTITY column of each inserted row, and no column of the result. The last one is SCOPE_IDENTITY(). server:
-    the version of PostgreSQL that the statement needs; 0 for any that is supported. uses: what it does with which
-    tables, views, queues and functions, each once; temporary ones are everybody's. looks: whether it names a table or a
-    view. most: how many rows it may change, of which the text says nothing; 0 for any number. reads: the quoted
-    PostgreSQL names of the tables whose rows it looks for, for the isolation levels that hold them.
+    Attributes:
+        sql: one statement with $1, $2, ... Of kind 'ddl' it may be several statements, without parameters.
+        parameters: the values for $1, $2, ...: names of variables ('@a') and keys of `Scope.functions`.
+        kind: 'rows' returns a result set. 'count' changes rows. 'assign' returns rows; the last one goes into
+            `assignments`, and without a row the variables keep their values. 'ddl' defines an object.
+        columns: the column names of a result set, '' for a column without a name. None if a star stands for unknown
+            columns; then PostgreSQL's names apply, with '?column?' for no name.
+        types: the types of the columns, None for an unknown type.
+        assignments: the variables that an assignment sets.
+        before: statements to run first, each by itself, in the same transaction.
+        after: statements to run afterwards, likewise.
+        identity: the index of a returned column that is not part of the result: the IDENTITY value of each inserted
+            row. The last one becomes SCOPE_IDENTITY().
+        min_server_version: the PostgreSQL version that the statement needs, 0 for any supported version.
+        uses: the uses of tables, views, queues and functions, each once. Temporary tables need no permission and are
+            left out.
+        tables_read: quoted PostgreSQL names of the tables whose rows it reads, for isolation levels that lock them.
+        names_tables: True if it names a table or view.
+        max_rows: the number of rows that it may change, if the text itself cannot limit them; 0 for any number.
     """
 
     sql: str

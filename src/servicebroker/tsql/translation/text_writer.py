@@ -1,4 +1,4 @@
-"""What a translation gathers on its way: parameters, names, and the tables in sight."""
+"""The state of one translation, `Writer`, and helpers that write PostgreSQL's SQL."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PREDICATE_ROLE, _VALUE_ROLE, QUERY_ROLE = "predicate", "value", "query"
 
 
 class Sql(NamedTuple):
-    """An expression as PostgreSQL reads it.
+    """An expression as PostgreSQL's text.
 
-    `type` is None while nobody knows it. An `is_untyped` one is a string in quotes (or NULL) without a type: it takes
-    the type of what it stands beside, as both systems have it.
+    `type` is None if unknown. An `is_untyped` expression is a quoted string or NULL. PostgreSQL gives it the type of
+    the operand beside it.
     """
 
     text: str
@@ -39,29 +39,29 @@ class Sql(NamedTuple):
 
     @property
     def kind(self) -> str | None:
-        """The family of its type: string, number, date, binary, uniqueidentifier, xml; None when unknown."""
+        """The family of the type: string, number, date, binary, uniqueidentifier or xml; None if unknown."""
         return None if self.type is None else type_family(self.type)
 
 
-def type_family(of: SqlType) -> str:
-    """The family of a type."""
+def type_family(sql_type: SqlType) -> str:
+    """Return the family of a type."""
     for kind, members in (("string", STRINGS), ("number", NUMBERS), ("date", DATES), ("binary", BINARIES)):
-        if of.name in members:
+        if sql_type.name in members:
             return kind
-    return of.name
+    return sql_type.name
 
 
 class Source(NamedTuple):
-    """A table in sight: the name under which it is known, in lower case, and its columns, None when unknown."""
+    """A table visible to a query: its alias in lower case, and its columns, None if unknown."""
 
     alias: str
     columns: dict[str, Column] | None
-    table: str = ""  # its quoted PostgreSQL name, when it is a table
+    table: str = ""  # quoted PostgreSQL name, "" for a derived table
     is_catalog: bool = False
 
 
 class ExtraStatement(NamedTuple):
-    """What must be taken before the statement, as a statement with its parameters."""
+    """A statement to run before or after the translated one, with its parameters."""
 
     sql: str
     parameters: tuple[str, ...]
@@ -69,29 +69,35 @@ class ExtraStatement(NamedTuple):
 
 @dataclass
 class Writer:
-    """One statement on its way to PostgreSQL."""
+    """The state of the translation of one statement."""
 
     scope: Scope
-    max_recursion: int = 100  # of a recursive common table expression, 0 for any number
-    has_parent_steps: bool = False  # the statement has `..`, which in XQuery asks for a parent
+    max_recursion: int = 100  # levels of a recursive common table expression, 0 for no limit
+    has_parent_steps: bool = False  # the text contains `..`, which in XQuery steps to a parent
     parameters: list[str] = field(default_factory=list)
     sources: list[list[Source]] = field(default_factory=list)  # the innermost query last
     common_tables: list[dict[str, dict[str, Column] | None]] = field(default_factory=list)  # common table expressions
-    namespaces: dict[str, str] = field(default_factory=dict)  # of WITH XMLNAMESPACES; '' is the default one
+    namespaces: dict[str, str] = field(
+        default_factory=dict
+    )  # prefix to URI, from WITH XMLNAMESPACES; '' is the default
     locks: list[ExtraStatement] = field(default_factory=list)
-    assigned: dict[str, Sql] = field(default_factory=dict)  # by variables to the left in the same SELECT
-    aliases: dict[str, str] = field(default_factory=dict)  # of tables that are called otherwise in PostgreSQL
+    assigned: dict[str, Sql] = field(
+        default_factory=dict
+    )  # values assigned to variables to the left in the same SELECT
+    aliases: dict[str, str] = field(default_factory=dict)  # aliases that differ in PostgreSQL
     scope_answers: dict[tuple[str, str], object] = field(
         default_factory=dict
-    )  # what the scope was asked, and its answers
-    table_uses: dict[str, Use] = field(default_factory=dict)  # SELECT of each table in a schema, by its PostgreSQL name
-    uses: dict[Use, None] = field(default_factory=dict)  # what is done with tables and functions
-    default_column: str = ""  # the column of which the DEFAULT is written
-    sequence_draws: int = 0  # times that NEXT VALUE FOR stands in the row that is written
+    )  # questions to the scope and its answers, the key of the cache
+    table_uses: dict[str, Use] = field(default_factory=dict)  # the use SELECT of each table, by PostgreSQL name
+    uses: dict[Use, None] = field(default_factory=dict)  # uses of tables and functions
+    default_column: str = ""  # the column whose DEFAULT is being written
+    sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
 
-    def parameter(self, name: str, of: SqlType | None) -> str:
-        """The placeholder of a variable or of a value of the session; in the body of a function, what stands for it."""
-        cast = f"::{postgres_type(of)}" if of else ""
+    def parameter(self, name: str, sql_type: SqlType | None) -> str:
+        """Return the placeholder of a variable or session value. In the body of a function, return an expression for
+        it.
+        """
+        cast = f"::{postgres_type(sql_type)}" if sql_type else ""
         self.scope_answers["body", ""] = self.scope.is_body
         if self.scope.is_body:
             return (quoted(name) if name in self.scope.variables else session_value_sql(self.scope, name)) + cast
@@ -100,64 +106,64 @@ class Writer:
         return f"${self.parameters.index(name) + 1}{cast}"
 
     def next_draw_key(self) -> str:
-        """What tells each NEXT VALUE FOR of a row, which all give the same number, from one of the next row."""
+        """Return a key for one NEXT VALUE FOR of a row. All keys of a row get the same number from the sequence."""
         self.sequence_draws += 1
         return f"{self.default_column}{self.sequence_draws}"
 
     def variable(self, name: str) -> Sql:
-        """A variable, as a typed parameter."""
+        """Return a variable as a typed parameter, or the value just assigned to it."""
         name = name.lower()
         if name in self.assigned:
             return self.assigned[name]
         return Sql(self.parameter(name, self.variable_type(name)), self.variable_type(name))
 
     def variable_type(self, name: str) -> SqlType:
-        """The type of a variable.
+        """Return the type of a variable.
 
         Raises:
-            TsqlError: 137 for one that was not declared.
+            TsqlError: 137 the variable is not declared.
         """
         name = name.lower()
-        found = self.scope.variables.get(name)
-        self.scope_answers["variable", name] = found
-        if found is None:
+        sql_type = self.scope.variables.get(name)
+        self.scope_answers["variable", name] = sql_type
+        if sql_type is None:
             raise TsqlError(137, f'Must declare the scalar variable "{name}".', severity=15)
-        return found
+        return sql_type
 
     def table_columns(self, table: str) -> dict[str, Column] | None:
-        """The columns of a PostgreSQL table by their names in lower case, None when unknown."""
-        found = self.scope.columns.get(table)
-        self.scope_answers["columns", table] = found
-        return None if found is None else {column.name.lower(): column for column in found}
+        """Return the columns of a PostgreSQL table by name in lower case, None if unknown."""
+        columns = self.scope.columns.get(table)
+        self.scope_answers["columns", table] = columns
+        return None if columns is None else {column.name.lower(): column for column in columns}
 
     def type_named(self, text: str) -> UserType:
-        """The type of a column; one that CREATE TYPE has made, or one of the language.
+        """Return the type of a column, user-defined or built in.
 
         Raises:
-            TsqlError: 2715 there is none, and others of `parse_type`.
+            TsqlError: 2715 unknown type, and others of `parse_type`.
         """
         try:
             return UserType(0, parse_type(text), "", True)
         except TsqlError as unknown:
             key = type_key(text) if unknown.number == 2715 else None
-            found = self.scope.user_types.get(key) if key is not None else None
-            self.scope_answers["type", key or ""] = found
-            if found is None or found.of is None:
+            user_type = self.scope.user_types.get(key) if key is not None else None
+            self.scope_answers["type", key or ""] = user_type
+            if user_type is None or user_type.of is None:
                 raise
-            return found
+            return user_type
 
     def record_use(self, table: str, *statements: str, shown: str = "") -> None:
-        """What is done with a table: statements of `NEEDS`. Temporary ones are everybody's."""
+        """Record what is done with a table, as statements of `NEEDS`. Temporary tables need no permission."""
         named = self.table_uses.get(table)
         if named is not None:
             self.uses.update({named._replace(statement=each, shown=shown): None for each in statements})
 
     def check_changes(self, table: str, *statements: str) -> None:
-        """That a table may be changed, by these `statements`.
+        """Check that `statements` may change a table, and record the use.
 
         Raises:
-            TsqlError: 10700 it is a table-valued parameter, 443 it is no table variable, in the body of a function, 259
-                it is the system's.
+            TsqlError: 10700 a table-valued parameter, 443 not a table variable, in the body of a function, 259 a system
+                table.
         """
         named = self.table_uses.get(table)
         if table.startswith(("sys.", "tsql.")) or (named is not None and named.schema.lower() in names.SYSTEM_SCHEMAS):
@@ -177,10 +183,10 @@ class Writer:
             raise TsqlError(10700, f'The table-valued parameter "{name}" is READONLY and cannot be modified.')
 
     def synonym(self, database: str, schema: str, name: str) -> Name | None:
-        """What a synonym stands for, all of its parts told; None when that is none.
+        """Return the full name of a synonym's base object, or None if there is no such synonym.
 
         Raises:
-            TsqlError: 470 that is a synonym too, 7202 it is of another server.
+            TsqlError: 470 the base object is a synonym, 7202 it is on another server.
         """
         base = self._base(database, schema, name)
         if base is None:
@@ -195,19 +201,19 @@ class Writer:
         return whole
 
     def _base(self, database: str, schema: str, name: str) -> Name | None:
-        found = self.scope.synonym(database, schema, name)
-        self.scope_answers["synonym", f"{database}\0{schema}\0{name}"] = found
-        return found
+        base = self.scope.synonym(database, schema, name)
+        self.scope_answers["synonym", f"{database}\0{schema}\0{name}"] = base
+        return base
 
     def temporary(self, name: str) -> str | None:
-        """The PostgreSQL name of a temporary table or table variable."""
-        found = self.scope.tables.get(name)
-        self.scope_answers["table", name] = found
-        return found
+        """Return the PostgreSQL name of a temporary table or table variable, or None."""
+        table = self.scope.tables.get(name)
+        self.scope_answers["table", name] = table
+        return table
 
     @contextmanager
     def query(self, sources: list[Source]) -> Iterator[None]:
-        """Within a query that reads these tables."""
+        """Make these tables visible within a query."""
         self.sources.append(sources)
         try:
             yield
@@ -216,7 +222,7 @@ class Writer:
 
     @contextmanager
     def renamed(self, names: dict[str, str]) -> Iterator[None]:
-        """While tables are called otherwise in PostgreSQL."""
+        """Use other aliases for tables in PostgreSQL."""
         outer, self.aliases = self.aliases, names
         try:
             yield
@@ -224,12 +230,12 @@ class Writer:
             self.aliases = outer
 
     def alias(self, name: str) -> str:
-        """A table's alias as PostgreSQL has it, quoted."""
+        """Return the quoted alias of a table in PostgreSQL."""
         return quote_identifier(self.aliases.get(name.lower(), name))
 
     @contextmanager
     def hidden(self, sources: list[Source] | None) -> Iterator[None]:
-        """Without the tables beside a derived table, which cannot see them; None: it can (APPLY)."""
+        """Hide the neighbours of a derived table, which cannot refer to them. None hides nothing, as for APPLY."""
         if sources is None:
             yield
             return
@@ -241,7 +247,7 @@ class Writer:
             self.sources = kept
 
     def column(self, alias: str, name: str) -> tuple[Source, Column] | None:
-        """The column that a name means, when that is known."""
+        """Return the table and column that a name refers to, or None if unknown."""
         for sources in reversed(self.sources):
             named = [source for source in sources if not alias or source.alias == alias]
             for source in named:
@@ -252,7 +258,7 @@ class Writer:
         return None
 
     def source(self, alias: str) -> Source | None:
-        """The table that is known under a name."""
+        """Return the visible table with an alias, or None."""
         for sources in reversed(self.sources):
             for source in sources:
                 if source.alias == alias:
@@ -261,10 +267,11 @@ class Writer:
 
 
 def _read_setting(setting: str) -> str:
+    """Return SQL that reads a setting of the connection, NULL if it is not set."""
     return f"nullif(current_setting('{setting}', true), '')"
 
 
-# what the session has told its connection, for what outlives it: defaults of columns, bodies of functions
+# values that the session keeps in settings of its connection, for defaults of columns and bodies of functions
 _SESSION_SQL = {
     **dict.fromkeys(("suser_name", "suser_sname", "system_user"), f"coalesce({_read_setting(LOGIN)}, current_user)"),
     **dict.fromkeys(
@@ -277,26 +284,26 @@ _SESSION_SQL = {
 }
 
 
-PERMISSIONS = "permissions "  # before what is asked, as JSON: each argument is NULL, 'text, @variable or the database
+PERMISSIONS = "permissions "  # prefix of a parameter; JSON of the question follows
 
 
 def not_permitted(name: str, number: int = 128) -> TsqlError:
-    """The refusal of a parameter in what outlives the session that gives it: views, functions, DEFAULT, CHECK."""
+    """Build the error for a parameter in a view, function, DEFAULT or CHECK, which outlive the session."""
     if not name.startswith("@") or name in GLOBALS:
         is_asked = name.startswith(PERMISSIONS)
         function = str(json.loads(name.removeprefix(PERMISSIONS))[0]) if is_asked else name
         return not_supported(
             f"{function.upper()} in a view, a function, a DEFAULT, a CHECK or a computed column",
-            "The session answers it: ask in a statement or a procedure.",
+            "Only the session knows its value. Use it in a statement or a procedure.",
         )
     return TsqlError(number, f'The name "{name}" is not permitted in this context.', severity=15)
 
 
 def session_value_sql(scope: Scope, name: str) -> str:
-    """A value of the session that PostgreSQL can find by itself.
+    """Return SQL for a value of the session that PostgreSQL can read by itself.
 
     Raises:
-        TsqlError: 128 it is a variable, 40515 it cannot.
+        TsqlError: 128 a variable, 40515 a value that only the session knows.
     """
     if name == "db_name":
         return quote_string(scope.database)
@@ -312,17 +319,17 @@ HANDLERS: dict[tuple[str, type[exp.Expression]], Handler] = {}
 
 
 def writes_value(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
-    """Registers what writes these nodes as a value."""
+    """Register a function that writes these nodes as a value."""
     return _registering(_VALUE_ROLE, kinds)
 
 
 def writes_predicate(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
-    """Registers what writes these nodes as a condition."""
+    """Register a function that writes these nodes as a condition."""
     return _registering(_PREDICATE_ROLE, kinds)
 
 
 def writes_query(*kinds: type[exp.Expression]) -> Callable[[Handler], Handler]:
-    """Registers what writes these nodes as a query inside another statement."""
+    """Register a function that writes these nodes as a nested query."""
     return _registering(QUERY_ROLE, kinds)
 
 
@@ -336,10 +343,10 @@ def _registering(role: str, kinds: tuple[type[exp.Expression], ...]) -> Callable
 
 
 def write_value(writer: Writer, node: exp.Expression) -> Sql:
-    """A node as a value.
+    """Write a node as a value.
 
     Raises:
-        TsqlError: 4145 for a condition, 40515 for what is not translated.
+        TsqlError: 102 the node is a condition, 40515 it is not supported.
     """
     handler = HANDLERS.get((_VALUE_ROLE, type(node)))
     if handler is not None:
@@ -353,23 +360,23 @@ def write_value(writer: Writer, node: exp.Expression) -> Sql:
 
 
 def write_predicate(writer: Writer, node: exp.Expression) -> str:
-    """A node as a condition.
+    """Write a node as a condition.
 
     Raises:
-        TsqlError: 4145 for a value, 40515 for what is not translated.
+        TsqlError: 4145 the node is a value, 40515 it is not supported.
     """
     handler = HANDLERS.get((_PREDICATE_ROLE, type(node)))
     if handler is not None:
         return str(handler(writer, node))
     if (_VALUE_ROLE, type(node)) in HANDLERS:
         if isinstance(node, exp.Anonymous):
-            write_value(writer, node)  # which refuses those that are conditions in SQL Server
+            write_value(writer, node)  # raises the error of functions that are conditions in SQL Server
         raise condition_expected()
     raise node_not_supported(node)
 
 
 def is_predicate(node: exp.Expression) -> bool:
-    """Whether a node is a condition."""
+    """Check whether a node is a condition."""
     return (_PREDICATE_ROLE, type(node)) in HANDLERS and (
         (_VALUE_ROLE, type(node)) not in HANDLERS or _only_wraps(node)
     )
@@ -380,65 +387,65 @@ def _only_wraps(node: exp.Expression) -> bool:
 
 
 def operator_of(node: exp.Expression) -> str:
-    """A word for the kind of a node."""
+    """Return the words that an error shows for a node."""
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", " ", type(node).__name__).upper()
 
 
 def node_not_supported(node: exp.Expression, instead: str = "") -> TsqlError:
-    """40515 for a construct."""
+    """Build error 40515 for a node."""
     return not_supported(operator_of(node), instead)
 
 
 def not_supported(what: str, instead: str = "") -> TsqlError:
-    """40515: known, and not done here."""
+    """Build error 40515: the construct is known and not supported."""
     return TsqlError(40515, f"{what} is not supported here.{' ' + instead if instead else ''}")
 
 
 def allow_only(node: exp.Expression, *known: str) -> None:
-    """Nothing is dropped silently: what a node says beyond `known` is refused."""
-    for name, said in node.args.items():
-        if said and name not in known:
+    """Refuse a node with arguments other than `known`, so that none is dropped silently."""
+    for name, value in node.args.items():
+        if value and name not in known:
             what = name.strip("_").replace("_", " ").upper()
             raise not_supported(f"{what} of {operator_of(node)}")
 
 
 def quote_string(text: str) -> str:
-    """A literal of PostgreSQL.
+    """Return a string literal of PostgreSQL.
 
     Raises:
-        TsqlError: for characters that PostgreSQL cannot hold.
+        TsqlError: 40515 a character that PostgreSQL cannot store.
     """
     if not names.is_encodable(text):
-        raise not_supported("A string with half of a surrogate pair", "Keep such data in varbinary.")
+        raise not_supported("A string with half of a surrogate pair", "Store such data in varbinary.")
     return "'" + text.replace("\0", ZERO).replace("'", "''") + "'"
 
 
 def quote_identifier(name: str) -> str:
-    """A name in PostgreSQL: without regard to case, quoted."""
+    """Return a name in PostgreSQL: folded to one case, quoted."""
     short = names.postgres_name(name)
     return quoted(short + "_" if short in _SYSTEM_COLUMNS else short)
 
 
 def quote_label(name: str) -> str:
-    """A name of a result's column, in its own spelling."""
+    """Return the name of a result column, quoted in its own spelling."""
     return quoted(name.replace("\0", "") or "?column?")
 
 
 def postgres_schema(database: str, schema: str) -> str:
-    """The PostgreSQL schema of the application's tables, quoted."""
+    """Return the quoted PostgreSQL schema of the application's tables."""
     return quoted(names.postgres_name(database, schema or "dbo"))
 
 
 def timestamp_text(text: str, column: Column) -> str:
-    """A column as a datetime has it: UTC to the millisecond, without a zone."""
+    """Return a column as a datetime: a timestamptz becomes UTC to the millisecond, without a zone."""
     return f"({text} AT TIME ZONE 'UTC')::timestamp(3)" if column.has_time_zone else text
 
 
 def cast_to_text(value: Sql) -> str:
-    """A string as PostgreSQL's text; open literals get the type."""
+    """Return a string with PostgreSQL's type text."""
     return f"{value.text}::text" if value.is_untyped else value.text
 
 
 def typed_text(value: Sql) -> str:
-    """A value that has a type whatever stands beside it."""
+    """Return a value that has a type independent of its neighbours."""
     return cast_to_text(value) if value.is_untyped and value.type is not None else value.text

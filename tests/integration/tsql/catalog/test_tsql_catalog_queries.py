@@ -82,15 +82,15 @@ def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        ("SELECT * FROM sys.dm_os_schedulers", "'sys.dm_os_schedulers'. PostgreSQL's own views"),
+        ("SELECT * FROM sys.dm_os_schedulers", "'sys.dm_os_schedulers'. Use PostgreSQL's own views"),
         (
             "SELECT * FROM sys.dm_db_index_physical_stats(1, NULL, NULL, NULL, NULL)",
-            "'sys.dm_db_index_physical_stats'. PostgreSQL's",
+            "'sys.dm_db_index_physical_stats'. Use PostgreSQL's",
         ),
-        ("SELECT * FROM msdb.dbo.sysjobs", "'msdb.dbo.sysjobs'. The jobs of SQL Server Agent"),
+        ("SELECT * FROM msdb.dbo.sysjobs", "'msdb.dbo.sysjobs'. SQL Server Agent is not supported"),
         ("SELECT * FROM msdb..backupset", "See the page on backups."),
-        ("SELECT * FROM master..sysperfinfo", "PostgreSQL's own views"),
-        ("SELECT * FROM sys.allocation_units", "Nothing here stands behind"),
+        ("SELECT * FROM master..sysperfinfo", "Use PostgreSQL's own views"),
+        ("SELECT * FROM sys.allocation_units", "This view of SQL Server is not supported"),
     ],
 )
 def test_what_the_catalog_of_sql_server_has_besides_is_known(db: sb.Database, query: str, shown: str) -> None:

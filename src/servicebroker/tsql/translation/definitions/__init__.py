@@ -1,1 +1,1 @@
-"""CREATE, ALTER and DROP, and the bodies of functions."""
+"""CREATE, ALTER and DROP of tables, views, indexes, sequences and schemas, and the bodies of functions."""

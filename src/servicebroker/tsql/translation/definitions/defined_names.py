@@ -1,4 +1,4 @@
-"""What a definition of a table, a view, an index or a sequence is of: read before the translation, which needs it."""
+"""The database that a definition names, read before the translation, which runs in that database."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from servicebroker.tsql.translation.reading.syntax_tree import slice_text
 
 
 def database_of_definition(text: str) -> str:
-    """Return the database that CREATE or ALTER names before its object; of an index that of the table.
+    """Return the database that CREATE or ALTER names before its object. For an index it is that of the table.
 
-    "" means the current database. It is also the answer for a text that cannot be read, which the translation refuses,
-    and for temporary tables, which belong to no database.
+    "" means the current database. Temporary tables, which belong to no database, and unreadable text, which the
+    translation refuses, return "" too.
     """
     try:
         name = _name(PieceReader(slice_text(text)))

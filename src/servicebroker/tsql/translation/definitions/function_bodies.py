@@ -1,4 +1,4 @@
-"""The bodies of user-defined functions: of an inline one its query, of the others their control flow, in plpgsql."""
+"""Bodies of user-defined functions: the query of an inline function, otherwise control flow in plpgsql."""
 
 from __future__ import annotations
 
@@ -41,68 +41,70 @@ from servicebroker.tsql.types import SqlType, parse_type, postgres_type
 
 
 def read_signature(function: Function, scope: Scope) -> UserFunction:
-    """What calls of a function need to know; the columns of a table-valued one follow from its query.
+    """Return the signature of a function. The columns of a table-valued one come from its query later.
 
     Raises:
-        TsqlError: as `translate`, of the defaults of parameters; 2715 for types.
+        TsqlError: see `translate`, for defaults of parameters; 2715 unknown type.
     """
     types = tuple(parse_type(parameter.type) for parameter in function.parameters)
     defaults = []
-    for parameter, of in zip(function.parameters, types, strict=True):
+    for parameter, sql_type in zip(function.parameters, types, strict=True):
         text = None
         if parameter.default is not None:
-            text = f"({_write_value(parameter.default.text, of, replace(scope, variables={}, is_body=True))})"
+            text = f"({_write_value(parameter.default.text, sql_type, replace(scope, variables={}, is_body=True))})"
         defaults.append(text)
     returns = None if function.returns is None else parse_type(function.returns)
     return UserFunction(types, tuple(defaults), returns)
 
 
-def body_scope(function: Function, known: UserFunction, scope: Scope) -> Scope:
-    """What the body of a function sees."""
+def body_scope(function: Function, signature: UserFunction, scope: Scope) -> Scope:
+    """Return the scope of a function's body."""
     names = (parameter.name for parameter in function.parameters)
-    return replace(scope, variables=dict(zip(names, known.parameters, strict=True)), tables={}, is_body=True)
+    return replace(scope, variables=dict(zip(names, signature.parameters, strict=True)), tables={}, is_body=True)
 
 
-def parameter_list(function: Function, known: UserFunction) -> str:
-    """The parameters in PostgreSQL."""
-    pairs = zip(function.parameters, known.parameters, strict=True)
-    return ", ".join(f"{quoted(parameter.name)} {postgres_type(of)}" for parameter, of in pairs)
+def parameter_list(function: Function, signature: UserFunction) -> str:
+    """Return the parameters in PostgreSQL."""
+    pairs = zip(function.parameters, signature.parameters, strict=True)
+    return ", ".join(f"{quoted(parameter.name)} {postgres_type(sql_type)}" for parameter, sql_type in pairs)
 
 
 def check_body(function: Function, scope: Scope) -> None:
-    """Look whether the body of a function can be written, without knowing the tables that it reads.
+    """Check that the body of a function can be translated, without reading the catalog.
 
     Raises:
-        TsqlError: as `translate_inline` and `write_body`.
+        TsqlError: see `translate_inline` and `write_body`.
     """
-    known = read_signature(function, scope)
+    signature = read_signature(function, scope)
     if function.query:
-        translate(function.query, body_scope(function, known, scope))
+        translate(function.query, body_scope(function, signature, scope))
     else:
-        write_body(function, "checked", known, body_scope(function, known, scope))
+        write_body(function, "checked", signature, body_scope(function, signature, scope))
 
 
 # ---------------------------------------------------------------- inline table-valued
 
 
 def translate_inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
-    """The query of an inline function in PostgreSQL, and its columns.
+    """Translate the query of an inline function, and return it with its columns.
 
     Raises:
-        TsqlError: as `translate`; 4514 a column without a name, 40515 one whose type is not known.
+        TsqlError: see `translate`; 4514 a column without a name, 40515 a column of unknown type.
     """
     writer = Writer(scope, has_parent_steps=".." in function.query)
-    done = translate_query(writer, parse_slice(take_namespaces(writer, slice_text(function.query))), outermost=False)
+    translated = translate_query(
+        writer, parse_slice(take_namespaces(writer, slice_text(function.query))), outermost=False
+    )
     if writer.locks:
         raise _lock_hint_error()
     if scope.recorded_uses is not None:
         scope.recorded_uses.update(writer.uses)
-    if done.outputs is None or any(output.type is None for output in done.outputs):
+    if translated.outputs is None or any(output.type is None for output in translated.outputs):
         _check_tables(writer)
-    if done.outputs is None:
+    if translated.outputs is None:
         raise TsqlError(40515, "SELECT * over a table that is not there yet is not supported in a function.")
     columns = []
-    for place, output in enumerate(done.outputs, 1):
+    for place, output in enumerate(translated.outputs, 1):
         if not output.name:
             raise TsqlError(4514, f"CREATE FUNCTION failed because a column name is not specified for column {place}.")
         if output.type is None or output.type.name == "xml_node":
@@ -111,18 +113,22 @@ def translate_inline(function: Function, scope: Scope) -> tuple[str, tuple[Colum
                 "Write CAST(... AS type) around it."
             )  # fmt: skip
         columns.append(Column(output.name, output.type))
-    return done.text, tuple(columns)
+    return translated.text, tuple(columns)
 
 
 def _check_tables(writer: Writer) -> None:
-    """Raises: TsqlError: 208 the types are not known since a table is not there."""
+    """Check that unknown types are not due to a missing table.
+
+    Raises:
+        TsqlError: 208 the table does not exist.
+    """
     for (kind, table), columns in writer.scope_answers.items():
         if kind == "columns" and not columns and table in writer.table_uses:
             raise TsqlError(208, f"Invalid object name '{writer.table_uses[table].name}'.")
 
 
 def returns_table_sql(columns: Sequence[Column]) -> str:
-    """RETURNS TABLE of PostgreSQL."""
+    """Return the columns of PostgreSQL's RETURNS TABLE."""
     return ", ".join(f"{quote_identifier(column.name)} {postgres_type(column.type)}" for column in columns)
 
 
@@ -130,25 +136,27 @@ def returns_table_sql(columns: Sequence[Column]) -> str:
 
 
 class FunctionBody(NamedTuple):
-    """A body in plpgsql. A table-valued function has `columns`; one `has_tables` that fills table variables."""
+    """A body in plpgsql. A table-valued function has `columns`. `has_tables` is True for a function with table
+    variables.
+    """
 
     text: str
     columns: tuple[Column, ...]
     has_tables: bool
 
 
-def write_body(function: Function, name: str, known: UserFunction, scope: Scope) -> FunctionBody:
-    """The body of a scalar function, or of one that returns a table that it fills; `name` is PostgreSQL's.
+def write_body(function: Function, name: str, signature: UserFunction, scope: Scope) -> FunctionBody:
+    """Write the body of a scalar or multi-statement table-valued function. `name` is the PostgreSQL name.
 
     Raises:
-        TsqlError: as `translate`; 443 for what has an effect, 444 for a SELECT that returns rows.
+        TsqlError: see `translate`; 443 a statement with side effects, 444 a SELECT that returns rows.
     """
-    body = _BodyWriter(scope, name, known.returns)
+    body = _BodyWriter(scope, name, signature.returns)
     columns = body.declare_returned(function.table) if function.table is not None else ()
     lines = "\n".join(body.all(function.body))
-    declared = "".join(f"    {quoted(name)} {postgres_type(of)};\n" for name, of in body.declared.items())
-    if known.returns is not None:
-        declared += f"    returned {postgres_type(known.returns)};\n"
+    declared = "".join(f"    {quoted(name)} {postgres_type(sql_type)};\n" for name, sql_type in body.declared.items())
+    if signature.returns is not None:
+        declared += f"    returned {postgres_type(signature.returns)};\n"
     text = "\n".join([
         f"#variable_conflict use_column\ndeclare\n    found_row record;\n{declared}begin",
         *entry_lines(name, body.made),
@@ -161,12 +169,14 @@ def write_body(function: Function, name: str, known: UserFunction, scope: Scope)
 
 
 class _BodyWriter:
+    """Writes the statements of a body, and keeps its variables and table variables."""
+
     def __init__(self, scope: Scope, name: str, returns: SqlType | None) -> None:
         self.variables = dict(scope.variables)
         self.tables: dict[str, TableVariable] = {}
         self.names: dict[str, str] = {}
         self.columns: dict[str, tuple[Column, ...]] = {}
-        columns = ChainMap(self.columns, scope.columns)  # type: ignore[arg-type] # it is only read
+        columns = ChainMap(self.columns, scope.columns)  # type: ignore[arg-type] # the map is only read
         self.scope = replace(scope, variables=self.variables, tables=self.names, columns=columns)
         self.name, self.returns = name, returns
         self.declared: dict[str, SqlType] = {}
@@ -224,16 +234,16 @@ class _BodyWriter:
         yield "exit body;"
 
     def declare(self, statement: DeclareVariable) -> Iterator[str]:
-        of = parse_type(statement.type)
-        self.variables[statement.name] = self.declared[statement.name] = of
+        sql_type = parse_type(statement.type)
+        self.variables[statement.name] = self.declared[statement.name] = sql_type
         if statement.value is not None:
-            yield f"{quoted(statement.name)} := ({_write_value(statement.value.text, of, self.scope)});"
+            yield f"{quoted(statement.name)} := ({_write_value(statement.value.text, sql_type, self.scope)});"
 
     def declare_table(self, statement: DeclareTable) -> Iterator[str]:
         if statement.name in self.names or statement.name in self.variables:
             raise TsqlError(134, f"The variable name '{statement.name}' has already been declared.", severity=15)
-        found = self.tables[statement.name] = define_table_variable(self.scope, self.name, statement)
-        self.names[statement.name], self.columns[found.table] = found.table, found.columns
+        variable = self.tables[statement.name] = define_table_variable(self.scope, self.name, statement)
+        self.names[statement.name], self.columns[variable.table] = variable.table, variable.columns
         yield from ()
 
     def set_(self, statement: SetVariable) -> Iterator[str]:
@@ -247,30 +257,34 @@ class _BodyWriter:
             yield from self.set_(assignment)
 
     def relational(self, statement: Relational) -> Iterator[str]:
-        """A change of a table variable, or SELECT @a = ... FROM: the last row counts, and none changes nothing."""
+        """Write a change of a table variable, or SELECT @a = ... FROM, which takes the last row."""
         if statement.verb not in ("SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "MERGE"):
             raise TsqlError(443, f"Invalid use of a side-effecting operator '{statement.verb}' within a function.")
-        done = translate(statement.text, self.scope)
-        if done.before:
+        translation = translate(statement.text, self.scope)
+        if translation.before:
             raise _lock_hint_error()
-        if done.kind == "count":
-            yield f"for found_row in {done.sql} loop end loop;" if done.identity is not None else f"{done.sql};"
+        if translation.kind == "count":
+            yield (
+                f"for found_row in {translation.sql} loop end loop;"
+                if translation.identity is not None
+                else f"{translation.sql};"
+            )
             return
-        if done.kind == "assign" and statement.verb == "UPDATE":
+        if translation.kind == "assign" and statement.verb == "UPDATE":
             raise unsupported("UPDATE ... SET @variable in a function", "Read the value with SELECT.", statement.line)
-        if done.kind != "assign":
+        if translation.kind != "assign":
             raise TsqlError(444, "Select statements included within a function cannot return data to a client.")
-        columns = [f"c{number}" for number in range(len(done.assignments))]
-        yield f"for found_row in select * from ({done.sql}) as r({', '.join(columns)}) loop"
-        for name, column in zip(done.assignments, columns, strict=True):
+        columns = [f"c{number}" for number in range(len(translation.assignments))]
+        yield f"for found_row in select * from ({translation.sql}) as r({', '.join(columns)}) loop"
+        for name, column in zip(translation.assignments, columns, strict=True):
             yield f"{quoted(name)} := found_row.{column};"
         yield "end loop;"
 
     def condition(self, text: str) -> str:
-        done = translate_expression(text, self.scope)
-        if done.types != (CONDITION_TYPE,):
+        translation = translate_expression(text, self.scope)
+        if translation.types != (CONDITION_TYPE,):
             raise condition_expected()
-        return f"({done.sql})"
+        return f"({translation.sql})"
 
 
 _WRITERS: dict[type[Statement], Callable[[_BodyWriter, Any], Iterator[str]]] = {
@@ -292,6 +306,6 @@ def _lock_hint_error() -> TsqlError:
     return TsqlError(40515, "A hint that locks keys is not supported in a function. Write it in the query around it.")
 
 
-def _write_value(text: str, of: SqlType, scope: Scope) -> str:
-    """An expression as a value of a type."""
-    return translate_expression(f"CAST(({text}\n) AS {of})", scope).sql
+def _write_value(text: str, sql_type: SqlType, scope: Scope) -> str:
+    """Write an expression converted to a type."""
+    return translate_expression(f"CAST(({text}\n) AS {sql_type})", scope).sql

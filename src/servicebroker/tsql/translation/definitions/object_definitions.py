@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP of tables, indexes, views, sequences and schemas; TRUNCATE TABLE; UPDATE(column) in triggers."""
+"""CREATE, ALTER and DROP of tables, indexes, views and schemas; TRUNCATE TABLE; UPDATE(column) in triggers."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from servicebroker.tsql.types import BIT, STRINGS, VARCHAR, SqlType, column_type
 
 
 def translate_definition(writer: Writer, piece: Slice) -> Translation:
-    """A definition; statements in a row, without parameters."""
+    """Translate a definition to a sequence of statements without parameters."""
     reader = PieceReader(piece)
-    done = _statements(writer, reader)
+    statements = _statements(writer, reader)
     if reader.word:
         raise reader.failure()
     if writer.parameters:
         raise not_permitted(writer.parameters[0], 111 if piece.words[1:2] == ["VIEW"] else 128)
-    return Translation("; ".join(done), (), "ddl")
+    return Translation("; ".join(statements), (), "ddl")
 
 
 def _statements(writer: Writer, reader: PieceReader) -> list[str]:
@@ -91,43 +91,43 @@ def _statements(writer: Writer, reader: PieceReader) -> list[str]:
 
 
 def _read_table(writer: Writer, reader: PieceReader, *statements: str) -> tuple[str, ObjectName]:
-    """The next name as a table's, with which `statements` are done."""
-    own = object_name(read_table(reader.dotted()))
-    if "CREATE TABLE" in statements and own.name.startswith("#"):
-        found = writer.temporary(own.name.lower())
-        return found or TEMPORARY.format(own.name.lower().replace('"', '""')), own
-    table = table_name(writer, own)
+    """Read a table's name, and record that `statements` use the table."""
+    written_name = object_name(read_table(reader.dotted()))
+    if "CREATE TABLE" in statements and written_name.name.startswith("#"):
+        temporary_name = writer.temporary(written_name.name.lower())
+        return temporary_name or TEMPORARY.format(written_name.name.lower().replace('"', '""')), written_name
+    table = table_name(writer, written_name)
     writer.record_use(table, *statements)
-    return table, own
+    return table, written_name
 
 
 def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
     table, own = _read_table(writer, reader, "CREATE TABLE")
-    found = read_elements(writer, table, reader.inside(), own.name)
+    table_elements = read_elements(writer, table, reader.inside(), own.name)
     skip_storage(reader)
-    if not found.columns:
+    if not table_elements.columns:
         raise TsqlError(102, "Incorrect syntax near ')'. A table needs a column.", severity=15)
-    done = []
+    statements = []
     is_temporary = own.name.startswith(("#", "@"))
     if not is_temporary and own.schema.lower() in ("", "dbo"):
-        done.append(f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}")
+        statements.append(f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}")
     kind = "TEMPORARY TABLE" if is_temporary else "TABLE"
-    done.append(f"CREATE {kind} {table} ({', '.join(found.members)})")
+    statements.append(f"CREATE {kind} {table} ({', '.join(table_elements.members)})")
     if not is_temporary:
-        done.append(f"COMMENT ON TABLE {table} IS {quote_string(own.name)}")
+        statements.append(f"COMMENT ON TABLE {table} IS {quote_string(own.name)}")
     return [
-        *done,
-        *column_comments(table, found.columns),
-        *constraint_statements(table, found),
-        *rowversion_triggers(table, found),
-        *_create_indexes(table, own, found),
+        *statements,
+        *column_comments(table, table_elements.columns),
+        *constraint_statements(table, table_elements),
+        *rowversion_triggers(table, table_elements),
+        *_create_indexes(table, own, table_elements),
     ]
 
 
-def _create_indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
+def _create_indexes(table: str, own: ObjectName, table_elements: Elements) -> list[str]:
     return [
         text
-        for name, unique, columns in found.indexes
+        for name, unique, columns in table_elements.indexes
         for text in (
             f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})"
             f"{f' {ONE_NULL}' if unique else ''}",
@@ -137,12 +137,14 @@ def _create_indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
 
 
 def _index_name(own: ObjectName, name: str) -> str:
-    """Names of indexes belong to their tables in T-SQL, and to the schema in PostgreSQL."""
+    """Return the PostgreSQL name of an index. It includes the table, since index names are unique per table in T-SQL
+    only.
+    """
     return quoted(names.postgres_name(own.name, name))
 
 
 def _index_comment(table: str, own: ObjectName, name: str) -> str:
-    """Notes the spelling of an index, for the errors that name it."""
+    """Return the statement that notes the spelling of an index, for errors."""
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
     return f"COMMENT ON INDEX {schema}{_index_name(own, name)} IS {quote_string(name)}"
 
@@ -171,7 +173,7 @@ def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
 
 
 def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) -> str:
-    """CHECK or NOCHECK CONSTRAINT ALL or names: FOREIGN KEY and CHECK that hold, or do not (decision 259)."""
+    """Write CHECK or NOCHECK CONSTRAINT, which enables or disables FOREIGN KEY and CHECK constraints (decision 259)."""
     holds = reader.take("CHECK")
     if not holds:
         reader.take("NOCHECK")
@@ -188,39 +190,43 @@ def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) 
 _USE_TRIGGER = "Use a trigger, or a column of the type rowversion."
 _ALTER_TABLE_ADVICE = {
     "SWITCH": "Move the rows with DELETE ... OUTPUT ... INTO.",
-    "SPLIT": "Leave it out.",
-    "MERGE": "Leave it out.",
+    "SPLIT": "Omit it.",
+    "MERGE": "Omit it.",
     "ENABLE": _USE_TRIGGER,
     "DISABLE": _USE_TRIGGER,
-    "SET": "Leave it out.",
+    "SET": "Omit it.",
     "ALTER": "Drop the index, and create it again.",
 }
 
 
 def _require_table(table: str) -> list[str]:
-    """What changes nothing, but that the table has to be there."""
+    """Return a statement that only checks that the table exists."""
     return [f"SELECT {quote_string(table)}::regclass"]
 
 
 def _add_members(writer: Writer, reader: PieceReader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
-    """Without `checks`, WITH NOCHECK, the rows that are there may break a new CHECK or FOREIGN KEY."""
+    """Write ALTER TABLE ... ADD. Without `checks` (WITH NOCHECK), existing rows may violate a new CHECK or FOREIGN
+    KEY.
+    """
     rest = reader.piece.part(reader.at, len(reader.piece.words))
     reader.at = len(reader.piece.words)
-    found = read_elements(writer, table, rest, own.name, is_added=True)
+    table_elements = read_elements(writer, table, rest, own.name, is_added=True)
     if not rest.words:
         raise reader.failure()
-    actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
+    actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in table_elements.members]
     if not checks:
         actions = [f"{action} NOT VALID" if _UNCHECKED.match(action) else action for action in actions]
-    actions += [f"ALTER COLUMN {quote_identifier(column.name)} SET DEFAULT {text}" for column, text in found.defaults]
-    found.columns += [column for column, _ in found.defaults if column.type.name != "unknown"]
-    done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
+    actions += [
+        f"ALTER COLUMN {quote_identifier(column.name)} SET DEFAULT {text}" for column, text in table_elements.defaults
+    ]
+    table_elements.columns += [column for column, _ in table_elements.defaults if column.type.name != "unknown"]
+    statements = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
     return [
-        *done,
-        *column_comments(table, found.columns),
-        *constraint_statements(table, found),
-        *rowversion_triggers(table, found),
-        *_create_indexes(table, own, found),
+        *statements,
+        *column_comments(table, table_elements.columns),
+        *constraint_statements(table, table_elements),
+        *rowversion_triggers(table, table_elements),
+        *_create_indexes(table, own, table_elements),
     ]
 
 
@@ -240,13 +246,13 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
             raise not_supported(f"ALTER COLUMN ... {change}") if reader.word == "MASKED" else reader.failure()
         reader.at = len(reader.piece.words)
         return _require_table(table)
-    of, _ = read_column_type(writer, reader)
+    sql_type, _ = read_column_type(writer, reader)
     if reader.take("COLLATE"):
         skip_collation(reader)
     reader.take("SPARSE")
-    written = column_type(of)
+    written = column_type(sql_type)
     column, known = quote_identifier(name), (writer.table_columns(table) or {}).get(name.lower())
-    actions = [f"ALTER COLUMN {column} TYPE {written}{_using_clause(column, known, of)}"]
+    actions = [f"ALTER COLUMN {column} TYPE {written}{_using_clause(column, known, sql_type)}"]
     if reader.take("NOT", "NULL"):
         actions.append(f"ALTER COLUMN {column} SET NOT NULL")
     elif reader.take("NULL"):
@@ -254,21 +260,23 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
     skip_storage(reader)
     return [
         f"ALTER TABLE {table} {', '.join(actions)}",
-        *column_comments(table, [Column(name, of, default=known.default if known is not None else "")]),
+        *column_comments(table, [Column(name, sql_type, default=known.default if known is not None else "")]),
     ]
 
 
-def _using_clause(column: str, known: Column | None, of: SqlType) -> str:
-    """What the values become; the column itself refuses strings that are too long for it, which a cast would cut."""
+def _using_clause(column: str, known: Column | None, sql_type: SqlType) -> str:
+    """Return the USING clause that converts values. A column refuses strings that are too long, which a cast would
+    cut.
+    """
     if known is None or known.type.name == "unknown":
-        return f" USING {column}::{column_type(of)}"
-    if of.name in STRINGS:
+        return f" USING {column}::{column_type(sql_type)}"
+    if sql_type.name in STRINGS:
         return "" if known.type.name in STRINGS else f" USING {cast_value(Sql(column, known.type), VARCHAR).text}"
-    return f" USING {cast_value(Sql(column, known.type), of).text}"
+    return f" USING {cast_value(Sql(column, known.type), sql_type).text}"
 
 
 def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> list[str]:
-    """A default belongs to its column in PostgreSQL: the comment of that knows what it is called."""
+    """Write ALTER TABLE ... DROP. A DEFAULT belongs to its column in PostgreSQL; the column's comment has its name."""
     defaults = {
         (column.default or f"DF_{own}_{column.name}").lower(): column
         for column in (writer.table_columns(table) or {}).values()
@@ -293,7 +301,7 @@ def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> 
             return [f"ALTER TABLE {table} {', '.join(actions)}", *column_comments(table, changed)]
 
 
-_CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # what PostgreSQL knows of any connection
+_CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # answered by PostgreSQL for any connection
 
 
 def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
@@ -314,17 +322,17 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
     if any(rest.words[at : at + 3] == ["NEXT", "VALUE", "FOR"] for at in range(len(rest.words))):
         raise nested_next_value_error()
     node = parse_slice(rest)
-    done = translate_query(writer, node, outermost=False)
-    if done.outputs is not None and not columns and any(not output.name for output in done.outputs):
+    translated = translate_query(writer, node, outermost=False)
+    if translated.outputs is not None and not columns and any(not output.name for output in translated.outputs):
         raise TsqlError(
             4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
         )
-    outputs = done.outputs or []
+    outputs = translated.outputs or []
     if named and len(named) == len(outputs):
         outputs = [each._replace(name=name) for name, each in zip(named, outputs, strict=True)]
     known = columns_of(outputs)
-    text = done.text
-    if set(writer.parameters) <= _CONNECTION_FUNCTIONS:  # who works, whoever reads the view would have to be told
+    text = translated.text
+    if set(writer.parameters) <= _CONNECTION_FUNCTIONS:  # other session values depend on who reads the view
         text = inline_settings(writer, text)
     statements = [f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):
@@ -385,11 +393,11 @@ def _drop(writer: Writer, reader: PieceReader) -> list[str]:
         raise not_supported(f"DROP {kind}")
     reader.at += 1
     exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
-    found = []
+    drops = []
     while True:
-        found.append(_dropped(writer, reader, kind, exists))
+        drops.append(_dropped(writer, reader, kind, exists))
         if not reader.take(","):
-            return found
+            return drops
 
 
 def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str:
@@ -408,7 +416,7 @@ def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str
         table, own = _read_table(writer, reader, "DROP INDEX")
         index = unquote(name.text)
         skip_storage(reader)
-    else:  # the old form: table.index
+    else:  # the deprecated form table.index
         parts = name.part(0, len(name.words) - 2)
         if len(name.words) < 3:
             raise syntax_error(name.text, reader.piece.line(place))
@@ -420,7 +428,7 @@ def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str
     return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"
 
 
-UPDATED_PREFIX = "updated "  # before the name of a column: the parameter that says whether the statement has set it
+UPDATED_PREFIX = "updated "  # prefix of the parameter that tells a trigger whether a column was set
 
 
 def _write_updated(writer: Writer, nodes: list[exp.Expression]) -> Sql:

@@ -1,4 +1,4 @@
-"""The elements of CREATE TABLE and ALTER TABLE ... ADD: columns and constraints."""
+"""Columns and constraints of CREATE TABLE and ALTER TABLE ... ADD."""
 
 from __future__ import annotations
 
@@ -36,43 +36,43 @@ _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", 
 
 @dataclass
 class Elements:
-    """What the elements say in PostgreSQL: members of CREATE TABLE, the columns, and statements to follow."""
+    """The elements of a table in PostgreSQL: members of CREATE TABLE, columns, and statements to follow."""
 
     members: list[str] = field(default_factory=list)
     columns: list[Column] = field(default_factory=list)
-    table_constraints: list[str] = field(default_factory=list)  # constraints of the table that a column is written with
-    table: str = ""  # as it is written
-    defaults: list[tuple[Column, str]] = field(default_factory=list)  # of ALTER TABLE ... ADD DEFAULT ... FOR
+    table_constraints: list[str] = field(default_factory=list)  # table constraints written beside a column
+    table: str = ""  # name as written
+    defaults: list[tuple[Column, str]] = field(default_factory=list)  # from ALTER TABLE ... ADD DEFAULT ... FOR
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
-    rowversion_columns: list[str] = field(default_factory=list)  # columns of the type rowversion
-    constraints: list[str] = field(default_factory=list)  # as they are written
-    is_added: bool = False  # to a table with columns of its own
+    rowversion_columns: list[str] = field(default_factory=list)  # names of rowversion columns
+    constraints: list[str] = field(default_factory=list)  # names as written
+    is_added: bool = False  # added to an existing table
 
 
 def read_elements(writer: Writer, table: str, piece: Slice, own: str, *, is_added: bool = False) -> Elements:
-    """The elements between the parentheses of a table of this PostgreSQL name, which is written as `own`, or those that
-    are added to it.
+    """Read the elements in the parentheses of a table, or those added to it. `table` is its PostgreSQL name, `own` the
+    written one.
     """
-    found = Elements(table=own, is_added=is_added)
+    table_elements = Elements(table=own, is_added=is_added)
     pieces = piece.split()
-    if not pieces[-1].words:  # a comma may stand behind the last one
+    if not pieces[-1].words:  # a trailing comma is allowed
         pieces.pop()
     for each in pieces:
         if not each.words:
             raise syntax_error(",", each.line())
-    for each in pieces:  # columns first: constraints and computed columns speak of them
+    for each in pieces:  # columns first: constraints and computed columns refer to them
         if each.words[0] not in _TABLE_WORDS and each.words[1:2] != ["AS"]:
-            _add_column(writer, each, found)
-    _add_computed_columns(writer, pieces, found, table)
+            _add_column(writer, each, table_elements)
+    _add_computed_columns(writer, pieces, table_elements, table)
     for each in pieces:
         if each.words[0] in _TABLE_WORDS:
-            _add_constraint(writer, PieceReader(each), found, table)
-    return found
+            _add_constraint(writer, PieceReader(each), table_elements, table)
+    return table_elements
 
 
-def _add_computed_columns(writer: Writer, pieces: list[Slice], found: Elements, table: str) -> None:
-    """They speak of the other columns, and stand where they are written."""
-    columns, members = iter(found.columns), iter(found.members)
+def _add_computed_columns(writer: Writer, pieces: list[Slice], table_elements: Elements, table: str) -> None:
+    """Add computed columns, which refer to the others, at their written positions."""
+    columns, members = iter(table_elements.columns), iter(table_elements.members)
     ordered_columns, ordered_members = [], []
     for each in pieces:
         if each.words[0] in _TABLE_WORDS:
@@ -81,22 +81,25 @@ def _add_computed_columns(writer: Writer, pieces: list[Slice], found: Elements, 
             ordered_columns.append(next(columns))
             ordered_members.append(next(members))
             continue
-        _add_computed_column(writer, each, found, table)
-        ordered_columns.append(found.columns.pop())
-        ordered_members.append(found.members.pop())
-    found.columns, found.members = ordered_columns, [*ordered_members, *found.table_constraints]
+        _add_computed_column(writer, each, table_elements, table)
+        ordered_columns.append(table_elements.columns.pop())
+        ordered_members.append(table_elements.members.pop())
+    table_elements.columns, table_elements.members = (
+        ordered_columns,
+        [*ordered_members, *table_elements.table_constraints],
+    )
 
 
-def _visible_columns(found: Elements, table: str) -> list[Source]:
-    return [Source("", {column.name.lower(): column for column in found.columns}, table)]
+def _visible_columns(table_elements: Elements, table: str) -> list[Source]:
+    return [Source("", {column.name.lower(): column for column in table_elements.columns}, table)]
 
 
-def _add_column(writer: Writer, piece: Slice, found: Elements) -> None:
+def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
     reader = PieceReader(piece)
     name = reader.identifier()
     is_stamped = reader.quoted() in ROWVERSIONS
-    of, may_be_null = read_column_type(writer, reader)
-    parts = [quote_identifier(name), column_type(of)]
+    sql_type, may_be_null = read_column_type(writer, reader)
+    parts = [quote_identifier(name), column_type(sql_type)]
     of_table: list[str] = []
     identity, nullable, default = False, True, ""
     words = piece.words
@@ -106,16 +109,16 @@ def _add_column(writer: Writer, piece: Slice, found: Elements) -> None:
         nullable = False
         parts.append("NOT NULL")
     if is_stamped:
-        if found.rowversion_columns:
+        if table_elements.rowversion_columns:
             raise TsqlError(
                 2738,
                 f"A table can only have one timestamp column. Because the table already has one, the column '{name}' "
                 "cannot be added.",
             )
-        found.rowversion_columns.append(name)
+        table_elements.rowversion_columns.append(name)
         parts.append("NOT NULL DEFAULT tsql.next_rowversion()")
     while reader.word:
-        constraint = _constraint_name(reader, found)
+        constraint = _constraint_name(reader, table_elements)
         label = _constraint_label(constraint)
         if reader.take("NULL"):
             continue
@@ -123,14 +126,14 @@ def _add_column(writer: Writer, piece: Slice, found: Elements) -> None:
             nullable = False
             parts += ["NOT NULL"] if not is_stamped else []
         elif reader.take("IDENTITY"):
-            _check_identity(name, of)
+            _check_identity(name, sql_type)
             identity, nullable = True, False
-            parts.append(identity_clause(of, *_read_seed(reader)))
+            parts.append(identity_clause(sql_type, *_read_seed(reader)))
             reader.take("NOT", "FOR", "REPLICATION")
         elif reader.take("DEFAULT"):
-            parts.append(f"DEFAULT {_write_default(writer, reader, Column(name, of))}")
-            default = constraint or _default_constraint_name(found.table, name)
-            reader.take("WITH", "VALUES")  # the rows that are there have it anyhow
+            parts.append(f"DEFAULT {_write_default(writer, reader, Column(name, sql_type))}")
+            default = constraint or _default_constraint_name(table_elements.table, name)
+            reader.take("WITH", "VALUES")  # existing rows get the default in any case
         elif reader.take("COLLATE"):
             skip_collation(reader)
         elif reader.word in ("ROWGUIDCOL", "SPARSE", "PERSISTED", "FILESTREAM"):
@@ -138,35 +141,35 @@ def _add_column(writer: Writer, piece: Slice, found: Elements) -> None:
         elif reader.word in ("PRIMARY", "UNIQUE"):
             primary = reader.word == "PRIMARY"
             key = label + _write_key(reader, "")
-            if key.endswith(")"):  # the comma before a constraint of the table may be missing
+            if key.endswith(")"):  # a table constraint without the comma before it
                 of_table.append(key)
                 continue
             nullable = nullable and not primary
             parts.append(key)
         elif reader.take("INDEX"):
-            found.indexes.append((reader.identifier(), reader.take("UNIQUE"), [quote_identifier(name)]))
+            table_elements.indexes.append((reader.identifier(), reader.take("UNIQUE"), [quote_identifier(name)]))
             _skip_clustered(reader)
             if reader.take("WHERE"):
                 reader.at = reader.piece.find("WITH", "ON", after=reader.at) or len(reader.piece.words)
             skip_storage(reader)
         elif reader.take("CHECK"):
             reader.take("NOT", "FOR", "REPLICATION")
-            found.columns.append(Column(name, of))
-            parts.append(f"{label}CHECK ({write_condition(writer, reader.inside(), found)})")
-            found.columns.pop()
+            table_elements.columns.append(Column(name, sql_type))
+            parts.append(f"{label}CHECK ({write_condition(writer, reader.inside(), table_elements)})")
+            table_elements.columns.pop()
         elif reader.take("FOREIGN", "KEY") and reader.word == "(":
             of_table.append(f"{label}{_write_foreign_key(writer, reader)}")
         elif reader.word == "REFERENCES":
             parts.append(label + _write_references(writer, reader))
         else:
             raise reader.failure()
-    found.columns.append(Column(name, of, identity, nullable, default=default))
-    found.members.append(" ".join(parts))
-    found.table_constraints += of_table
+    table_elements.columns.append(Column(name, sql_type, identity, nullable, default=default))
+    table_elements.members.append(" ".join(parts))
+    table_elements.table_constraints += of_table
 
 
 def read_column_type(writer: Writer, reader: PieceReader) -> tuple[SqlType, bool]:
-    """Steps over a type; whether a column of it may be NULL when nothing else is said."""
+    """Read a type. Return it, and whether its columns are nullable by default."""
     start = reader.at
     if reader.word in ("NATIONAL", "CHARACTER", "DOUBLE", "CHAR", "BINARY"):
         while reader.word in ("NATIONAL", "CHARACTER", "CHAR", "TEXT", "DOUBLE", "PRECISION", "BINARY", "VARYING"):
@@ -175,15 +178,17 @@ def read_column_type(writer: Writer, reader: PieceReader) -> tuple[SqlType, bool
         reader.dotted()
     if reader.word == "(":
         reader.inside()
-    found = writer.type_named(reader.piece.part(start, reader.at).text)
-    assert found.of is not None
-    return found.of, found.is_nullable and reader.piece.part(start, reader.at).text.strip("[]").lower() != "sysname"
+    user_type = writer.type_named(reader.piece.part(start, reader.at).text)
+    assert user_type.of is not None
+    return user_type.of, user_type.is_nullable and reader.piece.part(start, reader.at).text.strip(
+        "[]"
+    ).lower() != "sysname"
 
 
-def _check_identity(name: str, of: SqlType) -> None:
-    if of.name == "decimal" and not of.scale:
-        raise not_supported(f"IDENTITY of the type {of}", "Use bigint.")
-    if of.name not in INTEGERS - {"bit"}:
+def _check_identity(name: str, sql_type: SqlType) -> None:
+    if sql_type.name == "decimal" and not sql_type.scale:
+        raise not_supported(f"IDENTITY of the type {sql_type}", "Use bigint.")
+    if sql_type.name not in INTEGERS - {"bit"}:
         raise TsqlError(
             2749,
             f"Identity column '{name}' must be of data type int, bigint, smallint, tinyint, or decimal or numeric with a "
@@ -203,13 +208,13 @@ def _read_seed(reader: PieceReader) -> tuple[int, int]:
     return start, step
 
 
-def _constraint_name(reader: PieceReader, found: Elements) -> str:
-    """The name that CONSTRAINT gives here, "" for none. NULL may have one too, which means nothing."""
+def _constraint_name(reader: PieceReader, table_elements: Elements) -> str:
+    """Read the name behind CONSTRAINT, "" for none. A name for NULL is ignored."""
     if not reader.take("CONSTRAINT"):
         return ""
     name = reader.identifier()
     if reader.word in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN", "REFERENCES"):
-        found.constraints.append(name)
+        table_elements.constraints.append(name)
     return name
 
 
@@ -218,11 +223,12 @@ def _constraint_label(name: str) -> str:
 
 
 def _default_constraint_name(table: str, column: str) -> str:
-    """What the system calls a default that nobody has named."""
+    """Return the system's name for an unnamed DEFAULT constraint."""
     return f"DF__{table[:9]}__{column[: 14 - len(table[:9])]}__{zlib.crc32(f'{table}.{column}'.encode()):08X}"
 
 
 def _write_default(writer: Writer, reader: PieceReader, column: Column) -> str:
+    """Read the value of a DEFAULT, and FOR column, and return its SQL in parentheses."""
     start = reader.at
     if reader.word in ("+", "-"):
         reader.at += 1
@@ -248,10 +254,10 @@ def _write_default(writer: Writer, reader: PieceReader, column: Column) -> str:
 
 
 def inline_settings(writer: Writer, text: str) -> str:
-    """What lives longer than the session: who works in it, a default reads from a setting of the connection."""
+    """Replace parameters by SQL that reads the connection's settings, for text that outlives the session."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
-        said = session_value_sql(writer.scope, name)
-        text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
+        setting = session_value_sql(writer.scope, name)
+        text = re.sub(rf"\${number}\b", lambda _, setting=setting: setting, text)  # type: ignore[misc]
     writer.parameters.clear()
     return text
 
@@ -267,10 +273,10 @@ _COLLATION = re.compile(
 
 
 def skip_collation(reader: PieceReader) -> None:
-    """Steps over COLLATE name: strings are compared by their characters, whatever it says (`tsql check` tells it).
+    """Skip COLLATE name. Strings are compared by their characters whatever the collation (`tsql check` reports it).
 
     Raises:
-        TsqlError: 448 it is no name of a collation.
+        TsqlError: 448 unknown collation.
     """
     name = reader.identifier()
     if not _COLLATION.fullmatch(name):
@@ -278,17 +284,18 @@ def skip_collation(reader: PieceReader) -> None:
 
 
 def _skip_clustered(reader: PieceReader) -> None:
-    """Steps over how an index is kept, which is one way here."""
+    """Skip the storage kind of an index."""
     if not reader.take("CLUSTERED"):
         reader.take("NONCLUSTERED")
     if reader.take("HASH") and reader.take("WITH"):
         reader.inside()
 
 
-ONE_NULL = "NULLS NOT DISTINCT"  # there is one NULL at most where values are unique
+ONE_NULL = "NULLS NOT DISTINCT"  # SQL Server allows a single NULL in a unique key
 
 
 def _write_key(reader: PieceReader, columns: str) -> str:
+    """Read PRIMARY KEY or UNIQUE, with its columns if they are listed."""
     if reader.take("PRIMARY", "KEY"):
         word = "PRIMARY KEY"
     elif reader.take("UNIQUE"):
@@ -303,7 +310,7 @@ def _write_key(reader: PieceReader, columns: str) -> str:
 
 
 def skip_storage(reader: PieceReader) -> None:
-    """Steps over how SQL Server lays a table or an index out: nothing here."""
+    """Skip the storage options of a table or index."""
     while True:
         if reader.take("WITH"):
             if reader.word == "(":
@@ -317,16 +324,16 @@ def skip_storage(reader: PieceReader) -> None:
         ):
             reader.at += 1
             reader.identifier()
-            if reader.word == "(":  # the column of a partition scheme
+            if reader.word == "(":  # column of a partition scheme
                 reader.inside()
         else:
             return
 
 
 _STORAGE_ADVICE = {
-    "SYSTEM_VERSIONING": "Keep what was before in a table of its own, filled by a trigger.",
-    "LEDGER": "Leave it out: nothing here proves that rows were not changed.",
-    "REMOTE_DATA_ARCHIVE": "Leave it out.",
+    "SYSTEM_VERSIONING": "Keep old rows in a history table filled by a trigger.",
+    "LEDGER": "Omit it: there is no proof that rows were not changed.",
+    "REMOTE_DATA_ARCHIVE": "Omit it.",
 }
 
 
@@ -338,7 +345,7 @@ def _check_storage(piece: Slice) -> None:
 
 
 def read_key_column(piece: Slice) -> tuple[str, str]:
-    """A column of a key: its name, quoted, and DESC or nothing."""
+    """Read a column of a key. Return its quoted name, and DESC or ""."""
     reader = PieceReader(piece)
     name = quote_identifier(reader.identifier())
     down = " DESC" if reader.take("DESC") else ""
@@ -377,15 +384,16 @@ def _write_references(writer: Writer, reader: PieceReader) -> str:
     return text
 
 
-def write_condition(writer: Writer, piece: Slice, found: Elements) -> str:
-    """A condition on the columns of a table."""
-    with writer.query(_visible_columns(found, "")):
+def write_condition(writer: Writer, piece: Slice, table_elements: Elements) -> str:
+    """Write a condition on the columns of a table."""
+    with writer.query(_visible_columns(table_elements, "")):
         text = write_predicate(writer, read_condition(piece))
     _refuse_parameters(writer)
     return text
 
 
-def _add_computed_column(writer: Writer, piece: Slice, found: Elements, table: str) -> None:
+def _add_computed_column(writer: Writer, piece: Slice, table_elements: Elements, table: str) -> None:
+    """Add a computed column."""
     reader = PieceReader(piece)
     name = reader.identifier()
     reader.take("AS")
@@ -395,11 +403,11 @@ def _add_computed_column(writer: Writer, piece: Slice, found: Elements, table: s
     end = piece.find("PERSISTED", "CONSTRAINT", "PRIMARY", "UNIQUE", after=reader.at)
     reader.at = end if end is not None else len(piece.words)
     node = read_value(piece.part(start, reader.at))
-    there = (writer.table_columns(table) or {}).values() if found.is_added else ()
-    with writer.query(_visible_columns(Elements(columns=[*there, *found.columns]), table)):
+    existing = (writer.table_columns(table) or {}).values() if table_elements.is_added else ()
+    with writer.query(_visible_columns(Elements(columns=[*existing, *table_elements.columns]), table)):
         value = write_value(writer, node)
     _refuse_parameters(writer)
-    if value.type is None and found.is_added and writer.table_columns(table) is None:
+    if value.type is None and table_elements.is_added and writer.table_columns(table) is None:
         raise UnknownColumns("A computed column")
     if value.type is None:
         raise not_supported(
@@ -407,32 +415,33 @@ def _add_computed_column(writer: Writer, piece: Slice, found: Elements, table: s
         )
     reader.take("PERSISTED")
     nullable = not reader.take("NOT", "NULL")
-    label = _constraint_label(_constraint_name(reader, found))
+    label = _constraint_label(_constraint_name(reader, table_elements))
     key = f" {label}{_write_key(reader, '')}" if reader.word in ("PRIMARY", "UNIQUE") else ""
     if reader.word:
         raise reader.failure()
     is_padded = value.type.name in PADDED
-    of = value.type._replace(length=-1) if value.kind == "string" and not is_padded else value.type
-    text = cast_value(value, of).text
-    found.members.append(
-        f"{quote_identifier(name)} {column_type(of)} GENERATED ALWAYS AS ({text}) STORED{'' if nullable else ' NOT NULL'}{key}"
+    sql_type = value.type._replace(length=-1) if value.kind == "string" and not is_padded else value.type
+    text = cast_value(value, sql_type).text
+    table_elements.members.append(
+        f"{quote_identifier(name)} {column_type(sql_type)} GENERATED ALWAYS AS ({text}) STORED{'' if nullable else ' NOT NULL'}{key}"
     )
-    found.columns.append(Column(name, of, is_nullable=nullable, is_computed=True))
+    table_elements.columns.append(Column(name, sql_type, is_nullable=nullable, is_computed=True))
 
 
-def _add_constraint(writer: Writer, reader: PieceReader, found: Elements, table: str) -> None:
-    constraint = _constraint_name(reader, found)
+def _add_constraint(writer: Writer, reader: PieceReader, table_elements: Elements, table: str) -> None:
+    """Add a table constraint, a DEFAULT or an index."""
+    constraint = _constraint_name(reader, table_elements)
     label = _constraint_label(constraint)
     if reader.take("FOREIGN", "KEY"):
-        found.members.append(f"{label}{_write_foreign_key(writer, reader)}")
+        table_elements.members.append(f"{label}{_write_foreign_key(writer, reader)}")
     elif reader.take("CHECK"):
         reader.take("NOT", "FOR", "REPLICATION")
-        known_columns = found.columns or list((writer.table_columns(table) or {}).values())
-        found.members.append(
+        known_columns = table_elements.columns or list((writer.table_columns(table) or {}).values())
+        table_elements.members.append(
             f"{label}CHECK ({write_condition(writer, reader.inside(), Elements(columns=known_columns))})"
         )
     elif reader.word in ("PRIMARY", "UNIQUE"):
-        found.members.append(label + _write_key(reader, ""))
+        table_elements.members.append(label + _write_key(reader, ""))
     elif reader.take("DEFAULT"):
         known = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
         place = reader.piece.find("FOR", after=reader.at)
@@ -446,19 +455,19 @@ def _add_constraint(writer: Writer, reader: PieceReader, found: Elements, table:
         reader.take("WITH", "VALUES")
         if reader.peek(-1) == "FOR" or reader.word == "FOR":
             raise reader.failure()
-        found.defaults.append(
-            (column._replace(default=constraint or _default_constraint_name(found.table, name)), text)
+        table_elements.defaults.append(
+            (column._replace(default=constraint or _default_constraint_name(table_elements.table, name)), text)
         )
     elif reader.take("INDEX"):
-        _add_index(reader, found)
+        _add_index(reader, table_elements)
     else:
         raise reader.failure()
     if reader.word:
         raise reader.failure()
 
 
-def _add_index(reader: PieceReader, found: Elements) -> None:
-    """INDEX name (columns). One by columns is how SQL Server keeps the table."""
+def _add_index(reader: PieceReader, table_elements: Elements) -> None:
+    """Add INDEX name (columns). A columnstore index is ignored, since it only concerns storage."""
     name = reader.identifier()
     unique = reader.take("UNIQUE")
     _skip_clustered(reader)
@@ -474,34 +483,36 @@ def _add_index(reader: PieceReader, found: Elements) -> None:
         end = reader.piece.find("WITH", "ON", after=reader.at)
         reader.at = end if end is not None else len(reader.piece.words)
     if not is_by_columns:
-        found.indexes.append((name, unique, columns))
+        table_elements.indexes.append((name, unique, columns))
     skip_storage(reader)
 
 
-def rowversion_triggers(table: str, found: Elements) -> list[str]:
-    """Statements that have PostgreSQL write the columns of the type rowversion at every update."""
+def rowversion_triggers(table: str, table_elements: Elements) -> list[str]:
+    """Return statements that create the triggers which update rowversion columns."""
     return [
         f"CREATE TRIGGER tsql_rowversion BEFORE UPDATE ON {table} "
         f"FOR EACH ROW EXECUTE FUNCTION tsql.stamp_rowversion({quote_string(quote_identifier(name)[1:-1])})"
-        for name in found.rowversion_columns
+        for name in table_elements.rowversion_columns
     ]
 
 
 _CONSTRAINT = re.compile(r"\b(?:PRIMARY KEY|UNIQUE|CHECK|REFERENCES)\b")
 
 
-def constraint_statements(table: str, found: Elements) -> list[str]:
-    """Statements that note the spelling of each constraint, for the errors that name it, and name those without one."""
+def constraint_statements(table: str, table_elements: Elements) -> list[str]:
+    """Return statements that note the spelling of constraints, for errors, and name unnamed ones."""
     noted = [
         f"COMMENT ON CONSTRAINT {quote_identifier(name)} ON {table} IS {quote_string(name)}"
-        for name in found.constraints
+        for name in table_elements.constraints
     ]
-    has_more = not found.table.startswith(("#", "@")) and any(_CONSTRAINT.search(member) for member in found.members)
+    has_more = not table_elements.table.startswith(("#", "@")) and any(
+        _CONSTRAINT.search(member) for member in table_elements.members
+    )
     return [*noted, f"SELECT tsql.name_constraints({quote_string(table)})"] if has_more else noted
 
 
 def column_comments(table: str, columns: list[Column]) -> list[str]:
-    """Statements that note the T-SQL type and the spelling of each column, and the name of its default."""
+    """Return statements that note the T-SQL type, spelling and DEFAULT constraint of each column."""
     return [
         f"COMMENT ON COLUMN {table}.{quote_identifier(column.name)} IS {quote_string(column_comment(column))}"
         for column in columns

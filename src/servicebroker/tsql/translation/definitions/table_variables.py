@@ -1,4 +1,4 @@
-"""Table variables of functions: temporary tables of PostgreSQL, which each call of the function finds empty."""
+"""Table variables of functions: temporary tables that are empty at the start of each call."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ from servicebroker.tsql.types import postgres_type
 
 
 class TableVariable(NamedTuple):
-    """A table variable: the quoted PostgreSQL name of its table, its columns, and the statements that make it."""
+    """A table variable: the quoted name of its PostgreSQL table, its columns, and the statements that create it."""
 
     table: str
     columns: tuple[Column, ...]
     definition: str
 
     def returned(self) -> str:
-        """Its rows as the result of the function."""
+        """Return the statement that returns its rows as the result of the function."""
         fields = (f"{quote_identifier(column.name)}::{postgres_type(column.type)}" for column in self.columns)
         return f"return query select {', '.join(fields)} from {self.table};"
 
 
 def define_table_variable(scope: Scope, function: str, statement: DeclareTable) -> TableVariable:
-    """What DECLARE @name TABLE (...) makes in the function of this PostgreSQL name.
+    """Return the table for DECLARE @name TABLE (...) in a function, given by PostgreSQL name.
 
-    The table stays to the end of PostgreSQL's session, so that a table of other columns needs another name.
+    The table lives until PostgreSQL's session ends. So its name depends on its columns.
 
     Raises:
-        TsqlError: as CREATE TABLE.
+        TsqlError: see CREATE TABLE.
     """
     table = f'pg_temp."{statement.name[:40]}_{_digest(function + statement.columns)}"'
     inside = replace(scope, tables={"#variable": table}, is_body=False, variables={})
     definition = translate(f"CREATE TABLE #variable {statement.columns}", inside).sql
     piece = slice_text(statement.columns)
-    found = read_elements(Writer(inside), table, piece.part(1, len(piece.words) - 1), statement.name)
-    return TableVariable(table, tuple(found.columns), definition)
+    table_elements = read_elements(Writer(inside), table, piece.part(1, len(piece.words) - 1), statement.name)
+    return TableVariable(table, tuple(table_elements.columns), definition)
 
 
 def entry_lines(function: str, tables: Sequence[TableVariable]) -> Iterator[str]:
-    """What a function with table variables begins with; they are there once, so that no call runs inside another."""
+    """Yield the first statements of a function with table variables. They refuse recursion, which would share the
+    tables.
+    """
     if not tables:
         return
     text = "A function with a table variable that calls itself is not supported here. Write a procedure."
@@ -58,7 +60,7 @@ def entry_lines(function: str, tables: Sequence[TableVariable]) -> Iterator[str]
 
 
 def exit_lines(function: str, tables: Sequence[TableVariable]) -> Iterator[str]:
-    """What it ends with. An error ends it, too: PostgreSQL takes the setting back."""
+    """Yield the last statements of the function. After an error, PostgreSQL itself restores the setting."""
     if tables:
         yield f"perform set_config('{_flag(function)}', 'off', true);"
 

@@ -23,15 +23,15 @@ from servicebroker.tsql.translation.values.casts import cast_value
 
 
 def postgres_function(database: str, schema: str, name: str) -> str:
-    """The quoted PostgreSQL name of a function."""
+    """Return the quoted PostgreSQL name of a function."""
     return f"{postgres_schema(database, schema)}.{quoted(names.postgres_name(name))}"
 
 
 def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
-    """schema.name(arguments) as a value.
+    """Write schema.name(arguments) as a value.
 
     Raises:
-        TsqlError: 4121 no such function, 317 it returns a table, 313 and 8144 too few or too many arguments.
+        TsqlError: 4121 no such function, 317 the function returns a table, 313 and 8144 too few or too many arguments.
     """
     name, shown = _resolve_name(writer, node)
     writer.record_use(name, "EXECUTE")
@@ -45,10 +45,10 @@ def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
 
 
 def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]) -> str | None:
-    """schema.name(arguments) AS alias in FROM; None for something else.
+    """Write schema.name(arguments) AS alias in FROM. Return None for any other node.
 
     Raises:
-        TsqlError: 208 no such function, or it returns a value; 313 and 8144 too few or too many arguments.
+        TsqlError: 208 no such function, or a scalar one; 313 and 8144 too few or too many arguments.
     """
     call = _call_in(node)
     if call is None:
@@ -80,7 +80,7 @@ def _own_name(call: exp.Expression) -> str:
 
 
 def _resolve_name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
-    """The quoted PostgreSQL name, and the name as it was written."""
+    """Return the quoted PostgreSQL name of a function, and its name as written."""
     if not isinstance(node, exp.Dot):
         parts = [part for part in (node.args.get("catalog"), node.args.get("db")) if part]
         parts = [part.name for part in parts]
@@ -93,7 +93,7 @@ def _resolve_name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
     if len(parts) > 2:
         raise no_linked_server(parts[0])
     database = parts[0] if len(parts) == 2 else writer.scope.database
-    schema = parts[-1] if parts else ""  # which a function in FROM may leave out
+    schema = parts[-1] if parts else ""  # optional for a function in FROM
     own = shown = _own_name(call)
     base = writer.synonym(database, schema or "dbo", own)
     if base is not None:
@@ -105,7 +105,7 @@ def _resolve_name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
 
 
 def _qualifiers(node: exp.Expression) -> list[str]:
-    """The names before the last dot; none when something else stands there."""
+    """Return the names before the last dot, empty if an expression stands there."""
     if isinstance(node, exp.Identifier):
         return [node.name]
     if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
@@ -117,11 +117,11 @@ def _qualifiers(node: exp.Expression) -> list[str]:
 
 
 def _find_function(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFunction | None:
-    """What is known of a function; None when nobody can tell."""
+    """Return the signature of a function, or None if the catalog was not read."""
     functions = writer.scope.user_functions
-    found = None if functions is None else functions.get(name)
-    writer.scope_answers["function of users", name] = found
-    if found is None and functions is not None:
+    function = None if functions is None else functions.get(name)
+    writer.scope_answers["function of users", name] = function
+    if function is None and functions is not None:
         text = (
             f"Invalid object name '{shown}'."
             if number == 208
@@ -129,7 +129,7 @@ def _find_function(writer: Writer, name: str, shown: str, number: int = 4121) ->
             f'"{shown}", or the name is ambiguous.'
         )
         raise TsqlError(number, text)
-    return found
+    return function
 
 
 def _write_call(
@@ -144,7 +144,7 @@ def _write_call(
     if len(arguments) > len(function.parameters):
         raise TsqlError(8144, f"Procedure or function {shown} has too many arguments specified.", state=2)
     texts = []
-    for each, of, default in zip(arguments, function.parameters, function.defaults, strict=True):
+    for each, sql_type, default in zip(arguments, function.parameters, function.defaults, strict=True):
         if isinstance(each, exp.Column) and not each.table and each.name.upper() == "DEFAULT":
             if default is None:
                 raise TsqlError(
@@ -152,5 +152,5 @@ def _write_call(
                 )
             texts.append(default)
         else:
-            texts.append(typed_text(cast_value(write_value(writer, each), of)))
+            texts.append(typed_text(cast_value(write_value(writer, each), sql_type)))
     return f"{name}({', '.join(texts)})"

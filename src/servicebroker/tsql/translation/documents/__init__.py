@@ -1,1 +1,1 @@
-"""XML and JSON: documents made, read and changed."""
+"""XML and JSON: creation, queries and changes of documents."""

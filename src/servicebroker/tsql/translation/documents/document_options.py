@@ -1,4 +1,4 @@
-"""What FOR XML and FOR JSON share: their options, and the rows of the query under them."""
+"""Options of FOR XML and FOR JSON, and the query whose rows become the document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DOCUMENT_MODES = frozenset({"RAW", "AUTO", "PATH"})
 
 
 class UnknownColumns(TsqlError):
-    """Columns matter that are not known: those of PostgreSQL's own views, or of tables nobody has looked up."""
+    """The translation needs columns that are unknown: a view of PostgreSQL's own, or a table that was not looked up."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -24,46 +24,46 @@ class UnknownColumns(TsqlError):
 
 
 class DocumentRows(NamedTuple):
-    """The query: its columns, and its text with these named c0, c1, ..."""
+    """The query: its columns, and its text with the columns named c0, c1, ..."""
 
     outputs: list[Output]
     text: str
 
 
 def read_options(clause: exp.Expression, known: frozenset[str], what: str) -> dict[str, str]:
-    """The options of the clause by their names; the value in parentheses, "" where there is none.
+    """Return the options of the clause by name. The value is that in parentheses, "" for none.
 
     Raises:
-        TsqlError: 40515 for one that is not known, 102 without a mode, or with two.
+        TsqlError: 40515 unknown option, 102 no mode, or two modes.
     """
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     for each in clause.expressions:
-        said = each.this if isinstance(each, exp.QueryOption) else each
+        option = each.this if isinstance(each, exp.QueryOption) else each
         value = ""
-        if isinstance(said, exp.XMLKeyValueOption):
-            value = said.expression.name if said.args.get("expression") is not None else ""
-            if said.args.get("expression") is not None and not value:
+        if isinstance(option, exp.XMLKeyValueOption):
+            value = option.expression.name if option.args.get("expression") is not None else ""
+            if option.args.get("expression") is not None and not value:
                 value = "''"
-            said = said.this
-        name = said.name.upper()
+            option = option.this
+        name = option.name.upper()
         if name not in known:
             raise not_supported(f"{what} {name}")
-        given[name] = value
-    if len(_DOCUMENT_MODES & given.keys()) != 1:
+        options[name] = value
+    if len(_DOCUMENT_MODES & options.keys()) != 1:
         raise syntax_error(what, 0)
-    return given
+    return options
 
 
 def translate_rows(writer: Writer, node: exp.Expression) -> DocumentRows:
-    """The rows that become the document.
+    """Translate the query whose rows become the document.
 
     Raises:
-        UnknownColumns: 40515 where a star hides the columns.
+        UnknownColumns: 40515 a star over unknown columns.
     """
     plain = node.copy()
     plain.set("for_", None)
-    done = write_query(writer, plain)
-    if done.outputs is None:
+    translated = write_query(writer, plain)
+    if translated.outputs is None:
         raise UnknownColumns("A star in a query with FOR XML or FOR JSON")
-    names = ", ".join(f"c{number}" for number in range(len(done.outputs)))
-    return DocumentRows(done.outputs, f"({done.text}) AS document ({names})")
+    names = ", ".join(f"c{number}" for number in range(len(translated.outputs)))
+    return DocumentRows(translated.outputs, f"({translated.text}) AS document ({names})")

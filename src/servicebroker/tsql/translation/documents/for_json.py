@@ -1,4 +1,4 @@
-"""FOR JSON PATH and AUTO: the document is put together as text."""
+"""FOR JSON PATH and AUTO. The document is built as text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OPTIONS = frozenset({"PATH", "AUTO", "ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_AR
 
 
 def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
-    """The query as one document: a scalar query, null without rows.
+    """Write the query as one document: a scalar query, null for no rows.
 
     Raises:
-        TsqlError: 13605 for a column without a name; 40515 for AUTO over several tables.
+        TsqlError: 13605 a column without a name, 40515 AUTO over several tables.
     """
     options = read_options(clause, _OPTIONS, "FOR JSON")
     if "AUTO" in options and node.args.get("joins"):

@@ -1,4 +1,4 @@
-"""FOR XML RAW, AUTO and PATH: the document is put together as text."""
+"""FOR XML RAW, AUTO and PATH. The document is built as text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _INLINE = frozenset({"", "*", "text()", "node()", "data()"})
 _DATA_BEGIN, _DATA_END = (
     "chr(1)",
     "chr(2)",
-)  # around a value of data(): between two that meet comes a blank. No XML has these signs
+)  # delimit values of data(), so that a blank can be put between adjacent ones; XML cannot contain them
 _INSTRUCTION = re.compile(r"processing-instruction\(([\w.\-]+)\)")
 _NIL = "http://www.w3.org/2001/XMLSchema-instance"
 
 
 def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
-    """The query as one document: a scalar query, null without rows.
+    """Write the query as one document: a scalar query, null for no rows.
 
     Raises:
-        TsqlError: 40515 for EXPLICIT and schemas, 6800 for AUTO without a table.
+        TsqlError: 40515 EXPLICIT and schemas, 6800 AUTO without a table.
     """
     options = read_options(clause, _OPTIONS, "FOR XML")
     rows = translate_rows(writer, node)
@@ -57,29 +57,29 @@ Member = tuple[list[str], str, Output]
 
 
 def _row_name(options: dict[str, str]) -> str:
-    given = options["RAW" if "RAW" in options else "PATH"] or "row"
-    return "" if given == "''" else _xml_name(given)
+    option = options["RAW" if "RAW" in options else "PATH"] or "row"
+    return "" if option == "''" else _xml_name(option)
 
 
 # ---------------------------------------------------------------- AUTO
 
 
 def _levels(node: exp.Expression, members: list[Member]) -> list[tuple[str, list[Member]]]:
-    """The columns of each table under its name, in the order in which the list of SELECT comes to the tables.
+    """Group the columns by table, in the order in which the select list mentions the tables.
 
-    What comes from no table stands with the column before it.
+    A column of no table joins the group of the column before it.
     """
     names = _table_names(node)
-    found: dict[str, list[Member]] = {}
+    groups: dict[str, list[Member]] = {}
     source = next((each.source for _, _, each in members if each.source in names), next(iter(names)))
     for member in members:
         source = member[2].source if member[2].source in names else source
-        found.setdefault(source, []).append(member)
-    return [(names[source], several) for source, several in found.items()]
+        groups.setdefault(source, []).append(member)
+    return [(names[source], several) for source, several in groups.items()]
 
 
 def _table_names(node: exp.Expression) -> dict[str, str]:
-    """The tables of a query by their names in lower case; the element is called as FROM calls the table."""
+    """Return the tables of a query by name in lower case, with the names of their elements."""
     first = node
     while isinstance(first, exp.SetOperation):
         first = first.this
@@ -102,7 +102,7 @@ def _table_label(table: exp.Expression) -> str:
 
 
 def _write_nested(levels: list[tuple[str, list[Member]]], rows: str, declared: str, nil: bool) -> tuple[str, str]:
-    """The document and where it is read from: rows that follow each other with the same outer columns share them."""
+    """Write the document and its FROM. Adjacent rows with equal outer columns share the outer elements."""
     *outer, (name, members) = levels
     leaf = _write_element(name, members, "" if outer else declared, nil)
     if not outer:
@@ -134,10 +134,10 @@ def _write_nested(levels: list[tuple[str, list[Member]]], rows: str, declared: s
 
 
 def _namespace_declarations(writer: Writer, nil: bool) -> str:
-    found = dict(sorted(writer.namespaces.items()))
+    namespaces = dict(sorted(writer.namespaces.items()))
     if nil:
-        found["xsi"] = _NIL
-    return "".join(f' xmlns{":" if prefix else ""}{prefix}="{_escaped(uri)}"' for prefix, uri in found.items())
+        namespaces["xsi"] = _NIL
+    return "".join(f' xmlns{":" if prefix else ""}{prefix}="{_escaped(uri)}"' for prefix, uri in namespaces.items())
 
 
 def _escaped(text: str) -> str:
@@ -156,13 +156,13 @@ def _element_path(output: Output, elements: bool, *, is_path: bool) -> list[str]
 
 
 def _xml_name(text: str) -> str:
-    """A name of XML: signs that it cannot have are written as _x0020_."""
-    found = re.sub(r"[^\w.:\-]", lambda sign: f"_x{ord(sign[0]):04X}_", text)
-    return found if re.match(r"[^\W\d]", found) else f"_x{ord(found[0]):04X}_{found[1:]}"
+    """Return an XML name. Characters that are not allowed in it are written as _x0020_."""
+    escaped = re.sub(r"[^\w.:\-]", lambda sign: f"_x{ord(sign[0]):04X}_", text)
+    return escaped if re.match(r"[^\W\d]", escaped) else f"_x{ord(escaped[0]):04X}_{escaped[1:]}"
 
 
 def _write_element(name: str, members: list[Member], declared: str, nil: bool) -> str:
-    """An element of which attributes come first."""
+    """Write an element."""
     start, rest = _write_start(name, members, declared)
     if not rest:
         return f"{start} || '/>'"
@@ -170,13 +170,13 @@ def _write_element(name: str, members: list[Member], declared: str, nil: bool) -
 
 
 def _write_opening(name: str, members: list[Member], declared: str, nil: bool) -> str:
-    """An element that others stand in: up to where they come."""
+    """Write the start of an element that contains other elements."""
     start, rest = _write_start(name, members, declared)
     return f"({start} || '>' || {_write_content(rest, nil)})" if rest else f"({start} || '>')"
 
 
 def _write_start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
-    """The name and the attributes of an element; the members that are none."""
+    """Write name and attributes of an element. Return it with the members that are no attributes."""
     attributes = [member for member in members if member[0][0].startswith("@")]
     parts = [quote_string(f"<{name}{declared}")]
     parts += [

@@ -21,7 +21,7 @@ from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 
 
 def open_json(writer: Writer, node: exp.OpenJSON, alias: exp.Expression | None, sources: list[Source]) -> str:
-    """OPENJSON(document [, path]) [WITH (column type ['path'] [AS JSON], ...)] in FROM."""
+    """Write OPENJSON(document [, path]) [WITH (column type ['path'] [AS JSON], ...)] in FROM."""
     allow_only(node, "this", "path", "expressions")
     document = write_value(writer, node.this)
     if document.kind not in ("string", None):
@@ -33,14 +33,14 @@ def open_json(writer: Writer, node: exp.OpenJSON, alias: exp.Expression | None, 
     known = alias.name if alias is not None and alias.name else "openjson"
     if not node.expressions:
         columns = {"key": NVARCHAR, "value": NVARCHAR, "type": INT}
-        sources.append(Source(known.lower(), {name: Column(name, of) for name, of in columns.items()}))
+        sources.append(Source(known.lower(), {name: Column(name, sql_type) for name, sql_type in columns.items()}))
         return f"tsql.openjson({arguments}) AS {quote_identifier(known)}"
-    fields, found = [], {}
+    fields, columns_by_name = [], {}
     for each in node.expressions:
-        name, of, text = _field(each)
+        name, sql_type, text = _field(each)
         fields.append(f"{text} AS {quote_identifier(name)}")
-        found[name.lower()] = Column(name, of)
-    sources.append(Source(known.lower(), found))
+        columns_by_name[name.lower()] = Column(name, sql_type)
+    sources.append(Source(known.lower(), columns_by_name))
     rows = f"tsql.json_items({arguments}) AS document (item)"
     return f"LATERAL (SELECT {', '.join(fields)} FROM {rows}) AS {quote_identifier(known)}"
 
@@ -50,11 +50,11 @@ def _field(node: exp.Expression) -> tuple[str, SqlType, str]:
         raise TsqlError(102, "Incorrect syntax in WITH of OPENJSON.", severity=15)
     allow_only(node, "this", "kind", "path", "as_json")
     name = node.name
-    of = read_type(node.args["kind"])
+    sql_type = read_type(node.args["kind"])
     path = node.args.get("path")
     written = path.name if isinstance(path, exp.Expression) else '$."' + name.replace('"', '\\"') + '"'
     whole = bool(node.args.get("as_json"))
-    if whole and of != NVARCHAR:
+    if whole and sql_type != NVARCHAR:
         raise TsqlError(13618, "AS JSON in WITH clause can only be specified for column of type nvarchar(max).")
     text = f"tsql.json_field(document.item, {quote_string(written)}, {'true' if whole else 'false'})"
-    return name, of, cast_value(Sql(text, NVARCHAR), of).text
+    return name, sql_type, cast_value(Sql(text, NVARCHAR), sql_type).text

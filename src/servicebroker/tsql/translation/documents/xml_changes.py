@@ -1,4 +1,4 @@
-"""modify() of xml: insert, delete, and replace value of; a new document with the change."""
+"""modify() of xml: insert, delete, and replace value of. The result is a changed copy of the document."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _INSERT = re.compile(
 )
 _ATTRIBUTE = re.compile(r"attribute\s+(?P<name>[A-Za-z_][\w.-]*)\s*\{(?P<value>.+)\}", re.DOTALL)
 _OF_ATTRIBUTE = re.compile(r"""\.a\.("(?:[^"\\]|\\.)*")$""")
-_DOCUMENT = DynamicContext("tree.node", "tree.node")  # what the values in a change speak of: the document before it
+_DOCUMENT = DynamicContext("tree.node", "tree.node")  # values in a change refer to the document before it
 _TARGET_ADVICE = "Write a path to nodes or an attribute."
 
 
 class _Target(NamedTuple):
     path: Path
-    attribute: str | None  # with its @: the nodes have it
+    attribute: str | None  # name of an attribute with @; the path then finds its elements
 
 
 class _Change(NamedTuple):
     action: str
     target: _Target
-    content: str  # PostgreSQL's expression of it, in jsonb
+    content: str  # PostgreSQL's expression of the content, in jsonb
 
 
-def write_modify(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
-    """The document after the change. `shown` is what errors call the value.
+def write_modify(writer: Writer, xml: Sql, text: str, shown: str) -> Sql:
+    """Write the document after the change. `shown` is the name of the value in errors.
 
     Raises:
-        TsqlError: 2209 for what cannot be read, 2226 and 2337 where there could be several nodes, 2356 for a value of
-            an element, 40515 for what is not supported.
+        TsqlError: 2209 wrong syntax, 2226 and 2337 the path may find several nodes, 2356 the value of an element, 40515
+            not supported.
     """
-    if of.type is not None and of.type.name != "xml":
-        raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
+    if xml.type is not None and xml.type.name != "xml":
+        raise TsqlError(258, f"Cannot call methods on {xml.type.name}.", severity=15)
     change = _read_change(writer, text)
     place = "tree.node"
     for stage in change.target.path.stages[:-1]:
@@ -57,19 +57,19 @@ def write_modify(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
     attribute = "NULL" if change.target.attribute is None else quote_string(change.target.attribute)
     return Sql(
         f"(SELECT tsql.xml_written(tsql.xml_changed(tree.node, {numbers}, '{change.action}', {attribute}, {change.content})) "
-        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({of.text}), {quote_string(shown)})) AS tree (node))",
+        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({xml.text}), {quote_string(shown)})) AS tree (node))",
         XML,
     )
 
 
 def _read_change(writer: Writer, text: str) -> _Change:
     prolog, rest = "", text
-    while (found := PROLOG.match(rest)) is not None:
-        prolog, rest = prolog + found[0], rest[found.end() :]
-    if (found := _DELETE.fullmatch(rest)) is not None:
-        return _Change("delete", _read_target(writer, prolog + found["path"]), "NULL")
-    if (found := _REPLACE.fullmatch(rest)) is not None:
-        target = _read_target(writer, prolog + found["path"])
+    while (match := PROLOG.match(rest)) is not None:
+        prolog, rest = prolog + match[0], rest[match.end() :]
+    if (match := _DELETE.fullmatch(rest)) is not None:
+        return _Change("delete", _read_target(writer, prolog + match["path"]), "NULL")
+    if (match := _REPLACE.fullmatch(rest)) is not None:
+        target = _read_target(writer, prolog + match["path"])
         if not target.path.is_single:
             raise TsqlError(
                 2337, "XQuery [modify()]: The target of 'replace' must be at most one node. Write (path)[1]."
@@ -80,28 +80,28 @@ def _read_change(writer: Writer, text: str) -> _Change:
                 "XQuery [modify()]: The target of 'replace value of' must be a non-metadata attribute or an element with "
                 "simple typed content. Write (path/text())[1].",
             )
-        return _Change("replace", target, f"to_jsonb({_write_value(writer, prolog + found['value'])})")
-    if (found := _INSERT.fullmatch(rest)) is not None:
-        return _read_insert(writer, prolog, found)
+        return _Change("replace", target, f"to_jsonb({_write_value(writer, prolog + match['value'])})")
+    if (match := _INSERT.fullmatch(rest)) is not None:
+        return _read_insert(writer, prolog, match)
     raise TsqlError(2209, f"XQuery: Syntax error near '{rest.strip()[:40]}' in '{text[:60]}'.")
 
 
-def _read_insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
-    if found["end"] and found["where"] != "into":
-        raise TsqlError(2209, f"XQuery: Syntax error near '{found['where']}' behind 'as {found['end']}'.")
-    action = (found["end"] or "last") if found["where"] == "into" else found["where"]
-    target = _read_target(writer, prolog + found["path"])
-    if target.attribute is not None or (target.path.kind == "text" and found["where"] == "into"):
+def _read_insert(writer: Writer, prolog: str, match: re.Match[str]) -> _Change:
+    if match["end"] and match["where"] != "into":
+        raise TsqlError(2209, f"XQuery: Syntax error near '{match['where']}' behind 'as {match['end']}'.")
+    action = (match["end"] or "last") if match["where"] == "into" else match["where"]
+    target = _read_target(writer, prolog + match["path"])
+    if target.attribute is not None or (target.path.kind == "text" and match["where"] == "into"):
         raise TsqlError(2340, "XQuery [modify()]: The target of 'insert' must be an element.")
     if not target.path.is_single:
         raise TsqlError(2226, "XQuery [modify()]: The target of 'insert' must be a single node. Write (path)[1].")
-    content = found["content"].strip()
-    made = _ATTRIBUTE.fullmatch(content)
-    if made is not None:
-        if found["where"] != "into":
+    content = match["content"].strip()
+    attribute = _ATTRIBUTE.fullmatch(content)
+    if attribute is not None:
+        if match["where"] != "into":
             raise TsqlError(2209, "XQuery: Syntax error: an attribute is inserted into an element.")
-        value = f"to_jsonb({_write_value(writer, prolog + made['value'])})"
-        return _Change("last", target._replace(attribute="@" + made["name"]), value)
+        value = f"to_jsonb({_write_value(writer, prolog + attribute['value'])})"
+        return _Change("last", target._replace(attribute="@" + attribute["name"]), value)
     return _Change(action, target, _write_nodes(writer, prolog + content))
 
 
@@ -122,10 +122,10 @@ def _read_target(writer: Writer, text: str) -> _Target:
 
 
 def _write_nodes(writer: Writer, text: str) -> str:
-    """What is inserted, as an array of nodes."""
+    """Write the inserted content as an array of nodes."""
     return f"tsql.xq_nodes({Compiler(writer).sequence(parse(text, writer.namespaces), _DOCUMENT)})"
 
 
 def _write_value(writer: Writer, text: str) -> str:
-    """The text that a value becomes."""
+    """Write a value as text."""
     return f"tsql.xq_joined({Compiler(writer).sequence(parse(text, writer.namespaces), _DOCUMENT)})"

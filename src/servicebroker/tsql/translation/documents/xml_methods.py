@@ -39,14 +39,14 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import BIT, INT, NVARCHAR, VARBINARY, XML, SqlType, parse_type
 
-NODE = SqlType("xml_node")  # what nodes() returns: a tree in jsonb
+NODE = SqlType("xml_node")  # the type of nodes(): a tree in jsonb
 
 
 def write_method(writer: Writer, node: exp.Dot) -> Sql:
-    """A method of a value, or a user-defined function.
+    """Write a method call on a value, or a call of a user-defined function.
 
     Raises:
-        TsqlError: 8137 for modify(), which SET takes, 2389 where value() could find several nodes.
+        TsqlError: 8137 modify() outside of SET, 2389 the path of value() may find several nodes.
     """
     call = node.expression
     if isinstance(call, exp.Identifier):
@@ -66,40 +66,40 @@ def write_method(writer: Writer, node: exp.Dot) -> Sql:
     arguments = list(call.expressions)
     if len(arguments) != (2 if name == "value" else 1):
         raise TsqlError(174, f"The {name} function requires {2 if name == 'value' else 1} argument(s).", severity=15)
-    of = _write_owner(writer, node.this)
-    _check_xml(of)
+    xml = _write_owner(writer, node.this)
+    _check_xml(xml)
     query = parse(_literal(arguments[0]), writer.namespaces)
     to = parse_type(_literal(arguments[1])) if name == "value" else XML
     try:
-        if isinstance(query, SqlReference):  # its bytes are written in base64
+        if isinstance(query, SqlReference):  # its bytes must be encoded in base64
             raise NotJsonpath
         path = to_jsonpath(query, number_variables(writer))
-        _check_absolute(path.is_absolute, of)
+        _check_absolute(path.is_absolute, xml)
     except NotJsonpath:
-        return _compute_method(writer, name, query, of, to)
+        return _compute_method(writer, name, query, xml, to)
     if name == "value":
-        return _value(writer, of, path, to)
+        return _value(writer, xml, path, to)
     if path.function:
-        return _compute_method(writer, name, query, of, to)
+        return _compute_method(writer, name, query, xml, to)
     if name == "exist":
-        return Sql(_apply_path(writer, "tsql.xml_exist", of, path), BIT)
-    return Sql(_apply_path(writer, "tsql.xml_query", of, path), XML)
+        return Sql(_apply_path(writer, "tsql.xml_exist", xml, path), BIT)
+    return Sql(_apply_path(writer, "tsql.xml_query", xml, path), XML)
 
 
-def _compute_method(writer: Writer, name: str, query: Expression, of: Sql, to: SqlType) -> Sql:
-    """What is no plain path."""
-    is_item = of.type == NODE
-    tree = of.text if is_item else _tree(writer, of)
+def _compute_method(writer: Writer, name: str, query: Expression, xml: Sql, to: SqlType) -> Sql:
+    """Write a method whose expression is no plain path."""
+    is_item = xml.type == NODE
+    tree = xml.text if is_item else _tree(writer, xml)
     within = DynamicContext("one.node", "one.node", is_item=is_item)
     if name == "value" and not is_single(query):
         raise _not_singleton_error()
     if name == "exist":
-        found = f"(jsonb_array_length({Compiler(writer).sequence(query, within)}) > 0)::integer::smallint"
+        result = f"(jsonb_array_length({Compiler(writer).sequence(query, within)}) > 0)::integer::smallint"
     elif name == "query":
-        found = f"tsql.xq_content({Compiler(writer).sequence(query, within)})"
+        result = f"tsql.xq_content({Compiler(writer).sequence(query, within)})"
     else:
-        found = f"tsql.xq_string({Compiler(writer).sequence(query, within)})"
-    text = f"(SELECT {found} FROM (SELECT {tree} AS node) AS one WHERE one.node IS NOT NULL)"
+        result = f"tsql.xq_string({Compiler(writer).sequence(query, within)})"
+    text = f"(SELECT {result} FROM (SELECT {tree} AS node) AS one WHERE one.node IS NOT NULL)"
     if name == "value":
         _check_type(to)
         if to.name in BINARY_TYPES:
@@ -111,32 +111,34 @@ def _compute_method(writer: Writer, name: str, query: Expression, of: Sql, to: S
 def write_nodes_call(
     writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]
 ) -> str | None:
-    """nodes() in FROM, as T(c); None for something else."""
+    """Write nodes() in FROM, as T(c). Return None for any other node."""
     call = node.expression if isinstance(node, exp.Dot) else node.this if isinstance(node, exp.Table) else None
     if not isinstance(call, exp.Anonymous) or call.name.lower() != "nodes":
         return None
     columns = [each.name for each in alias.args.get("columns") or []] if alias is not None else []
     if alias is None or len(columns) != 1 or len(call.expressions) != 1:
         raise TsqlError(102, "Incorrect syntax: nodes() is written as nodes('path') AS name(column).", severity=15)
-    of = _write_owner(writer, node.this) if isinstance(node, exp.Dot) else _table_owner(writer, node)
-    path = _path(writer, call.expressions[0], of)
+    xml = _write_owner(writer, node.this) if isinstance(node, exp.Dot) else _table_owner(writer, node)
+    path = _path(writer, call.expressions[0], xml)
     if path.function:
         raise not_supported(f"nodes() of {path.function}()")
     sources.append(Source(alias.name.lower(), {columns[0].lower(): Column(columns[0], NODE)}))
     name = f"{quote_identifier(alias.name)} ({quote_identifier(columns[0])})"
     if path.stages[-1].place is None and writer.has_parent_steps:
         tree = (
-            of.text if of.type == NODE and len(path.stages) == 1 else _walk_stages(writer, of, path, path.stages[:-1])
+            xml.text
+            if xml.type == NODE and len(path.stages) == 1
+            else _walk_stages(writer, xml, path, path.stages[:-1])
         )
-        found = f"{quote_string(path.stages[-1].path)}{jsonpath_variables(writer, path.variables)}"
-        return f"tsql.xml_climbing_items({tree}, {found}) AS {name}"
+        arguments = f"{quote_string(path.stages[-1].path)}{jsonpath_variables(writer, path.variables)}"
+        return f"tsql.xml_climbing_items({tree}, {arguments}) AS {name}"
     if path.stages[-1].place is None:
-        return f"{_apply_path(writer, 'tsql.xml_items', of, path)} AS {name}"
-    return f"(SELECT item FROM (SELECT {_walk_stages(writer, of, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
+        return f"{_apply_path(writer, 'tsql.xml_items', xml, path)} AS {name}"
+    return f"(SELECT item FROM (SELECT {_walk_stages(writer, xml, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
 
 
 def _write_owner(writer: Writer, node: exp.Expression) -> Sql:
-    """What a method is called on."""
+    """Write the value that a method is called on."""
     if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
         inside = node.this
         table = inside if isinstance(inside, exp.Identifier) else inside.args.get("expression")
@@ -168,60 +170,60 @@ def _literal(node: exp.Expression) -> str:
     return str(node.this)
 
 
-def _path(writer: Writer, node: exp.Expression, of: Sql) -> Path:
-    _check_xml(of)
+def _path(writer: Writer, node: exp.Expression, xml: Sql) -> Path:
+    _check_xml(xml)
     path = read_path(_literal(node), writer.namespaces, number_variables(writer))
-    _check_absolute(path.is_absolute, of)
+    _check_absolute(path.is_absolute, xml)
     return path
 
 
-def _check_xml(of: Sql) -> None:
-    if of.type is not None and of.type.name not in ("xml", "xml_node"):
-        raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
+def _check_xml(xml: Sql) -> None:
+    if xml.type is not None and xml.type.name not in ("xml", "xml_node"):
+        raise TsqlError(258, f"Cannot call methods on {xml.type.name}.", severity=15)
 
 
-def _check_absolute(is_absolute: bool, of: Sql) -> None:
-    if is_absolute and of.type == NODE:
+def _check_absolute(is_absolute: bool, xml: Sql) -> None:
+    if is_absolute and xml.type == NODE:
         raise not_supported("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
 
 
-def _tree(writer: Writer, of: Sql) -> str:
-    if of.type != NODE:
-        return f"tsql.xml_tree({typed_text(of)})"
-    return f"({of.text} - 'u')" if writer.has_parent_steps else of.text
+def _tree(writer: Writer, xml: Sql) -> str:
+    if xml.type != NODE:
+        return f"tsql.xml_tree({typed_text(xml)})"
+    return f"({xml.text} - 'u')" if writer.has_parent_steps else xml.text
 
 
-def _walk_stages(writer: Writer, of: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
-    text = _tree(writer, of)
+def _walk_stages(writer: Writer, xml: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
+    text = _tree(writer, xml)
     for stage in stages:
         if stage.path:
             text = f"tsql.xml_item({text}, {quote_string(stage.path)}, {stage.place or 0}{jsonpath_variables(writer, path.variables)})"
     return text
 
 
-def _apply_path(writer: Writer, function: str, of: Sql, path: Path) -> str:
-    """A function over all that the path finds."""
+def _apply_path(writer: Writer, function: str, xml: Sql, path: Path) -> str:
+    """Write a function applied to all nodes that a path finds."""
     last = path.stages[-1]
-    before = _walk_stages(writer, of, path, path.stages[:-1])
+    before = _walk_stages(writer, xml, path, path.stages[:-1])
     if last.place is not None:
-        before, last = _walk_stages(writer, of, path, path.stages), Stage("strict $", None)
+        before, last = _walk_stages(writer, xml, path, path.stages), Stage("strict $", None)
     return f"{function}({before}, {quote_string(last.path or 'strict $')}{jsonpath_variables(writer, path.variables)})"
 
 
-def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:
+def _value(writer: Writer, xml: Sql, path: Path, to: SqlType) -> Sql:
     if not path.is_single:
         raise _not_singleton_error()
     _check_type(to)
     if path.function == "count":
-        return cast_value(Sql(_apply_path(writer, "tsql.xml_count", of, path), INT), to)
-    text = _text(writer, of, path)
+        return cast_value(Sql(_apply_path(writer, "tsql.xml_count", xml, path), INT), to)
+    text = _text(writer, xml, path)
     if to.name in BINARY_TYPES:
         return _decode_bytes(text, path.function, to)
     return cast_value(Sql(f"({text})", NVARCHAR), to)
 
 
 def _decode_bytes(text: str, function: str, to: SqlType) -> Sql:
-    """What a text stands for, which is written as `function` says; without one in base64."""
+    """Write the bytes that a text encodes. `function` names the encoding, "" means base64."""
     coding = BINARY_ENCODINGS.get(function.removeprefix("xs:"), "base64")
     return cast_value(Sql(f"tsql.xq_bytes({text}, '{coding}')", VARBINARY), to)
 
@@ -239,6 +241,6 @@ def _check_type(to: SqlType) -> None:
         raise TsqlError(9500, "The data type 'xml' used in the VALUE method is invalid.")
 
 
-def _text(writer: Writer, of: Sql, path: Path) -> str:
+def _text(writer: Writer, xml: Sql, path: Path) -> str:
     function = "tsql.xml_local_name" if path.function == "local-name" else "tsql.xml_string"
-    return f"{function}({_walk_stages(writer, of, path, path.stages)})"
+    return f"{function}({_walk_stages(writer, xml, path, path.stages)})"

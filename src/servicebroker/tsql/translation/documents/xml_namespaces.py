@@ -1,4 +1,4 @@
-"""WITH XMLNAMESPACES: the prefixes that the XML methods and FOR XML of a statement know."""
+"""WITH XMLNAMESPACES: prefixes for the XML methods and FOR XML of a statement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servicebroker.tsql.translation.text_writer import Writer
 
 
 def take_namespaces(writer: Writer, piece: Slice) -> Slice:
-    """The statement behind WITH XMLNAMESPACES (...), whose prefixes the writer gets."""
+    """Return the statement behind WITH XMLNAMESPACES (...), and store its prefixes in the writer."""
     words = piece.words
     if words[:3] != ["WITH", "XMLNAMESPACES", "("]:
         return piece
@@ -23,13 +23,14 @@ def take_namespaces(writer: Writer, piece: Slice) -> Slice:
 
 
 def _with_common(rest: Slice) -> Slice:
-    """`, name AS (...) SELECT` is WITH name AS (...) SELECT."""
-    from servicebroker.tsql.translation.reading.syntax_tree import slice_text  # a text of its own
+    """Turn `, name AS (...) SELECT` into WITH name AS (...) SELECT."""
+    from servicebroker.tsql.translation.reading.syntax_tree import slice_text  # at run time: the text is parsed anew
 
     return slice_text("WITH " + rest.part(1, len(rest.words)).text)
 
 
 def _declare(writer: Writer, each: Slice) -> None:
+    """Store one prefix in the writer."""
     words = each.words
     if len(words) == 2 and words[0] == "DEFAULT":
         prefix, place = "", 1

@@ -1,4 +1,4 @@
-"""Plain paths of XQuery become jsonpath over the tree that tsql.xml_tree makes: the way of most, and the fast one."""
+"""Plain XQuery paths as jsonpath over the tree of tsql.xml_tree. Most paths are plain, and jsonpath is fast."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ from servicebroker.tsql.translation.text_writer import Writer, not_supported, ty
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 _SIGNS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-_BINARIES = frozenset({"xs:hexBinary", "xs:base64Binary"})  # a variable's bytes are written so, not read
+_BINARIES = frozenset({"xs:hexBinary", "xs:base64Binary"})  # applied to a variable they encode its bytes
 _AROUND = frozenset({"string", "data", "count", "local-name", "number"}) | _BINARIES
 _KINDS = {ELEMENT: "e", TEXT: "t", COMMENT: "c", INSTRUCTION: "i"}
 _AXES = {CHILD: ".c[*]", DESCENDANT: ".c[*].**", OR_SELF: ".**", SELF: ""}
 
 
 class Stage(NamedTuple):
-    """A path of jsonpath, and which of what it finds goes on: None for all, 0 for the first, -1 for the last."""
+    """A jsonpath, and the index of the result to continue with: None for all, 0 for the first, -1 for the last."""
 
     path: str
     place: int | None
 
 
 class Path(NamedTuple):
-    """A path, taken apart. `function` is one around it; `variables` are the names behind $v1, $v2, ...
+    """A path as jsonpath. `function` is the function around it. `variables` are the T-SQL variables $v1, $v2, ...
 
-    `is_single` says that it can find one node at most; `is_absolute` that it begins at the document; `kind` is what it
-    finds: element, attribute, text or node.
+    `is_single` means that it finds at most one node, `is_absolute` that it begins at the document. `kind` is the kind
+    of
+    node: element, attribute, text or node.
     """
 
     stages: tuple[Stage, ...]
@@ -66,18 +67,18 @@ class Path(NamedTuple):
 
 
 def number_variables(writer: Writer) -> Callable[[str], bool]:
-    """Whether a variable of T-SQL holds a number."""
+    """Return a function that tells whether a T-SQL variable holds a number."""
     return lambda name: type_family(writer.variable_type(name)) == "number"
 
 
 def jsonpath_variables(writer: Writer, names: tuple[str, ...]) -> str:
-    """The last argument of what looks for a path: what these variables stand for in it."""
+    """Write the last argument of functions that take a path: the values of its variables."""
     pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(names, 1))
     return f", jsonb_build_object({pairs})" if names else ""
 
 
 class NotJsonpath(Exception):
-    """The expression is more than a path that jsonpath can say."""
+    """The expression cannot be written as a jsonpath."""
 
 
 @dataclass
@@ -90,10 +91,10 @@ class _PathBuilder:
 
 
 def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str], bool]) -> Path:
-    """A path that modify() and nodes() take. `is_number` says whether a variable holds a number.
+    """Parse a path of modify() or nodes(). `is_number` tells whether a variable holds a number.
 
     Raises:
-        TsqlError: as `parse`; 40515 for what is no plain path.
+        TsqlError: see `parse`; 40515 the expression is no plain path.
     """
     try:
         return to_jsonpath(parse(text, namespaces), is_number)
@@ -104,57 +105,57 @@ def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str
 
 
 def to_jsonpath(expression: Expression, is_number: Callable[[str], bool]) -> Path:
-    """The expression as stages of jsonpath.
+    """Convert an expression to stages of jsonpath.
 
     Raises:
-        NotPlain: it is more.
+        NotJsonpath: jsonpath cannot express it.
     """
-    made, function, only_first = _PathBuilder(is_number), "", False
+    builder, function, only_first = _PathBuilder(is_number), "", False
     match expression:
         case Filter(Call("data") as call, (Literal("1", True),)):
             expression, only_first = call, True
     match expression:
         case Call(name, (inside,)) if name in _AROUND and not (name in _BINARIES and isinstance(inside, SqlReference)):
-            function, stages = name, _stages(made, inside)
+            function, stages = name, _stages(builder, inside)
         case _:
-            stages = _stages(made, expression)
+            stages = _stages(builder, expression)
     if only_first and stages[-1].place is None:
         stages[-1] = stages[-1]._replace(place=0)
-    single = made.is_single or stages[-1].place is not None or function in ("count", "local-name")
-    return Path(tuple(stages), function, tuple(made.variables), single, made.is_absolute, made.kind)
+    single = builder.is_single or stages[-1].place is not None or function in ("count", "local-name")
+    return Path(tuple(stages), function, tuple(builder.variables), single, builder.is_absolute, builder.kind)
 
 
 def steps_to_jsonpath(steps: tuple[Step, ...], is_number: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
-    """Steps from any node, and the names of the variables in them.
+    """Convert steps from any node to a jsonpath. Return it with the names of its variables.
 
     Raises:
-        NotPlain: jsonpath cannot say them.
+        NotJsonpath: jsonpath cannot express them.
     """
-    made = _PathBuilder(is_number)
-    return "strict $" + _steps(made, steps), tuple(made.variables)
+    builder = _PathBuilder(is_number)
+    return "strict $" + _steps(builder, steps), tuple(builder.variables)
 
 
-def _stages(made: _PathBuilder, expression: Expression) -> list[Stage]:
+def _stages(builder: _PathBuilder, expression: Expression) -> list[Stage]:
     match expression:
         case SqlReference("variable", name):
-            return [Stage(f"$v{_variable(made, name)}", 0)]
+            return [Stage(f"$v{_variable(builder, name)}", 0)]
         case ContextItem():
             return [Stage("strict $", None)]
         case Sequence((inside,)):
-            return _stages(made, inside)
+            return _stages(builder, inside)
         case Filter(Sequence((inside,)), (predicate,)):
-            stages = _stages(made, inside)
+            stages = _stages(builder, inside)
             stages[-1] = stages[-1]._replace(place=_index_of(predicate))
             return stages
         case Steps(None, is_absolute, steps):
-            made.is_absolute = is_absolute
-            return [Stage("strict $" + _steps(made, steps), None)]
+            builder.is_absolute = is_absolute
+            return [Stage("strict $" + _steps(builder, steps), None)]
         case Steps(Filter() | Sequence() as root, False, steps):
-            stages = _stages(made, root)
+            stages = _stages(builder, root)
             if stages[-1].place is None:
-                return [*stages[:-1], Stage(stages[-1].path + _steps(made, steps), None)]
-            made.is_single = True
-            return [*stages, Stage("strict $" + _steps(made, steps), None)]
+                return [*stages[:-1], Stage(stages[-1].path + _steps(builder, steps), None)]
+            builder.is_single = True
+            return [*stages, Stage("strict $" + _steps(builder, steps), None)]
     raise NotJsonpath
 
 
@@ -167,26 +168,26 @@ def _index_of(predicate: Expression) -> int:
     raise NotJsonpath
 
 
-def _steps(made: _PathBuilder, steps: tuple[Step, ...]) -> str:
-    made.kind = NODE
+def _steps(builder: _PathBuilder, steps: tuple[Step, ...]) -> str:
+    builder.kind = NODE
     out, is_deep = "", False
     for step in steps:
         if is_deep or step != ANYWHERE:
-            out += _step(made, step, is_deep=is_deep)
+            out += _step(builder, step, is_deep=is_deep)
         is_deep = not is_deep and step == ANYWHERE
     if is_deep:
         raise NotJsonpath
     return out
 
 
-def _step(made: _PathBuilder, step: Step, *, is_deep: bool) -> str:
+def _step(builder: _PathBuilder, step: Step, *, is_deep: bool) -> str:
     test = step.test
-    made.kind = test.kind
-    made.is_single = made.is_single and not is_deep
+    builder.kind = test.kind
+    builder.is_single = builder.is_single and not is_deep
     if is_deep and step.axis not in (CHILD, ATTRIBUTE_OF):
         raise NotJsonpath
     if step.axis == SELF and test.kind == NODE:
-        return _predicates(made, step)
+        return _predicates(builder, step)
     if step.axis == ATTRIBUTE_OF:
         if (
             test.kind != ATTRIBUTE
@@ -195,18 +196,18 @@ def _step(made: _PathBuilder, step: Step, *, is_deep: bool) -> str:
             or (test.local is None and test.uri)
         ):
             raise NotJsonpath
-        made.is_single = made.is_single and test.local is not None
+        builder.is_single = builder.is_single and test.local is not None
         return ('.** ? (@.k == "e")' if is_deep else "") + node_filter(step.axis, test)
     if step.axis != CHILD or (test.uri is None) != (test.local is None):
         raise NotJsonpath
-    return node_filter(DESCENDANT if is_deep else CHILD, test) + _predicates(made, step)
+    return node_filter(DESCENDANT if is_deep else CHILD, test) + _predicates(builder, step)
 
 
 def node_filter(axis: str, test: Test) -> str:
-    """The nodes that a step finds, without its predicates, as jsonpath.
+    """Write the jsonpath of a step without its predicates.
 
     Raises:
-        TsqlError: 40515 for an attribute of any namespace, and for another axis.
+        TsqlError: 40515 an attribute of any namespace, or an unsupported axis.
     """
     if axis == ATTRIBUTE_OF and test.local is None:
         return ".a.*"
@@ -238,9 +239,9 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _predicates(made: _PathBuilder, step: Step) -> str:
-    """The predicates of a step. Positions count among siblings of the same name; for * among elements."""
-    out, counted, kind = "", step.axis == SELF, made.kind
+def _predicates(builder: _PathBuilder, step: Step) -> str:
+    """Write the predicates of a step. A position counts siblings of the same name, or for * all elements."""
+    out, counted, kind = "", step.axis == SELF, builder.kind
     for number, predicate in enumerate(step.predicates):
         match predicate:
             case Literal(text, True):
@@ -252,9 +253,9 @@ def _predicates(made: _PathBuilder, step: Step) -> str:
             case _:
                 if number and _has_position(predicate):
                     raise NotJsonpath
-                out += f" ? ({_condition(made, predicate)})"
-        made.kind = kind
-    made.is_single = made.is_single and counted
+                out += f" ? ({_condition(builder, predicate)})"
+        builder.kind = kind
+    builder.is_single = builder.is_single and counted
     return out
 
 
@@ -262,58 +263,58 @@ def _has_position(predicate: Expression) -> bool:
     return isinstance(predicate, Binary) and Call("position", ()) in (predicate.left, predicate.right)
 
 
-def _condition(made: _PathBuilder, expression: Expression) -> str:
-    single = made.is_single
+def _condition(builder: _PathBuilder, expression: Expression) -> str:
+    single = builder.is_single
     try:
         match expression:
             case Binary("or" | "and" as word, left, right):
                 sign = "||" if word == "or" else "&&"
-                return f"({_condition(made, left)} {sign} {_condition(made, right)})"
+                return f"({_condition(builder, left)} {sign} {_condition(builder, right)})"
             case Sequence((inside,)):
-                return _condition(made, inside)
+                return _condition(builder, inside)
             case Call("not", (inside,)):
-                said = _condition(made, inside)
-                return f"(!({said}) || ({said}) is unknown)"
-            case Call("contains", (of, Literal(sought, False))):
-                return f'({_value(made, of)} like_regex {_quoted(sought)} flag "q")'
-            case Call("starts-with", (of, Literal(sought, False))):
-                return f"({_value(made, of)} starts with {_quoted(sought)})"
+                condition = _condition(builder, inside)
+                return f"(!({condition}) || ({condition}) is unknown)"
+            case Call("contains", (operand, Literal(sought, False))):
+                return f'({_value(builder, operand)} like_regex {_quoted(sought)} flag "q")'
+            case Call("starts-with", (operand, Literal(sought, False))):
+                return f"({_value(builder, operand)} starts with {_quoted(sought)})"
             case Binary(sign, Call("position", ()), Literal(text, True)) if sign in _SIGNS and text.isdigit():
                 return f"@.p {_SIGNS[sign]} {text}"
-            case Binary(sign, of, Literal(text, True)) if sign in _SIGNS:
-                return f"({_value(made, of)}.double() {_SIGNS[sign]} {text})"
-            case Binary(sign, of, Literal(text, False)) if sign in _SIGNS:
-                return f"({_value(made, of)} {_SIGNS[sign]} {_quoted(text)})"
-            case Binary(sign, of, SqlReference("variable", name)) if sign in _SIGNS:
-                value, number = _value(made, of), _variable(made, name)
-                numeric = ".double()" if made.is_number(made.variables[number - 1]) else ""
+            case Binary(sign, operand, Literal(text, True)) if sign in _SIGNS:
+                return f"({_value(builder, operand)}.double() {_SIGNS[sign]} {text})"
+            case Binary(sign, operand, Literal(text, False)) if sign in _SIGNS:
+                return f"({_value(builder, operand)} {_SIGNS[sign]} {_quoted(text)})"
+            case Binary(sign, operand, SqlReference("variable", name)) if sign in _SIGNS:
+                value, number = _value(builder, operand), _variable(builder, name)
+                numeric = ".double()" if builder.is_number(builder.variables[number - 1]) else ""
                 return f"({value}{numeric} {_SIGNS[sign]} $v{number})"
             case Steps():
-                return f"exists ({_relative(made, expression)})"
+                return f"exists ({_relative(builder, expression)})"
         raise NotJsonpath
     finally:
-        made.is_single = single
+        builder.is_single = single
 
 
-def _relative(made: _PathBuilder, expression: Expression) -> str:
+def _relative(builder: _PathBuilder, expression: Expression) -> str:
     match expression:
         case ContextItem():
-            made.kind = NODE
+            builder.kind = NODE
             return "@"
         case Steps(None, False, steps):
-            return "@" + _steps(made, steps)
+            return "@" + _steps(builder, steps)
     raise NotJsonpath
 
 
-def _value(made: _PathBuilder, expression: Expression) -> str:
-    """The text of what a path finds."""
-    path = _relative(made, expression)
-    return path if made.kind == ATTRIBUTE else f"{path}.v"
+def _value(builder: _PathBuilder, expression: Expression) -> str:
+    """Write the text of the nodes that a path finds."""
+    path = _relative(builder, expression)
+    return path if builder.kind == ATTRIBUTE else f"{path}.v"
 
 
-def _variable(made: _PathBuilder, name: str) -> int:
-    """The number of a variable of T-SQL."""
+def _variable(builder: _PathBuilder, name: str) -> int:
+    """Return the number of a T-SQL variable."""
     name = name.lower()
-    if name not in made.variables:
-        made.variables.append(name)
-    return made.variables.index(name) + 1
+    if name not in builder.variables:
+        builder.variables.append(name)
+    return builder.variables.index(name) + 1

@@ -1,4 +1,4 @@
-"""XQuery beyond plain paths: every expression becomes a sequence, an array in jsonb that PostgreSQL computes."""
+"""XQuery beyond plain paths. Each expression becomes a sequence: a jsonb array computed by PostgreSQL."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ BINARY_TYPES = frozenset({"varbinary", "binary", "image"})
 BINARY_ENCODINGS = {
     "hexBinary": "hex",
     "base64Binary": "base64",
-}  # and how PostgreSQL calls what their text is written in
+}  # XQuery type to PostgreSQL's encoding
 _TYPES = frozenset(
     {
         "string",
@@ -81,7 +81,7 @@ _TYPES = frozenset(
         *BINARY_ENCODINGS,
     }
 )
-# functions of one argument: a sequence that is {0}
+# functions of one argument, a sequence, written as {0}
 _TEXT = "coalesce(tsql.xq_string({0}), '')"
 _FUNCTIONS = {
     "count": "jsonb_build_array(jsonb_array_length({0}))",
@@ -98,23 +98,23 @@ _FUNCTIONS = {
 }
 _CONTEXT_ITEM_FUNCTIONS = frozenset(
     {"string", "data", "string-length", "number", *_NAMES}
-)  # without an argument: of the item
+)  # without an argument they apply to the context item
 
 
 @dataclass(frozen=True)
 class DynamicContext:
-    """What an expression may speak of: the document, the item looked at, its place, and variables of its own."""
+    """The dynamic context of an expression: document, context item, its position, and variables."""
 
-    document: str  # a node, in jsonb
+    document: str  # SQL of a node in jsonb
     item: str
     place: str = "1"
     last: str = "1"
-    is_item: bool = False  # the item is one of nodes(), and has no document
+    is_item: bool = False  # the item comes from nodes() and has no document
     variables: dict[str, str] = field(default_factory=dict)
 
 
 class Compiler:
-    """Writes one expression; names in PostgreSQL are numbered through it."""
+    """Writes one expression. Aliases in PostgreSQL are numbered."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -126,13 +126,13 @@ class Compiler:
 
     # ---------------------------------------------------------------- sequences
 
-    def sequence(self, of: Expression, within: DynamicContext) -> str:
-        """An array in jsonb.
+    def sequence(self, expression: Expression, within: DynamicContext) -> str:
+        """Write an expression as a jsonb array.
 
         Raises:
-            TsqlError: 2227 for an unknown variable, 2395 for an unknown function, 40515 for what is not supported.
+            TsqlError: 2227 unknown variable, 2395 unknown function, 40515 not supported.
         """
-        match of:
+        match expression:
             case Literal(text, is_number):
                 return (
                     quote_string(f"[{_json_number(text)}]" if is_number else json.dumps([text], ensure_ascii=False))
@@ -147,44 +147,44 @@ class Compiler:
                     )
                 return within.variables[name]
             case SqlReference():
-                return self._outside(of)
+                return self._outside(expression)
             case Sequence(items):
                 return (
                     "(" + " || ".join(self.sequence(item, within) for item in items) + ")" if items else EMPTY_SEQUENCE
                 )
             case Steps():
-                return self._path(of, within)
+                return self._path(expression, within)
             case Filter(inside, predicates):
-                found = self.sequence(inside, within)
+                matches = self.sequence(inside, within)
                 for predicate in predicates:
-                    found = self._filtered(found, predicate, within)
-                return found
+                    matches = self._filtered(matches, predicate, within)
+                return matches
             case Conditional(condition, yes, no):
                 return (
                     f"CASE WHEN {self.condition(condition, within)} THEN {self.sequence(yes, within)} "
                     f"ELSE {self.sequence(no, within)} END"
                 )
             case Flwor():
-                return self._flwor(of, within)
+                return self._flwor(expression, within)
             case Cast(inside, name):
                 return self._cast(inside, name, within)
             case Constructor():
-                return self._made(of, within)
-            case Call() if of.name not in _CONDITIONS:
-                return self._call(of, within)
+                return self._made(expression, within)
+            case Call() if expression.name not in _CONDITIONS:
+                return self._call(expression, within)
             case Binary(sign, left, right) if sign not in _SIGNS and sign not in ("or", "and"):
                 return f"tsql.xq_calculated({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
-        return f"jsonb_build_array({self.condition(of, within)})"
+        return f"jsonb_build_array({self.condition(expression, within)})"
 
-    def condition(self, of: Expression, within: DynamicContext) -> str:
-        """A condition of PostgreSQL."""
-        match of:
+    def condition(self, expression: Expression, within: DynamicContext) -> str:
+        """Write an expression as a condition of PostgreSQL."""
+        match expression:
             case Binary("or" | "and" as word, left, right):
                 return f"({self.condition(left, within)} {word.upper()} {self.condition(right, within)})"
             case Binary(sign, left, right) if sign in _SIGNS:
                 return f"tsql.xq_compares({self.sequence(left, within)}, '{sign}', {self.sequence(right, within)})"
             case Steps():
-                return f"jsonb_array_length({self.sequence(of, within)}) > 0"
+                return f"jsonb_array_length({self.sequence(expression, within)}) > 0"
             case Sequence((inside,)):
                 return self.condition(inside, within)
             case Quantified(is_every, clauses, wanted):
@@ -194,7 +194,7 @@ class Compiler:
                 return f"{negated}EXISTS (SELECT FROM {', '.join(sources)} WHERE {asked})"
             case Call(name, arguments) if name in _CONDITIONS:
                 return self._asked(name, arguments, within)
-        return f"tsql.xq_true({self.sequence(of, within)})"
+        return f"tsql.xq_true({self.sequence(expression, within)})"
 
     def _asked(self, name: str, arguments: tuple[Expression, ...], within: DynamicContext) -> str:
         _check_arity(
@@ -206,15 +206,15 @@ class Compiler:
             return f"{'NOT ' if name == 'not' else ''}({self.condition(arguments[0], within)})"
         if name in ("empty", "exists"):
             return f"jsonb_array_length({self.sequence(arguments[0], within)}) {'=' if name == 'empty' else '>'} 0"
-        said, sought = (f"coalesce({self.text(one, within)}, '')" for one in arguments)
-        return f"strpos({said}, {sought}) > 0" if name == "contains" else f"starts_with({said}, {sought})"
+        text, sought = (f"coalesce({self.text(argument, within)}, '')" for argument in arguments)
+        return f"strpos({text}, {sought}) > 0" if name == "contains" else f"starts_with({text}, {sought})"
 
-    def text(self, of: Expression, within: DynamicContext) -> str:
-        """The text of the first item, null without one."""
-        return f"tsql.xq_string({self.sequence(of, within)})"
+    def text(self, expression: Expression, within: DynamicContext) -> str:
+        """Write the text of the first item, null if there is none."""
+        return f"tsql.xq_string({self.sequence(expression, within)})"
 
-    def _outside(self, of: SqlReference) -> str:
-        value = self._value(of)
+    def _outside(self, expression: SqlReference) -> str:
+        value = self._value(expression)
         kind = None if value.type is None else type_family(value.type)
         if _is_binary(value):
             return f"tsql.xq_of(tsql.xq_written({value.text}, 'base64'))"
@@ -228,8 +228,10 @@ class Compiler:
             else f"tsql.xq_of(tsql.xml_value(tsql.xml_text({value.text})))"
         )
 
-    def _value(self, of: SqlReference) -> Sql:
-        return self._writer.variable(of.name) if of.kind == "variable" else self._column(of.name)
+    def _value(self, expression: SqlReference) -> Sql:
+        return (
+            self._writer.variable(expression.name) if expression.kind == "variable" else self._column(expression.name)
+        )
 
     def _column(self, name: str) -> Sql:
         table, _, column = name.replace("[", "").replace("]", "").rpartition(".")
@@ -240,25 +242,25 @@ class Compiler:
 
     # ---------------------------------------------------------------- paths
 
-    def _path(self, of: Steps, within: DynamicContext) -> str:
-        if of.is_absolute and within.is_item:
+    def _path(self, expression: Steps, within: DynamicContext) -> str:
+        if expression.is_absolute and within.is_item:
             raise not_supported("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
-        steps = _fold_parents(of.steps)
-        if of.root is not None:
-            found = self.sequence(of.root, within)
+        steps = _fold_parents(expression.steps)
+        if expression.root is not None:
+            items = self.sequence(expression.root, within)
         else:
-            found = f"jsonb_build_array({within.document if of.is_absolute else within.item})"
+            items = f"jsonb_build_array({within.document if expression.is_absolute else within.item})"
         while steps:
             plain = self._plain(steps)
             if plain is None:
-                found, steps = self._step(found, steps[0], within), steps[1:]
+                items, steps = self._step(items, steps[0], within), steps[1:]
             else:
                 taken, path, variables = plain
-                found, steps = f"{self._finder}({found}, {quote_string(path)}{variables})", steps[taken:]
-        return found
+                items, steps = f"{self._finder}({items}, {quote_string(path)}{variables})", steps[taken:]
+        return items
 
     def _plain(self, steps: tuple[Step, ...]) -> tuple[int, str, str] | None:
-        """The longest beginning that jsonpath can say: how many steps, the path, and its variables."""
+        """Return the longest prefix of the steps that jsonpath can express: its length, path and variables."""
         for taken in range(len(steps), 0, -1):
             try:
                 path, names = steps_to_jsonpath(steps[:taken], number_variables(self._writer))
@@ -268,18 +270,18 @@ class Compiler:
         return None
 
     def _step(self, items: str, step: Step, within: DynamicContext) -> str:
-        """One step from each item; a predicate counts what it finds from that one."""
+        """Write one step from each item. Positions in predicates count per item."""
         if step.axis == PARENT:
-            found = f"tsql.xq_parents({items})"
-            return self._all_filtered(found, step.predicates, within)
+            nodes = f"tsql.xq_parents({items})"
+            return self._all_filtered(nodes, step.predicates, within)
         path = quote_string("strict $" + node_filter(step.axis, step.test))
         if not step.predicates:
             return f"{self._finder}({items}, {path})"
-        one = self._alias()
-        found = f"{self._finder}(jsonb_build_array({one}.item), {path})"
+        alias = self._alias()
+        nodes = f"{self._finder}(jsonb_build_array({alias}.item), {path})"
         return (
-            f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self._all_filtered(found, step.predicates, within)} "
-            f"ORDER BY {one}.place), '[]') FROM jsonb_array_elements({items}) WITH ORDINALITY AS {one} (item, place)))"
+            f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self._all_filtered(nodes, step.predicates, within)} "
+            f"ORDER BY {alias}.place), '[]') FROM jsonb_array_elements({items}) WITH ORDINALITY AS {alias} (item, place)))"
         )
 
     def _all_filtered(self, items: str, predicates: tuple[Expression, ...], within: DynamicContext) -> str:
@@ -293,15 +295,15 @@ class Compiler:
                 return f"tsql.xq_of(({items}) -> {place - 1})"
             case Call("last", ()):
                 return f"tsql.xq_of(({items}) -> -1)"
-        one = self._alias()
-        inner = replace(within, item=f"{one}.item", place=f"{one}.place", last=f"{one}.last")
+        alias = self._alias()
+        inner = replace(within, item=f"{alias}.item", place=f"{alias}.place", last=f"{alias}.last")
         if _is_numeric(predicate):
-            wanted = f"{one}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
+            wanted = f"{alias}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
         else:
             wanted = self.condition(predicate, inner)
         return (
-            f"(SELECT coalesce(jsonb_agg({one}.item ORDER BY {one}.place), '[]') FROM (SELECT item, place, "
-            f"count(*) OVER () AS last FROM jsonb_array_elements({items}) WITH ORDINALITY AS e (item, place)) AS {one} "
+            f"(SELECT coalesce(jsonb_agg({alias}.item ORDER BY {alias}.place), '[]') FROM (SELECT item, place, "
+            f"count(*) OVER () AS last FROM jsonb_array_elements({items}) WITH ORDINALITY AS e (item, place)) AS {alias} "
             f"WHERE {wanted})"
         )
 
@@ -310,51 +312,53 @@ class Compiler:
     def _sources(
         self, clauses: tuple[Clause, ...], within: DynamicContext
     ) -> tuple[list[str], list[str], DynamicContext]:
-        """What FROM reads, one after the other, the places of its rows, and what may be spoken of behind it."""
+        """Write the items of FROM, one after the other. Return them, their row positions, and the new context."""
         sources: list[str] = []
         places: list[str] = []
         for clause in clauses:
-            one, items = self._alias(), self.sequence(clause.of, within)
+            alias, items = self._alias(), self.sequence(clause.of, within)
             if clause.kind == "let":
-                sources.append(f"LATERAL (SELECT {items} AS items) AS {one}")
-                bound = {clause.name: f"{one}.items"}
+                sources.append(f"LATERAL (SELECT {items} AS items) AS {alias}")
+                bound = {clause.name: f"{alias}.items"}
             else:
-                sources.append(f"LATERAL jsonb_array_elements({items}) WITH ORDINALITY AS {one} (item, place)")
-                places.append(f"{one}.place")
-                bound = {clause.name: f"jsonb_build_array({one}.item)"}
+                sources.append(f"LATERAL jsonb_array_elements({items}) WITH ORDINALITY AS {alias} (item, place)")
+                places.append(f"{alias}.place")
+                bound = {clause.name: f"jsonb_build_array({alias}.item)"}
                 if clause.place:
-                    bound[clause.place] = f"jsonb_build_array({one}.place)"
+                    bound[clause.place] = f"jsonb_build_array({alias}.place)"
             within = replace(within, variables={**within.variables, **bound})
         return sources, places, within
 
-    def _flwor(self, of: Flwor, within: DynamicContext) -> str:
-        sources, places, inner = self._sources(tuple(one for one in of.clauses if one.kind != "where"), within)
+    def _flwor(self, expression: Flwor, within: DynamicContext) -> str:
+        sources, places, inner = self._sources(
+            tuple(clause for clause in expression.clauses if clause.kind != "where"), within
+        )
         keys = [
             f"tsql.xq_atom({self.sequence(key.key, inner)} -> 0) {'DESC NULLS LAST' if key.is_descending else 'NULLS FIRST'}"
-            for key in of.order
+            for key in expression.order
         ]
         order = ", ".join([*keys, *places])
-        wanted = [self.condition(clause.of, inner) for clause in of.clauses if clause.kind == "where"]
+        wanted = [self.condition(clause.of, inner) for clause in expression.clauses if clause.kind == "where"]
         return (
-            f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self.sequence(of.result, inner)}"
+            f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self.sequence(expression.result, inner)}"
             f"{f' ORDER BY {order}' if order else ''}), '[]') FROM {', '.join(sources)}"
             f"{' WHERE ' + ' AND '.join(wanted) if wanted else ''}))"
         )
 
-    # ---------------------------------------------------------------- functions, casts, what is made
+    # ---------------------------------------------------------------- functions, casts, constructors
 
-    def _call(self, of: Call, within: DynamicContext) -> str:
-        name, arguments = of
+    def _call(self, expression: Call, within: DynamicContext) -> str:
+        name, arguments = expression
         if name in ("position", "last"):
             _check_arity(name, arguments, 0)
             return f"jsonb_build_array({within.place if name == 'position' else within.last})"
         if name.startswith("xs:") and len(arguments) == 1:
             return self._cast(arguments[0], name[3:], within)
         if name == "concat" and len(arguments) > 1:
-            said = ", ".join(self.text(one, within) for one in arguments)
-            return f"jsonb_build_array(concat({said}))"
+            texts = ", ".join(self.text(argument, within) for argument in arguments)
+            return f"jsonb_build_array(concat({texts}))"
         if name == "substring" and len(arguments) in (2, 3):
-            rest = ", ".join(self.sequence(one, within) for one in arguments[1:])
+            rest = ", ".join(self.sequence(argument, within) for argument in arguments[1:])
             return f"tsql.xq_of(tsql.xq_substring(coalesce({self.text(arguments[0], within)}, ''), {rest}))"
         if name not in _FUNCTIONS:
             raise TsqlError(2395, f"XQuery: There is no function '{name}()'.")
@@ -363,56 +367,56 @@ class Compiler:
         _check_arity(name, arguments, 1)
         return _FUNCTIONS[name].replace("{0}", self.sequence(arguments[0], within))
 
-    def _cast(self, of: Expression, name: str, within: DynamicContext) -> str:
+    def _cast(self, expression: Expression, name: str, within: DynamicContext) -> str:
         if name not in _TYPES:
             raise not_supported(f"The type {name} in XQuery", f"It knows {', '.join(sorted(_TYPES))}.")
-        items, written = self.sequence(of, within), self._coding(of)
+        items, written = self.sequence(expression, within), self._coding(expression)
         if written and name in BINARY_ENCODINGS:
             return f"tsql.xq_rewritten({items}, '{written}', '{BINARY_ENCODINGS[name]}')"
         return f"tsql.xq_cast({items}, '{name}')"
 
-    def _coding(self, of: Expression) -> str:
-        """How the bytes of an expression are written, as far as it says so itself; "" for one that has a text."""
-        match of:
+    def _coding(self, expression: Expression) -> str:
+        """Return the encoding of an expression's bytes if the expression states it, "" for text."""
+        match expression:
             case Call(name, (_,)):
                 return BINARY_ENCODINGS.get(name.removeprefix("xs:"), "")
             case Cast(_, name):
                 return BINARY_ENCODINGS.get(name, "")
             case Sequence((inside,)):
                 return self._coding(inside)
-            case SqlReference() if _is_binary(self._value(of)):
+            case SqlReference() if _is_binary(self._value(expression)):
                 return "base64"
         return ""
 
-    def _made(self, of: Constructor, within: DynamicContext) -> str:
+    def _made(self, expression: Constructor, within: DynamicContext) -> str:
         written = []
-        for piece in of.pieces:
+        for piece in expression.pieces:
             if isinstance(piece, str):
                 written.append(quote_string(piece))
             else:
                 function = "tsql.xq_in_attribute" if piece.is_attribute else "tsql.xq_content"
                 written.append(f"{function}({self.sequence(piece.of, within)})")
-        return f"tsql.xml_nodes({' || '.join(written)}, {quote_string(json.dumps(dict(of.namespaces)))}::jsonb)"
+        return f"tsql.xml_nodes({' || '.join(written)}, {quote_string(json.dumps(dict(expression.namespaces)))}::jsonb)"
 
 
 def _is_binary(value: Sql) -> bool:
     return value.type is not None and value.type.name in BINARY_TYPES
 
 
-def is_single(of: Expression) -> bool:
-    """Whether an expression can find one item at most, as far as it says so itself."""
-    match of:
+def is_single(expression: Expression) -> bool:
+    """Check whether an expression statically finds at most one item."""
+    match expression:
         case Sequence(items):
             return len(items) == 0 or (len(items) == 1 and is_single(items[0]))
         case Filter(inside, predicates):
-            return is_single(inside) or any(_is_single_position(one) for one in predicates)
+            return is_single(inside) or any(_is_single_position(predicate) for predicate in predicates)
         case Steps(root, _, steps):
             return (root is None or is_single(root)) and all(
                 (
                     step.axis in (ATTRIBUTE_OF, SELF, PARENT)
                     and (step.test.local is not None or step.axis != ATTRIBUTE_OF)
                 )
-                or (step.axis == CHILD and any(_is_single_position(one) for one in step.predicates))
+                or (step.axis == CHILD and any(_is_single_position(predicate) for predicate in step.predicates))
                 for step in steps
             )
         case Conditional(_, yes, no):
@@ -422,8 +426,8 @@ def is_single(of: Expression) -> bool:
         case Binary(sign, left, right) if sign not in _SIGNS and sign not in ("or", "and"):
             return is_single(left) and is_single(right)
         case Call("data" | "distinct-values", (inside,)):
-            return of.name == "data" and is_single(inside)
-    return not isinstance(of, Flwor | Constructor)
+            return expression.name == "data" and is_single(inside)
+    return not isinstance(expression, Flwor | Constructor)
 
 
 def _is_single_position(predicate: Expression) -> bool:
@@ -431,7 +435,7 @@ def _is_single_position(predicate: Expression) -> bool:
 
 
 def _is_numeric(predicate: Expression) -> bool:
-    """Whether a predicate is a place, and no condition."""
+    """Check whether a predicate is a position and no condition."""
     match predicate:
         case Literal(_, is_number):
             return is_number
@@ -447,16 +451,16 @@ def _is_numeric(predicate: Expression) -> bool:
 
 
 def _fold_parents(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """`a/b/..` is `a[b]`: only what begins with `..` needs to know a node's parent."""
-    done: list[Step] = []
+    """Rewrite `a/b/..` as `a[b]`, so that only a leading `..` needs the parent of a node."""
+    folded: list[Step] = []
     for step in steps:
-        if step.axis == PARENT and done and done[-1].axis in (CHILD, ATTRIBUTE_OF):
-            asked = Steps(None, False, (done.pop(),))
-            above = done.pop() if done else Step(SELF, Test(NODE))
-            done.append(above._replace(predicates=(*above.predicates, asked, *step.predicates)))
-        elif step != Step(SELF, Test(NODE)) or not done:
-            done.append(step)
-    return tuple(done)
+        if step.axis == PARENT and folded and folded[-1].axis in (CHILD, ATTRIBUTE_OF):
+            path = Steps(None, False, (folded.pop(),))
+            above = folded.pop() if folded else Step(SELF, Test(NODE))
+            folded.append(above._replace(predicates=(*above.predicates, path, *step.predicates)))
+        elif step != Step(SELF, Test(NODE)) or not folded:
+            folded.append(step)
+    return tuple(folded)
 
 
 def _check_arity(name: str, arguments: tuple[Expression, ...], number: int) -> None:
@@ -465,6 +469,6 @@ def _check_arity(name: str, arguments: tuple[Expression, ...], number: int) -> N
 
 
 def _json_number(text: str) -> str:
-    """As JSON writes it."""
+    """Write a number in JSON's syntax."""
     whole = text if text[0].isdigit() else "0" + text
     return whole.replace(".e", ".0e").replace(".E", ".0e") if not whole.endswith(".") else whole + "0"

@@ -1,4 +1,4 @@
-"""The text of an XQuery expression becomes a tree of plain values; nothing here knows PostgreSQL."""
+"""Parser of XQuery expressions. The tree consists of plain values, independent of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _XML = "http://www.w3.org/XML/1998/namespace"
 
 
 class Literal(NamedTuple):
-    """A string, or a number as it was written."""
+    """A string, or a number as written."""
 
     text: str
     is_number: bool
 
 
 class ContextItem(NamedTuple):
-    """The item that is looked at, a dot."""
+    """The context item, `.`."""
 
 
 class VariableReference(NamedTuple):
@@ -54,14 +54,14 @@ class VariableReference(NamedTuple):
 
 
 class SqlReference(NamedTuple):
-    """A variable or a column of T-SQL: sql:variable("@name"), sql:column("T.c")."""
+    """A variable or column of T-SQL: sql:variable("@name"), sql:column("T.c")."""
 
     kind: str
     name: str
 
 
 class Test(NamedTuple):
-    """Which nodes a step takes: of this kind; `uri` and `local` None for any."""
+    """The node test of a step: a kind, with `uri` and `local` None for any name."""
 
     kind: str
     uri: str | None = None
@@ -80,7 +80,7 @@ ANYWHERE = Step(OR_SELF, Test(NODE))
 
 
 class Steps(NamedTuple):
-    """Steps from `root`: an expression, None for the item that is looked at; `is_absolute` from its document."""
+    """Steps from `root`, an expression, or from the context item for None. `is_absolute` starts at its document."""
 
     root: Expression | None
     is_absolute: bool
@@ -88,21 +88,21 @@ class Steps(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """What an expression finds, as far as predicates take it: (path)[1]."""
+    """An expression with predicates: (path)[1]."""
 
     of: Expression
     predicates: tuple[Expression, ...]
 
 
 class Call(NamedTuple):
-    """A function, without fn:."""
+    """A function call. The name has no fn: prefix."""
 
     name: str
     arguments: tuple[Expression, ...]
 
 
 class Binary(NamedTuple):
-    """Two operands and what is between them: or, and, =, +, div, ..."""
+    """An operator with two operands: or, and, =, +, div, ..."""
 
     sign: str
     left: Expression
@@ -110,7 +110,7 @@ class Binary(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """A sequence, in parentheses."""
+    """A sequence in parentheses."""
 
     items: tuple[Expression, ...]
 
@@ -156,24 +156,24 @@ class Quantified(NamedTuple):
 
 
 class Cast(NamedTuple):
-    """A value as another type, without its prefix."""
+    """A value cast to a type, named without its prefix."""
 
     of: Expression
     type: str
 
 
 class EnclosedExpression(NamedTuple):
-    """{...} in what is made, within the quotes of an attribute or not."""
+    """{...} inside a constructor. `is_attribute` is True within the quotes of an attribute."""
 
     of: Expression
     is_attribute: bool
 
 
 class Constructor(NamedTuple):
-    """Elements and text: XML as it was written, and what is computed between."""
+    """A constructor of elements and text: XML as written, and the enclosed expressions between."""
 
     pieces: tuple[str | EnclosedExpression, ...]
-    namespaces: tuple[tuple[str, str], ...]  # prefixes and what they stand for, around it
+    namespaces: tuple[tuple[str, str], ...]  # prefix and URI of the namespaces in scope
 
 
 Expression = (
@@ -195,16 +195,16 @@ Expression = (
 
 
 def parse(text: str, namespaces: Mapping[str, str]) -> Expression:
-    """An expression, behind its declarations of namespaces.
+    """Parse an expression and its namespace declarations.
 
     Raises:
-        TsqlError: 2209 for what cannot be read, 2229 for an unknown prefix, 40515 for what is not supported.
+        TsqlError: 2209 wrong syntax, 2229 unknown prefix, 40515 not supported.
     """
     known = dict(namespaces)
     rest = text
-    while (found := PROLOG.match(rest)) is not None:
-        known[found[1] or ""] = found[2] if found[2] is not None else found[3]
-        rest = rest[found.end() :]
+    while (declaration := PROLOG.match(rest)) is not None:
+        known[declaration[1] or ""] = declaration[2] if declaration[2] is not None else declaration[3]
+        rest = rest[declaration.end() :]
     reader = _XQueryReader(rest, known)
     expression = reader.expression()
     if reader.place < len(rest):
@@ -213,7 +213,7 @@ def parse(text: str, namespaces: Mapping[str, str]) -> Expression:
 
 
 class _XQueryReader:
-    """Reads one construct after the other; every method leaves the place behind what it has read, and behind blanks."""
+    """A recursive descent parser. Each method advances behind its construct and the blanks after it."""
 
     def __init__(self, text: str, namespaces: Mapping[str, str]) -> None:
         self.text = text
@@ -222,24 +222,24 @@ class _XQueryReader:
         self._skip()
 
     def wrong(self) -> TsqlError:
-        """2209: the text cannot be read at this place."""
+        """Build error 2209 for the current position."""
         near = self.text[self.place : self.place + 10] or "<eof>"
         return TsqlError(2209, f"XQuery: Syntax error near '{near}' in '{self.text[:60]}'.")
 
     def _skip(self) -> None:
-        found = _SPACE.match(self.text, self.place)
-        assert found is not None
-        self.place = found.end()
+        blanks = _SPACE.match(self.text, self.place)
+        assert blanks is not None
+        self.place = blanks.end()
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self.text, self.place)
-        if found is not None:
-            self.place = found.end()
+        match = pattern.match(self.text, self.place)
+        if match is not None:
+            self.place = match.end()
             self._skip()
-        return found
+        return match
 
     def _sees(self, *words: str) -> bool:
-        """Whether these come next, with blanks between them or not; a word is a whole one."""
+        """Check whether these words come next, with optional blanks between. A word must end there."""
         place = self.place
         for word in words:
             end = place + len(word)
@@ -247,9 +247,9 @@ class _XQueryReader:
                 return False
             if word[0].isalpha() and re.match(r"[\w.:-]", self.text[end : end + 1]):
                 return False
-            found = _SPACE.match(self.text, end)
-            assert found is not None
-            place = found.end()
+            blanks = _SPACE.match(self.text, end)
+            assert blanks is not None
+            place = blanks.end()
         return True
 
     def _take(self, *words: str) -> bool:
@@ -264,10 +264,10 @@ class _XQueryReader:
         if not self._take(*words):
             raise self.wrong()
 
-    # ---------------------------------------------------------------- expressions, the loosest first
+    # ---------------------------------------------------------------- expressions, from the lowest precedence
 
     def expression(self) -> Expression:
-        """One, or several between commas."""
+        """Parse an expression, or several separated by commas."""
         items = [self._single()]
         while self._take(","):
             items.append(self._single())
@@ -309,7 +309,7 @@ class _XQueryReader:
         return Flwor(tuple(clauses), tuple(order), self._single())
 
     def _bindings(self, kind: str, between: str) -> list[Clause]:
-        """Behind the first $."""
+        """Parse bindings of variables. The first $ has been read."""
         clauses = []
         while True:
             name, at = self._name(), ""
@@ -328,10 +328,10 @@ class _XQueryReader:
         return Order(key, descending)
 
     def _name(self) -> str:
-        found = self._match(_QUALIFIED)
-        if found is None:
+        match = self._match(_QUALIFIED)
+        if match is None:
             raise self.wrong()
-        return found[0]
+        return match[0]
 
     def _or(self) -> Expression:
         left = self._and()
@@ -349,10 +349,10 @@ class _XQueryReader:
         left = self._sum()
         if self._match(_NODES) is not None:
             raise not_supported("The comparison of nodes by their place in XQuery", USE_TSQL)
-        found = self._match(_COMPARISON)
-        if found is None:
+        match = self._match(_COMPARISON)
+        if match is None:
             return left
-        return Binary(COMPARISONS.get(found[0], found[0]), left, self._sum())
+        return Binary(COMPARISONS.get(match[0], match[0]), left, self._sum())
 
     def _sum(self) -> Expression:
         left = self._product()
@@ -433,7 +433,7 @@ class _XQueryReader:
                 return tuple(steps)
 
     def _step(self, deep: bool) -> list[Step]:
-        """One; behind `//` two, the first to all nodes from here on."""
+        """Parse one step. Behind `//` it is preceded by a step to all descendants."""
         axis, test = self._axis()
         step = Step(axis, test, self._predicates())
         return [ANYWHERE, step] if deep else [step]
@@ -445,17 +445,17 @@ class _XQueryReader:
             return SELF, Test(NODE)
         if self._take("@"):
             return ATTRIBUTE_OF, self._test(ATTRIBUTE)
-        if (found := _OTHER_AXIS.match(self.text, self.place)) is not None:
-            raise not_supported(f"The axis {found[1]}:: in XQuery", USE_TSQL)
+        if (other_axis := _OTHER_AXIS.match(self.text, self.place)) is not None:
+            raise not_supported(f"The axis {other_axis[1]}:: in XQuery", USE_TSQL)
         axis = self._match(_AXIS)
         if axis is None:
             return CHILD, self._test(ELEMENT)
         return axis[1], self._test(ATTRIBUTE if axis[1] == ATTRIBUTE_OF else ELEMENT)
 
     def _test(self, kind: str) -> Test:
-        found = self._match(_KIND)
-        if found is not None:
-            return Test(INSTRUCTION if found[1].startswith("processing") else found[1])
+        kind_match = self._match(_KIND)
+        if kind_match is not None:
+            return Test(INSTRUCTION if kind_match[1].startswith("processing") else kind_match[1])
         named = self._match(_TEST)
         if named is None or self._sees("("):
             raise self.wrong()
@@ -470,23 +470,23 @@ class _XQueryReader:
         return Test(kind, uri or "", None if local == "*" else local)
 
     def _predicates(self) -> tuple[Expression, ...]:
-        found = []
+        predicates = []
         while self._take("["):
-            found.append(self.expression())
+            predicates.append(self.expression())
             self._need("]")
-        return tuple(found)
+        return tuple(predicates)
 
-    # ---------------------------------------------------------------- what a path begins with
+    # ---------------------------------------------------------------- primary expressions
 
     def _primary(self) -> Expression | None:
-        """None for what is a step."""
+        """Parse the start of a path. Return None if a step comes next."""
         if (outside := self._match(_SQL)) is not None:
             return SqlReference(outside[1], outside[2] if outside[2] is not None else outside[3])
         if (number := self._match(_NUMBER)) is not None:
             return Literal(number[0], True)
-        if (said := self._match(_STRING)) is not None:
+        if (text := self._match(_STRING)) is not None:
             return Literal(
-                _unescape(said[1].replace('""', '"') if said[1] is not None else said[2].replace("''", "'")), False
+                _unescape(text[1].replace('""', '"') if text[1] is not None else text[2].replace("''", "'")), False
             )
         if self._take("$"):
             return VariableReference(self._name())
@@ -504,8 +504,8 @@ class _XQueryReader:
         if self.text.startswith("<", self.place):
             return self._made()
         for word in ("element", "attribute", "text"):
-            if (found := self._computed(word)) is not None:
-                return found
+            if (constructor := self._computed(word)) is not None:
+                return constructor
         return self._call()
 
     def _call(self) -> Expression | None:
@@ -524,10 +524,10 @@ class _XQueryReader:
             self._need(")")
         return Call(named[0].removeprefix("fn:"), tuple(arguments))
 
-    # ---------------------------------------------------------------- what is made
+    # ---------------------------------------------------------------- constructors
 
     def _computed(self, word: str) -> Expression | None:
-        """element name {...} and text {...}."""
+        """Parse element name {...} and text {...}."""
         place = self.place
         if not self._take(word):
             return None
@@ -544,7 +544,7 @@ class _XQueryReader:
         return Constructor(pieces, tuple(self.namespaces.items()))
 
     def _made(self) -> Constructor:
-        """An element as it is written in XML, up to its end."""
+        """Parse an element written as XML, up to its end tag."""
         pieces: list[str | EnclosedExpression] = []
         depth, start = 0, self.place
         while True:
@@ -572,15 +572,15 @@ class _XQueryReader:
         inside = Sequence(()) if self._sees("}") else self.expression()
         if not self.text.startswith("}", self.place):
             raise self.wrong()
-        self.place += 1  # blanks behind it are text
+        self.place += 1  # blanks behind the brace are text
         return EnclosedExpression(inside, is_attribute)
 
     def _tag(self, pieces: list[str | EnclosedExpression], start: int) -> int:
-        """A tag, or a comment and its like: by how much it changes the depth."""
-        other = re.compile(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>", re.DOTALL).match(self.text, self.place)
-        if other is not None:
-            pieces.append(self.text[start : other.end()])
-            self.place = other.end()
+        """Parse a tag, comment, CDATA or processing instruction. Return the change of depth."""
+        markup = re.compile(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>", re.DOTALL).match(self.text, self.place)
+        if markup is not None:
+            pieces.append(self.text[start : markup.end()])
+            self.place = markup.end()
             return 0
         is_end, quote = self.text.startswith("</", self.place), ""
         self.place += 1
@@ -606,7 +606,7 @@ class _XQueryReader:
                 return -1 if is_end else 0 if self.text[self.place - 2] == "/" else 1
 
 
-def _unescape(said: str) -> str:
+def _unescape(text: str) -> str:
     for entity, sign in _ENTITIES:
-        said = said.replace(entity, sign)
-    return said
+        text = text.replace(entity, sign)
+    return text

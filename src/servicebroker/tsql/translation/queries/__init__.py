@@ -1,1 +1,1 @@
-"""SELECT and what stands in it."""
+"""SELECT, its clauses and its sources."""

@@ -1,6 +1,6 @@
-"""SELECT @a = @a + column FROM ...: a variable that goes on with its own value from row to row.
+"""SELECT @a = @a + column FROM ...: a variable that accumulates over rows.
 
-The rows are numbered in the order of ORDER BY, and a recursive query walks along them.
+The rows are numbered in the order of ORDER BY, and a recursive query visits them one by one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ _ROWS, _VALUES = "tsql_rows", "tsql_kept"
 
 
 def translate_accumulation(writer: Writer, node: exp.Select, targets: list[str]) -> Translation:
-    """The variables after the last row.
+    """Translate the SELECT to a query that returns the variables after the last row.
 
     Raises:
-        TsqlError: 40515 with aggregates or subqueries among the values.
+        TsqlError: 40515 the values contain aggregates or subqueries.
     """
     values = [each.expression for each in node.expressions]
     if any(value.find(exp.AggFunc, exp.Query, exp.Window, exp.Dot) is not None for value in values):
-        raise not_supported(
-            f"SELECT {targets[0]} = ... that goes on with its own value over such a query", "Use STRING_AGG or SUM."
-        )
+        raise not_supported(f"SELECT {targets[0]} = ... that accumulates over such a query", "Use STRING_AGG or SUM.")
     columns = list(
         dict.fromkeys(column for value in values for column in value.find_all(exp.Column) if not is_date_part(column))
     )
@@ -58,7 +56,7 @@ def translate_accumulation(writer: Writer, node: exp.Select, targets: list[str])
 
 
 def _write_steps(writer: Writer, steps: list[exp.Expression], targets: list[str]) -> list[str]:
-    """What a row makes of each variable: of those to the left what it has made of them, of others what they were."""
+    """Write the new values of the variables for a row. Variables to the left already have their new values."""
     writer.assigned = {
         name: Sql(f"{_VALUES}.v{number}", writer.variable_type(name)) for number, name in enumerate(targets)
     }
@@ -71,9 +69,9 @@ def _write_steps(writer: Writer, steps: list[exp.Expression], targets: list[str]
     return texts
 
 
-def _with_collation(text: str, of: SqlType) -> str:
-    """Names of catalog views have another collation, and both parts of a recursive query must have one."""
-    return f'({text}) COLLATE "C"' if of.name in STRINGS or of.name == "xml" else text
+def _with_collation(text: str, sql_type: SqlType) -> str:
+    """Set one collation for both parts of the recursive query. Names of catalog views have another one."""
+    return f'({text}) COLLATE "C"' if sql_type.name in STRINGS or sql_type.name == "xml" else text
 
 
 def _row_number(rows: exp.Select) -> exp.Expression:

@@ -28,7 +28,7 @@ from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, VARIANT, SqlT
 
 
 def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
-    """DISTINCT or nothing, and the value that is aggregated."""
+    """Return "DISTINCT " or "", and the aggregated value."""
     if isinstance(node, exp.Distinct):
         allow_only(node, "expressions")
         if len(node.expressions) != 1:
@@ -40,12 +40,12 @@ def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
 @writes_value(exp.Count)
 def _count(writer: Writer, node: exp.Count) -> Sql:
     allow_only(node, "this", "big_int")
-    of = BIGINT if node.args.get("big_int") else INT
-    cast = "" if of == BIGINT else "::integer"
+    sql_type = BIGINT if node.args.get("big_int") else INT
+    cast = "" if sql_type == BIGINT else "::integer"
     if isinstance(node.this, exp.Star):
-        return Sql(f"count(*){cast}", of)
+        return Sql(f"count(*){cast}", sql_type)
     distinct, value = _operand(writer, node.this)
-    return Sql(f"count({distinct}{typed_text(value)}){cast}", of)
+    return Sql(f"count({distinct}{typed_text(value)}){cast}", sql_type)
 
 
 @writes_value(exp.Min, exp.Max)
@@ -73,7 +73,7 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         return Sql(f"trunc({text})::bigint", BIGINT)
     if value.kind == "string" or value.type == VARIANT:
         raise TsqlError(8117, f"Operand data type {kind} is invalid for {name} operator.")
-    if value.type is None and name == "avg":  # of integers it is one
+    if value.type is None and name == "avg":  # AVG of integers is an integer
         whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
         return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
     if kind in ("money", "smallmoney"):
@@ -88,7 +88,7 @@ _DEVIATIONS = {"stdev": "stddev_samp", "stdevp": "stddev_pop", "var": "var_samp"
 
 
 def _deviation(name: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
-    """Deviation and variance, calculated as float."""
+    """Return the writer of a deviation or variance, computed as float."""
 
     def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         check_count(nodes, 1, name)
@@ -112,10 +112,10 @@ SPECIAL |= {**{name: _deviation(name) for name in _DEVIATIONS}, "checksum_agg": 
 
 
 def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
-    """PERCENTILE_CONT and PERCENTILE_DISC, which SQL Server has over windows alone; None for another function.
+    """Write PERCENTILE_CONT or PERCENTILE_DISC, which need OVER in SQL Server. Return None for another function.
 
     Raises:
-        TsqlError: 10751 the part is not between 0 and 1, 8117 what is ordered is no number.
+        TsqlError: 10755 several expressions in ORDER BY, 8117 the ordered value is no number.
     """
     call, order = node.this, node.expression
     name = call.name.lower().removeprefix(CALL_PREFIX) if isinstance(call, exp.Anonymous) else ""
@@ -128,9 +128,9 @@ def _percentile(writer: Writer, node: exp.WithinGroup, over: str) -> Sql | None:
     value, is_down = write_value(writer, by.this), str(bool(by.args.get("desc"))).lower()
     if name == "percentile_cont" and value.kind not in ("number", None):
         raise TsqlError(8117, f"Operand data type {value.type} is invalid for percentile_cont operator.")
-    text, of = (f"{value.text}::float8", FLOAT) if name == "percentile_cont" else (typed_text(value), value.type)
-    known = f"array_agg({text}) FILTER (WHERE {text} IS NOT NULL) {over}"
-    return Sql(f"tsql.{name}({known}, {part}::float8, {is_down})", of)
+    text, sql_type = (f"{value.text}::float8", FLOAT) if name == "percentile_cont" else (typed_text(value), value.type)
+    values = f"array_agg({text}) FILTER (WHERE {text} IS NOT NULL) {over}"
+    return Sql(f"tsql.{name}({values}, {part}::float8, {is_down})", sql_type)
 
 
 _PERCENTILES = ("percentile_cont", "percentile_disc")
@@ -156,17 +156,17 @@ def _distinct_values(writer: Writer, node: exp.ApproxDistinct) -> Sql:
 def _string_agg(writer: Writer, node: exp.GroupConcat) -> Sql:
     allow_only(node, "this", "separator")
     order = ""
-    of = node.this
-    if isinstance(of, exp.Order):
-        order = " " + order_text(writer, of)
-        of = of.this
-    value = write_value(writer, of)
+    operand = node.this
+    if isinstance(operand, exp.Order):
+        order = " " + order_text(writer, operand)
+        operand = operand.this
+    value = write_value(writer, operand)
     text = cast_value(value, NVARCHAR).text
     return Sql(f"string_agg({text}, {cast_to_text(write_value(writer, node.args['separator']))}{order})", NVARCHAR)
 
 
 def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = None) -> str:
-    """ORDER BY: null comes first, as it is the lowest value. `named` has columns of the result by their names."""
+    """Write ORDER BY. NULL sorts lowest, as in SQL Server. `named` maps names of result columns to their SQL."""
     parts = []
     for each in node.expressions:
         if not isinstance(each, exp.Ordered):
@@ -177,30 +177,33 @@ def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = N
 
 
 def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
-    of = node.this
+    key = node.this
     down = " DESC NULLS LAST" if node.args.get("desc") else " NULLS FIRST"
-    if isinstance(of, exp.Literal) and not of.is_string:
-        return f"{of.this}{down}"
-    if isinstance(of, exp.Column) and not of.table and of.name.lower() in named:
-        return named[of.name.lower()] + down
+    if isinstance(key, exp.Literal) and not key.is_string:
+        return f"{key.this}{down}"
+    if isinstance(key, exp.Column) and not key.table and key.name.lower() in named:
+        return named[key.name.lower()] + down
     if (
-        isinstance(of, exp.Subquery)
-        and isinstance(of.this, exp.Select)
-        and isinstance(of.this.expressions[0], exp.Null)
+        isinstance(key, exp.Subquery)
+        and isinstance(key.this, exp.Select)
+        and isinstance(key.this.expressions[0], exp.Null)
     ):
         return "NULL::integer"
-    value = write_value(writer, of)
+    value = write_value(writer, key)
     if value.type == VARIANT:
         parts = ("variant_rank", "variant_number", "variant_raw")
         return ", ".join(f"tsql.{part}({value.text}){down}" for part in parts)
-    if isinstance(of, exp.Column):
-        found = writer.column(of.table.lower(), of.name.lower())
-        if found is not None and not found[1].is_nullable:
+    if isinstance(key, exp.Column):
+        source_column = writer.column(key.table.lower(), key.name.lower())
+        if source_column is not None and not source_column[1].is_nullable:
             return value.text + (" DESC" if node.args.get("desc") else "")
     return typed_text(value) + down
 
 
-_MONEY_PREFIX, _MONEY_SUFFIX = "tsql.to_money((", ")::numeric)::numeric(19,4)"  # what in_bounds writes around a call
+_MONEY_PREFIX, _MONEY_SUFFIX = (
+    "tsql.to_money((",
+    ")::numeric)::numeric(19,4)",
+)  # the text of `money_in_bounds` around a call
 
 
 @writes_value(exp.Window)
@@ -219,7 +222,7 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
         return money_in_bounds(f"{text.removeprefix(_MONEY_PREFIX).removesuffix(_MONEY_SUFFIX)} {over}", function.type)
     if text.endswith("::numeric(19,4)"):
         return Sql(f"({text.removesuffix('::numeric(19,4)')} {over})::numeric(19,4)", function.type)
-    cast = text.find("::")  # count(*)::integer: the window belongs to the call
+    cast = text.find("::")  # count(*)::integer: OVER belongs behind the call
     if text.endswith(("::integer", "::bigint")) and text.startswith("trunc("):
         inner, _, kind = text.removeprefix("trunc(").rpartition(")")
         return Sql(f"trunc({inner} {over}){kind}", function.type)
@@ -229,13 +232,13 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
 
 
 def windows_text(writer: Writer, nodes: list[exp.Expression]) -> str:
-    """The WINDOW clause of a query, which gives names to what OVER says."""
+    """Write the WINDOW clause of a query, which names window definitions."""
     named = [f"{quote_identifier(node.this.name)} AS {_definition(writer, node, is_named=True)}" for node in nodes]
     return f" WINDOW {', '.join(named)}" if named else ""
 
 
 def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False) -> str:
-    """What stands behind OVER, or in WINDOW behind AS: perhaps the name of another one, and what is added to that."""
+    """Write a window definition, which may extend a named one."""
     base = [quote_identifier(node.args["alias"].name)] if node.args.get("alias") else []
     parts = []
     if node.args.get("partition_by"):
@@ -296,8 +299,8 @@ def _write_window_function(writer: Writer, node: exp.Expression) -> Sql:
 def _write_frame(spec: exp.WindowSpec) -> str:
     allow_only(spec, "kind", "start", "start_side", "end", "end_side")
 
-    def bound(of: object, side: object) -> str:
-        text = of.name if isinstance(of, exp.Expression) else str(of)
+    def bound(limit: object, side: object) -> str:
+        text = limit.name if isinstance(limit, exp.Expression) else str(limit)
         if text.upper() not in ("UNBOUNDED", "CURRENT ROW") and not text.isdigit():
             raise not_supported(f"The window frame bound {text[:40]}")
         return f"{text} {side}" if side else text

@@ -1,4 +1,4 @@
-"""SELECT @a = expression, ...: the values come as columns."""
+"""SELECT @a = expression, ... The values are returned as columns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from servicebroker.tsql.translation.values.functions import SPECIAL
 
 
 def translate_assignment(writer: Writer, node: exp.Select) -> Translation:
-    """A SELECT of which every column is assigned to a variable.
+    """Translate a SELECT that assigns every column to a variable.
 
     Raises:
-        TsqlError: 141 where one is not.
+        TsqlError: 141 a column is not assigned.
     """
     targets: list[str] = []
     replaced = node.copy()
@@ -37,10 +37,10 @@ def translate_assignment(writer: Writer, node: exp.Select) -> Translation:
         for each in replaced.expressions
     ]
     replaced.set("expressions", calls)
-    done = translate_query(writer, replaced, outermost=True)
+    translated = translate_query(writer, replaced, outermost=True)
     types = tuple(writer.variable_type(name) for name in targets)
     return Translation(
-        apply_row_limit(writer, done.text),
+        apply_row_limit(writer, translated.text),
         tuple(writer.parameters),
         "assign",
         None,
@@ -51,7 +51,7 @@ def translate_assignment(writer: Writer, node: exp.Select) -> Translation:
 
 
 def _accumulates(node: exp.Select, targets: list[str]) -> bool:
-    """Whether a variable goes on with its own value over several rows."""
+    """Check whether a variable depends on its own value over several rows."""
     if node.args.get("from_") is None or _is_one_row(node):
         return False
     used = {"@" + each.name.lower() for part in node.expressions for each in part.expression.find_all(exp.Parameter)}
@@ -66,7 +66,7 @@ def _is_one_row(node: exp.Select) -> bool:
 
 
 def _write_assigned(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """What goes into a variable, as its type."""
+    """Write the value of a variable, converted to its type."""
     name = "@" + nodes[0].name.lower()
     value = cast_value(write_value(writer, nodes[1]), writer.variable_type(name))
     writer.assigned[name] = Sql(f"({value.text})", value.type)

@@ -1,6 +1,6 @@
 """Common table expressions whose rows are changed: WITH x AS (SELECT TOP (1) ... FROM t) DELETE FROM x.
 
-They carry the address of each row of their table beside their columns.
+Such an expression also returns the address of each row of its table.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ADDRESS_COLUMN = "tsql_row"
 
 
 class CommonTarget(NamedTuple):
-    """What is changed: the table's PostgreSQL name, and its columns by what the expression calls them, in lower case.
+    """The changed table: its PostgreSQL name, and its columns by their names in the expression, in lower case.
 
-    A star among them stands for columns that nobody knows.
+    The key * stands for unknown columns.
     """
 
     table: str
@@ -30,15 +30,15 @@ class CommonTarget(NamedTuple):
     definition: CommonTable
 
 
-def make_common_target(writer: Writer, made: CommonTable) -> CommonTarget:
-    """A common table expression as the target of UPDATE and DELETE; its rows are locked where PostgreSQL can.
+def make_common_target(writer: Writer, common_table: CommonTable) -> CommonTarget:
+    """Make a common table expression the target of UPDATE or DELETE. Its rows are locked if PostgreSQL allows it.
 
     Raises:
-        TsqlError: 4403 it has aggregates, DISTINCT or GROUP BY; 4405 it joins tables; 40515 for other queries.
+        TsqlError: 4403 aggregates, DISTINCT or GROUP BY; 4405 joined tables; 40515 other queries.
     """
-    node, shown = made.query, made.name
+    node, shown = common_table.query, common_table.name
     if not isinstance(node, exp.Select) or node.args.get("with_") or node.args.get("for_"):
-        raise not_supported(f"A change of {shown}, which is not a query of one table", "Change the table itself.")
+        raise not_supported(f"A change of {shown}, which is not a query of a single table", "Change the table itself.")
     if any(node.args.get(part) for part in ("distinct", "group", "having")) or _has_node(node, exp.AggFunc):
         raise TsqlError(
             4403,
@@ -55,37 +55,37 @@ def make_common_target(writer: Writer, made: CommonTable) -> CommonTarget:
         isinstance(source.this, exp.Parameter) or not isinstance(source.this, exp.Func)
     )
     if not is_table or (not source.db and is_common_table(writer, source.name)):
-        raise not_supported(f"A change of {shown}, which does not read a table itself", "Change the table itself.")
+        raise not_supported(f"A change of {shown}, which does not read a table directly", "Change the table itself.")
     own = object_name(source)
     table = resolve_table(writer, own)
     alias = quote_identifier(source.alias or own.name)
     hints = read_hints(source)
-    text = made.text
+    text = common_table.text
     if _has_node(node, exp.Window):
         if hints.locks_rows or hints.skips_locked:
-            raise not_supported("A hint that locks rows beside OVER (...)", "Leave the hint out.")
+            raise not_supported("A hint that locks rows beside OVER (...)", "Omit the hint.")
     elif not (hints.locks_rows or hints.skips_locked):
         text += f" FOR UPDATE OF {alias}"
     text = f"SELECT {alias}.ctid AS {ADDRESS_COLUMN}, {text.removeprefix('SELECT ')}"
-    names = made.names and [ADDRESS_COLUMN, *made.names]
-    return CommonTarget(table, _columns(writer, made, table), made._replace(text=text, names=names))
+    names = common_table.names and [ADDRESS_COLUMN, *common_table.names]
+    return CommonTarget(table, _columns(writer, common_table, table), common_table._replace(text=text, names=names))
 
 
 def _has_node(node: exp.Select, kind: type[exp.Window] | type[exp.AggFunc]) -> bool:
-    """Whether the list of SELECT has such a part, outside of OVER (...) for aggregates."""
-    found = [each for part in node.expressions for each in part.find_all(kind)]
-    return any(kind is exp.Window or not isinstance(each.parent, exp.Window) for each in found)
+    """Check whether the select list contains a window function, or an aggregate outside of OVER (...)."""
+    nodes = [each for part in node.expressions for each in part.find_all(kind)]
+    return any(kind is exp.Window or not isinstance(each.parent, exp.Window) for each in nodes)
 
 
-def _columns(writer: Writer, made: CommonTable, table: str) -> dict[str, str]:
-    own: dict[str, Column] = writer.table_columns(table) or {}
-    said: list[tuple[str, str]] = []
-    assert isinstance(made.query, exp.Select)
-    for node in made.query.expressions:
+def _columns(writer: Writer, common_table: CommonTable, table: str) -> dict[str, str]:
+    table_columns: dict[str, Column] = writer.table_columns(table) or {}
+    listed: list[tuple[str, str]] = []
+    assert isinstance(common_table.query, exp.Select)
+    for node in common_table.query.expressions:
         inside = node.this if isinstance(node, exp.Alias) else node
         if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
-            said += [(column.name, column.name) for column in own.values()] or [("*", "*")]
+            listed += [(column.name, column.name) for column in table_columns.values()] or [("*", "*")]
         else:
-            said.append((node.alias_or_name, inside.name if isinstance(inside, exp.Column) else ""))
-    renamed = made.names or [name for name, _ in said]
-    return {name.lower(): column for name, (_, column) in zip(renamed, said, strict=False) if column}
+            listed.append((node.alias_or_name, inside.name if isinstance(inside, exp.Column) else ""))
+    renamed = common_table.names or [name for name, _ in listed]
+    return {name.lower(): column for name, (_, column) in zip(renamed, listed, strict=False) if column}

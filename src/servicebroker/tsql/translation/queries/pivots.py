@@ -1,4 +1,4 @@
-"""PIVOT and UNPIVOT behind a table of FROM: values become columns, and columns become rows."""
+"""PIVOT and UNPIVOT behind a source in FROM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAME = SqlType("nvarchar", 128)
 
 
 class _PivotInput(NamedTuple):
-    """What is pivoted: its text in FROM, the tables in it, and their columns by name in lower case."""
+    """The pivoted sources: their SQL, and their columns by name in lower case."""
 
     text: str
     sources: list[Source]
@@ -35,46 +35,46 @@ class _PivotInput(NamedTuple):
 
 
 def write_pivot(writer: Writer, node: exp.Pivot, text: str, sources: list[Source]) -> tuple[str, Source]:
-    """A table of FROM with PIVOT or UNPIVOT behind it, and what the rest of the query sees of it.
+    """Write a source with PIVOT or UNPIVOT. Return its SQL, and the source that the query sees.
 
     Raises:
-        TsqlError: 207 no such column, 265 a new column has the name of one that stays, 8156 a column is named twice,
-            8114 a value of IN is none of the type of its column, 8167 the columns of UNPIVOT differ in type, 208 there
-            is no such table.
-        UnknownColumns: 40515 nobody knows the columns of the table.
+        TsqlError: 207 unknown column, 265 a new column has the name of a remaining one, 8156 a column is named twice,
+            8114 a value of IN does not convert to the column's type, 8167 the columns of UNPIVOT differ in type, 208
+            unknown table.
+        UnknownColumns: 40515 the columns of the source are unknown.
     """
     what = "UNPIVOT" if node.args.get("unpivot") else "PIVOT"
     alias = node.args.get("alias")
     if alias is None or not alias.name or node.args.get("include_nulls") is not None:
         raise syntax_error(what, 0)
     if alias.args.get("columns"):
-        raise not_supported(f"Names of columns behind {what}", "Give names in the list of SELECT.")
-    given = _PivotInput(text, sources, _columns(writer, what, sources))
+        raise not_supported(f"Names of columns behind {what}", "Name them in the select list.")
+    pivot_input = _PivotInput(text, sources, _columns(writer, what, sources))
     listed = _read_names(node, alias.name)
     with writer.query(sources):
-        made, columns = (_unpivot if what == "UNPIVOT" else _pivot)(writer, node, given, listed)
+        pivot_sql, columns = (_unpivot if what == "UNPIVOT" else _pivot)(writer, node, pivot_input, listed)
     known = {column.name.lower(): column for column in columns if column is not None}
-    return f"{made} AS {quote_identifier(alias.name)}", Source(
+    return f"{pivot_sql} AS {quote_identifier(alias.name)}", Source(
         alias.name.lower(), known if None not in columns else None
     )
 
 
 def _columns(writer: Writer, what: str, sources: list[Source]) -> dict[str, tuple[Source, Column]]:
-    found: dict[str, tuple[Source, Column]] = {}
+    columns: dict[str, tuple[Source, Column]] = {}
     for source in sources:
         if source.columns is None or source.is_catalog:
             if source.table in writer.table_uses and writer.scope.user_functions is not None:
                 raise TsqlError(208, f"Invalid object name '{writer.table_uses[source.table].name}'.")
             raise UnknownColumns(what)
         for name, column in source.columns.items():
-            if name in found:
+            if name in columns:
                 raise _duplicate_column(column.name, source.alias)
-            found[name] = source, column
-    return found
+            columns[name] = source, column
+    return columns
 
 
 def _read_names(node: exp.Pivot, alias: str) -> list[str]:
-    """The names that IN lists."""
+    """Return the names listed in IN."""
     if len(node.args.get("fields") or []) != 1 or len(node.expressions) != 1:
         raise syntax_error(",", 0)
     names = [_column_name(each) for each in node.args["fields"][0].expressions]
@@ -85,7 +85,7 @@ def _read_names(node: exp.Pivot, alias: str) -> list[str]:
 
 
 def _column_name(node: exp.Expression | None) -> str:
-    """The name of a column, which no table stands before."""
+    """Return the name of a column without a table prefix."""
     if isinstance(node, exp.Identifier) or (isinstance(node, exp.Column) and not node.table):
         return str(node.name)
     raise syntax_error("" if node is None else node.sql("tsql")[:40], 0)
@@ -95,19 +95,19 @@ def _duplicate_column(name: str, table: str) -> TsqlError:
     return TsqlError(8156, f"The column '{name}' was specified multiple times for '{table}'.")
 
 
-def _find_column(given: _PivotInput, name: str) -> tuple[Source, Column]:
-    found = given.columns.get(name.lower())
-    if found is None:
+def _find_column(pivot_input: _PivotInput, name: str) -> tuple[Source, Column]:
+    source_column = pivot_input.columns.get(name.lower())
+    if source_column is None:
         raise TsqlError(207, f"Invalid column name '{name}'.")
-    return found
+    return source_column
 
 
 def _remaining_columns(
-    given: _PivotInput, leaving: Iterable[str], new: Iterable[str], what: str
+    pivot_input: _PivotInput, leaving: Iterable[str], new: Iterable[str], what: str
 ) -> list[tuple[Source, Column]]:
-    """The columns that stay as they are."""
+    """Return the columns that remain unchanged."""
     gone = {name.lower() for name in leaving}
-    staying = {name: column for name, column in given.columns.items() if name not in gone}
+    staying = {name: column for name, column in pivot_input.columns.items() if name not in gone}
     for name in new:
         if name.lower() in staying:
             raise TsqlError(
@@ -125,65 +125,69 @@ def _result_column(column: Column) -> Column:
     return Column(column.name, column.type, is_nullable=column.is_nullable)
 
 
-def _pivot(writer: Writer, node: exp.Pivot, given: _PivotInput, listed: list[str]) -> tuple[str, list[Column | None]]:
-    """Each value of IN aggregates the rows that have it; the columns that nobody names make the groups."""
+def _pivot(
+    writer: Writer, node: exp.Pivot, pivot_input: _PivotInput, listed: list[str]
+) -> tuple[str, list[Column | None]]:
+    """Write PIVOT. Each value of IN aggregates its rows. The columns not mentioned form the groups."""
     call = node.expressions[0]
     operands = [each for each in (call.this, *call.expressions) if isinstance(each, exp.Expression)]
     is_call = isinstance(call, exp.AggFunc | exp.Anonymous)
     if not is_call or len(operands) != 1:
         raise syntax_error(call.sql("tsql")[:40], 0)
     value, by = _column_name(operands[0]), _column_name(node.args["fields"][0].this)
-    _find_column(given, value)
-    of = _find_column(given, by)[1].type
-    staying = _remaining_columns(given, (value, by), listed, "PIVOT")
+    _find_column(pivot_input, value)
+    sql_type = _find_column(pivot_input, by)[1].type
+    staying = _remaining_columns(pivot_input, (value, by), listed, "PIVOT")
     groups = [_column_text(writer, *each) for each in staying]
     parts = [f"{text} AS {quote_identifier(column.name)}" for text, (_, column) in zip(groups, staying, strict=True)]
     columns: list[Column | None] = [_result_column(column) for _, column in staying]
     for name in listed:
-        _check_value(name, of)
+        _check_value(name, sql_type)
         of_value = call.copy()
         operand = of_value.this if isinstance(of_value.this, exp.Expression) else of_value.expressions[0]
         operand.replace(
             exp.Case(ifs=[exp.If(this=exp.EQ(this=exp.column(by, quoted=True), expression=exp.Literal.string(name)),
                                  true=exp.column(value, quoted=True))])
         )  # fmt: skip
-        made = write_value(writer, of_value)
-        parts.append(f"{typed_text(made)} AS {quote_identifier(name)}")
-        columns.append(None if made.type is None else Column(name, made.type))
+        aggregate = write_value(writer, of_value)
+        parts.append(f"{typed_text(aggregate)} AS {quote_identifier(name)}")
+        columns.append(None if aggregate.type is None else Column(name, aggregate.type))
     grouping = f" GROUP BY {', '.join(groups)}" if groups else ""
-    return f"(SELECT {', '.join(parts)} FROM {given.text}{grouping})", columns
+    return f"(SELECT {', '.join(parts)} FROM {pivot_input.text}{grouping})", columns
 
 
-def _check_value(name: str, of: SqlType) -> None:
+def _check_value(name: str, sql_type: SqlType) -> None:
     try:
-        convert(name, NVARCHAR, of)
+        convert(name, NVARCHAR, sql_type)
     except TsqlError:
         raise TsqlError(
-            8114, f'Error converting data type nvarchar to {of}: the incorrect value "{name}" is supplied in the PIVOT '
+            8114, f'Error converting data type nvarchar to {sql_type}: the incorrect value "{name}" is supplied in the PIVOT '
             "operator.", state=5,
         ) from None  # fmt: skip
 
 
-def _unpivot(writer: Writer, node: exp.Pivot, given: _PivotInput, listed: list[str]) -> tuple[str, list[Column | None]]:
-    """Each column of IN becomes a row with its value, unless that is NULL, and with its name."""
+def _unpivot(
+    writer: Writer, node: exp.Pivot, pivot_input: _PivotInput, listed: list[str]
+) -> tuple[str, list[Column | None]]:
+    """Write UNPIVOT. Each column of IN becomes a row with its name and value, unless the value is NULL."""
     value, name = _column_name(node.expressions[0]), _column_name(node.args["fields"][0].this)
-    wanted = [_find_column(given, each) for each in listed]
-    of = wanted[0][1].type
+    wanted = [_find_column(pivot_input, each) for each in listed]
+    sql_type = wanted[0][1].type
     for _, column in wanted:
-        if column.type != of:
+        if column.type != sql_type:
             raise TsqlError(
                 8167, f'The type of column "{column.name}" conflicts with the type of other columns specified in the '
                 "UNPIVOT list."
             )  # fmt: skip
     if value.lower() == name.lower():
         raise _duplicate_column(name, "UNPIVOT")
-    staying = _remaining_columns(given, listed, (value, name), "UNPIVOT")
+    staying = _remaining_columns(pivot_input, listed, (value, name), "UNPIVOT")
     parts = [f"{_column_text(writer, *each)} AS {quote_identifier(each[1].name)}" for each in staying]
     parts += [f"tsql_unpivoted.{quote_identifier(each)}" for each in (value, name)]
     rows = ", ".join(f"({_column_text(writer, *each)}, {quote_string(each[1].name)}::text)" for each in wanted)
     lateral = f"(VALUES {rows}) AS tsql_unpivoted ({quote_identifier(value)}, {quote_identifier(name)})"
     text = (
-        f"(SELECT {', '.join(parts)} FROM {given.text} CROSS JOIN LATERAL {lateral} "
+        f"(SELECT {', '.join(parts)} FROM {pivot_input.text} CROSS JOIN LATERAL {lateral} "
         f"WHERE tsql_unpivoted.{quote_identifier(value)} IS NOT NULL)"
     )
-    return text, [*(_result_column(column) for _, column in staying), Column(value, of), Column(name, _NAME)]
+    return text, [*(_result_column(column) for _, column in staying), Column(value, sql_type), Column(name, _NAME)]

@@ -1,6 +1,6 @@
-"""What a query gives, for whatever has one inside: values, conditions, FROM, documents.
+"""The columns that a query returns, for code with a nested query: values, conditions, FROM, documents.
 
-A query is written by `selects.py`, which writes values in its turn: so it is found by the kind of its node.
+`selects.py` writes queries and imports the code that writes values. So nested queries find their writer by node type.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.text_writer import HANDLERS, QUERY_ROLE, Writer, node_not_supported
 from servicebroker.tsql.types import SqlType
 
-UNKNOWN_STAR = "\0*"  # the name of an output that stands for columns which nobody knows
+UNKNOWN_STAR = "\0*"  # name of an output that stands for unknown columns
 
 
 class Output(NamedTuple):
-    """A column of a result: the name in its own spelling, '' for none; `text` is ready for the list of SELECT.
+    """A column of a result. `name` keeps its spelling, '' for none. `text` is ready for the select list.
 
-    `source` is the table, as the query calls it in lower case, that a column comes from unchanged; `column` what is
-    known of it there.
+    `source` is the alias, in lower case, of the table that the column is taken from unchanged, `column` the column
+    there.
     """
 
     name: str
@@ -32,44 +32,44 @@ class Output(NamedTuple):
 
     @property
     def is_null(self) -> bool:
-        """Whether it is NULL in every row, as it is written."""
+        """True for a literal NULL."""
         return self.text.startswith("NULL AS ")
 
 
 class Query(NamedTuple):
-    """A query in PostgreSQL. `outputs` is None when a star stands for columns that nobody knows."""
+    """A query in PostgreSQL. `outputs` is None if a star stands for unknown columns."""
 
     text: str
     outputs: list[Output] | None
 
 
 def write_query(writer: Writer, node: exp.Expression) -> Query:
-    """A query inside another statement.
+    """Write a nested query.
 
     Raises:
-        TsqlError: 40515 for what is not translated.
+        TsqlError: 40515 not supported.
     """
     handler = HANDLERS.get((QUERY_ROLE, type(node)))
     if handler is None:
         raise node_not_supported(node)
-    found = handler(writer, node)
-    assert isinstance(found, Query)
-    return found
+    translated = handler(writer, node)
+    assert isinstance(translated, Query)
+    return translated
 
 
 def select_text(writer: Writer, node: exp.Expression) -> str:
-    """A query inside another statement."""
+    """Write a nested query, and return its text only."""
     return write_query(writer, node).text
 
 
 def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] | None:
-    """The types of the columns of a query, None when a star hides them."""
+    """Return the types of a query's columns, None if a star hides them."""
     outputs = _dry_run(writer, node)
     return None if outputs is None else [output.type for output in outputs]
 
 
 def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
-    """The outputs of a query that is written elsewhere: nothing of this writing stays."""
+    """Return the outputs of a query that is written elsewhere, without leaving parameters or locks."""
     parameters, locks = list(writer.parameters), list(writer.locks)
     try:
         return write_query(writer, node).outputs
@@ -78,21 +78,25 @@ def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
 
 
 def columns_of(outputs: list[Output] | None) -> dict[str, Column] | None:
-    """The columns of a query by their names in lower case, None when one of their types is not known."""
+    """Return the columns of a query by name in lower case, None if a type is unknown."""
     if outputs is None or any(output.type is None for output in outputs):
         return None
     return {output.name.lower(): Column(output.name, output.type) for output in outputs if output.type is not None}
 
 
 def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> None:
-    """Raises: TsqlError: 8155 a column of what is read as a table has no name."""
+    """Check that each column of a derived table has a name.
+
+    Raises:
+        TsqlError: 8155.
+    """
     places = [place for place, each in enumerate(outputs or [], 1) if not each.name]
     if places and not renamed:
         raise TsqlError(8155, f"No column name was specified for column {places[0]} of '{name}'.", state=2)
 
 
 def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
-    """The name of a column of a result, and the expression; `'name' = expression` names it too."""
+    """Return the name of a result column and its expression. `'name' = expression` is a name too."""
     if isinstance(node, exp.Alias):
         return node.alias, node.this
     if isinstance(node, exp.Subquery) and node.alias:  # name = (SELECT ...)

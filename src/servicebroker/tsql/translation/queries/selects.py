@@ -1,4 +1,4 @@
-"""SELECT: one query, or several joined by UNION, EXCEPT and INTERSECT."""
+"""SELECT: a single query, or several combined by UNION, EXCEPT and INTERSECT."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _SELECT_CLAUSES = (
 
 
 class Top(NamedTuple):
-    """TOP of a statement that changes rows."""
+    """TOP of a statement that changes rows, or of a query."""
 
     amount: exp.Expression
     is_percent: bool
 
 
 def translate_query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = "") -> Query:
-    """A query with its common table expressions."""
+    """Translate a query with its common table expressions."""
     with_ = node.args.get("with_")
     if with_ is not None:
         level: dict[str, dict[str, Column] | None] = {}
@@ -74,7 +74,7 @@ def _write_nested_query(writer: Writer, node: exp.Expression) -> Query:
 
 
 class CommonTable(NamedTuple):
-    """A common table expression: `names` are those of its columns where they are listed, `text` is its query's."""
+    """A common table expression. `names` are its listed columns, `text` is the SQL of its query."""
 
     name: str
     names: list[str]
@@ -83,12 +83,12 @@ class CommonTable(NamedTuple):
 
 
 def write_with(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> str:
-    """WITH name AS (...), ... as it is written."""
+    """Write WITH name AS (...), ..."""
     return with_text(translate_common_tables(writer, node, level))
 
 
 def with_text(tables: list[CommonTable]) -> str:
-    """WITH in PostgreSQL; each may read itself, as is allowed under RECURSIVE."""
+    """Write WITH. PostgreSQL allows each expression to refer to itself under RECURSIVE."""
     parts = []
     for each in tables:
         columns = f" ({', '.join(quote_identifier(column) for column in each.names)})" if each.names else ""
@@ -99,33 +99,33 @@ def with_text(tables: list[CommonTable]) -> str:
 def translate_common_tables(
     writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]
 ) -> list[CommonTable]:
-    """The common table expressions; `level` learns their columns."""
-    made = []
+    """Translate common table expressions, and store their columns in `level`."""
+    tables = []
     for each in node.expressions:
         alias = each.args["alias"]
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
-        level[name.lower()] = None  # of itself nothing is known
+        level[name.lower()] = None  # unknown inside its own query
         inner = _count_recursion(writer, each.this, name, renamed, level) or translate_query(
             writer, each.this, outermost=False
         )
         check_named(inner.outputs, renamed, name)
         if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
-            found = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
-            pairs = zip(found, inner.outputs, strict=True)
+            column_names = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
+            pairs = zip(column_names, inner.outputs, strict=True)
             level[name.lower()] = {own.lower(): Column(own, output.type) for own, output in pairs if output.type}
-        made.append(CommonTable(name, renamed, each.this, inner.text))
-    return made
+        tables.append(CommonTable(name, renamed, each.this, inner.text))
+    return tables
 
 
-_LEVEL_COLUMN = "tsql_level"  # a column beside those of a recursive common table expression
+_LEVEL_COLUMN = "tsql_level"  # extra column of a recursive common table expression
 
 
 def _count_recursion(
     writer: Writer, node: exp.Expression, name: str, renamed: list[str], level: dict[str, dict[str, Column] | None]
 ) -> Query | None:
-    """A query that reads itself, each row with the level it was found at: too many of them are an error (530).
+    """Write a recursive query that counts its levels, so that too many raise error 530.
 
-    None for one that does not, and for one with a star, whose columns nobody can list.
+    Return None for a query that is not recursive, and for one with a star over unknown columns.
     """
     if not isinstance(node, exp.Union) or node.args.get("distinct") or not isinstance(node.expression, exp.Select):
         return None
@@ -145,32 +145,32 @@ def _count_recursion(
         level[name.lower()] = None
         return None
     columns, own = ", ".join(quote_identifier(each) for each in names), quote_identifier(name)
-    firsts = ", ".join(_cast(quote_identifier(each), of) for each, of in zip(names, types, strict=True))
+    firsts = ", ".join(_cast(quote_identifier(each), sql_type) for each, sql_type in zip(names, types, strict=True))
     nexts = ", ".join(
         _match_anchor(name, *each)
-        for each in zip(names, types, right.outputs, strict=False)  # the last one is the level
+        for each in zip(names, types, right.outputs, strict=False)  # the last output is the level
     )
     return Query(
         f"WITH RECURSIVE {own} ({columns}, {_LEVEL_COLUMN}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
         f"(SELECT {nexts}, tsql.level({_LEVEL_COLUMN}, {writer.max_recursion}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL_COLUMN}))) "
         f"SELECT {columns} FROM {own}",
-        [output._replace(type=of) for output, of in zip(left.outputs, types, strict=True)],
+        [output._replace(type=sql_type) for output, sql_type in zip(left.outputs, types, strict=True)],
     )
 
 
-def _cast(text: str, of: SqlType | None) -> str:
-    return text if of is None else f"{text}::{postgres_type(of)}"
+def _cast(text: str, sql_type: SqlType | None) -> str:
+    return text if sql_type is None else f"{text}::{postgres_type(sql_type)}"
 
 
-def _match_anchor(name: str, column: str, first: SqlType | None, given: Output) -> str:
-    """A column of the rows that are found next, as the first rows have it.
+def _match_anchor(name: str, column: str, first: SqlType | None, recursive: Output) -> str:
+    """Write a column of the recursive part with the type of the anchor's column.
 
     Raises:
-        TsqlError: 240 it has another type there. Lengths of strings and bytes may differ.
+        TsqlError: 240 the types differ. Lengths of strings and bytes may differ.
     """
-    own, next_ = Sql("", first), Sql("", None if given.is_null else given.type)
+    own, next_ = Sql("", first), Sql("", None if recursive.is_null else recursive.type)
     if own.type is None or next_.type is None:
-        return _cast(quote_identifier(column), first if given.is_null else None)
+        return _cast(quote_identifier(column), first if recursive.is_null else None)
     is_alike = own.kind == next_.kind and own.kind in ("string", "binary")
     if not is_alike and own.type != next_.type:
         raise TsqlError(
@@ -181,13 +181,17 @@ def _match_anchor(name: str, column: str, first: SqlType | None, given: Output) 
 
 
 def _add_level(names: list[str], types: list[SqlType | None]) -> dict[str, Column] | None:
-    """The columns of one that reads itself, as its first rows have them; None when nobody knows a type."""
-    known = {name.lower(): Column(name, of) for name, of in zip(names, types, strict=True) if of is not None}
+    """Return the columns of a recursive expression, typed as in its anchor, or None if a type is unknown."""
+    known = {
+        name.lower(): Column(name, sql_type)
+        for name, sql_type in zip(names, types, strict=True)
+        if sql_type is not None
+    }
     return {**known, _LEVEL_COLUMN: Column(_LEVEL_COLUMN, INT)} if len(known) == len(names) else None
 
 
 def _find_self_reference(node: exp.Select, name: str) -> exp.Table | None:
-    """The common table expression of that name, where a query reads it in FROM or joins it."""
+    """Return the table node by which a query reads the common table expression itself, or None."""
     from_ = node.args.get("from_")
     sources = [*([from_.this] if from_ is not None else []), *(join.this for join in node.args.get("joins") or [])]
     for each in sources:
@@ -203,12 +207,12 @@ def _write_body(writer: Writer, node: exp.Expression, *, outermost: bool, into: 
     for_ = node.args.get("for_")
     if for_ is not None:
         kind = str(getattr(for_.args.get("kind"), "name", for_.args.get("kind"))).upper()
-        text, of = (for_xml if kind == "XML" else for_json)(writer, node, for_)
+        text, sql_type = (for_xml if kind == "XML" else for_json)(writer, node, for_)
         if not outermost:
-            return Query(f"SELECT ({text}) AS {quote_label('')}", [Output("", text, of)])
+            return Query(f"SELECT ({text}) AS {quote_label('')}", [Output("", text, sql_type)])
         name = f"{kind}_F52E2B61-18A1-11d1-B105-00805F49916B"
         document = f"SELECT document AS {quote_label(name)} FROM (SELECT ({text})) AS made (document) WHERE document IS NOT NULL"
-        return Query(document, [Output(name, text, of)])  # a result without rows, where the query has none
+        return Query(document, [Output(name, text, sql_type)])  # no rows instead of a NULL document
     if isinstance(node, exp.SetOperation):
         return _write_set_operation(writer, node, outermost=outermost, into=into)
     if isinstance(node, exp.Subquery):
@@ -238,30 +242,30 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
             _rename_columns(texts[1], [text for _, _, text in columns], names),
         )
         outputs = [
-            one._replace(type=of, text=other.text if one.is_null else one.text)
-            for (of, _, _), one, other in zip(columns, outputs, right.outputs, strict=True)
+            left_output._replace(type=sql_type, text=right_output.text if left_output.is_null else left_output.text)
+            for (sql_type, _, _), left_output, right_output in zip(columns, outputs, right.outputs, strict=True)
         ]
     return Query(f"({texts[0]}) {word} ({texts[1]}){tail}", outputs)
 
 
 def _match_column(place: int, left: Output, right: Output) -> tuple[SqlType | None, str, str]:
-    """The type of a column of two queries, and what each of them has there, c0, c1, ..., brought to that.
+    """Return the common type of a column of two queries, and for each of them the converted column c0, c1, ...
 
-    PostgreSQL joins neither strings with what is none, nor a NULL that two queries have joined before.
+    PostgreSQL combines neither strings with other types, nor the NULL of an inner UNION with a typed column.
     """
     own = f"c{place}"
     values = [Sql(own, each.type) for each in (left, right)]
     kinds = {value.kind for value in values}
     if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
-        of, (one, other) = unify_types(values)
-        return of, one, other
-    of = union_type(left.type, right.type)
-    cast = own if of is None or "string" in kinds else f"{own}::{postgres_type(of)}"
-    return of, cast if left.is_null else own, cast if right.is_null else own
+        sql_type, (left_text, right_text) = unify_types(values)
+        return sql_type, left_text, right_text
+    sql_type = union_type(left.type, right.type)
+    cast = own if sql_type is None or "string" in kinds else f"{own}::{postgres_type(sql_type)}"
+    return sql_type, cast if left.is_null else own, cast if right.is_null else own
 
 
 def _rename_columns(text: str, columns: list[str], names: list[str]) -> str:
-    """A query, its columns as they are called here, where that changes something."""
+    """Wrap a query to convert and rename its columns, unless nothing changes."""
     fields = [f"c{place}" for place in range(len(columns))]
     if columns == fields:
         return text
@@ -270,7 +274,7 @@ def _rename_columns(text: str, columns: list[str], names: list[str]) -> str:
 
 
 def _result_names(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:
-    """What ORDER BY calls the columns of the result."""
+    """Return the result columns as ORDER BY refers to them."""
     make = quote_label if outermost else quote_identifier
     return {output.name.lower(): make(output.name) for output in outputs or [] if output.name}
 
@@ -281,12 +285,14 @@ def _write_select(writer: Writer, node: exp.Select, *, outermost: bool, into: st
         raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
     if not node.expressions:
         raise TsqlError(102, "Incorrect syntax near 'SELECT'.", severity=15)
-    found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
-    with writer.query(found.sources):
-        outputs = [each for part in node.expressions for each in write_output(writer, part, found, outermost=outermost)]
-        assigned, writer.assigned = writer.assigned, {}  # seen to the right in the list, and nowhere else
+    from_clause = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
+    with writer.query(from_clause.sources):
+        outputs = [
+            each for part in node.expressions for each in write_output(writer, part, from_clause, outermost=outermost)
+        ]
+        assigned, writer.assigned = writer.assigned, {}  # visible in the select list only
         try:
-            return Query(_write_text(writer, node, found, outputs, outermost), _known_outputs(outputs))
+            return Query(_write_text(writer, node, from_clause, outputs, outermost), _known_outputs(outputs))
         finally:
             writer.assigned = assigned
 
@@ -295,12 +301,12 @@ def _known_outputs(outputs: list[Output]) -> list[Output] | None:
     return None if any(output.name == UNKNOWN_STAR for output in outputs) else outputs
 
 
-def _write_text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], outermost: bool) -> str:
+def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: list[Output], outermost: bool) -> str:
     parts = ["SELECT" + (" DISTINCT" if node.args.get("distinct") else "")]
     if node.args.get("distinct") is not None:
         allow_only(node.args["distinct"])
     parts.append(", ".join(each.text for each in outputs))
-    locking, from_text = add_row_locks(writer, node, found)
+    locking, from_text = add_row_locks(writer, node, from_clause)
     if from_text:
         parts.append(from_text)
     if node.args.get("where"):
@@ -316,20 +322,22 @@ def _write_text(writer: Writer, node: exp.Select, found: From, outputs: list[Out
     return whole + _write_tail(writer, node, named, whole) + locking
 
 
-def add_row_locks(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:
-    """FOR UPDATE as the hints have it, and FROM; where PostgreSQL cannot lock so, FROM locks by itself."""
-    asked = [(source, hints) for source, hints in found.hints if hints.locks_rows or hints.skips_locked]
-    for source, hints in found.hints:
+def add_row_locks(writer: Writer, node: exp.Select, from_clause: From) -> tuple[str, str]:
+    """Return FOR UPDATE for the hints, and FROM. If PostgreSQL does not allow FOR UPDATE, FROM contains the locking
+    query.
+    """
+    locking = [(source, hints) for source, hints in from_clause.hints if hints.locks_rows or hints.skips_locked]
+    for source, hints in from_clause.hints:
         add_locks(writer, hints, source.table, source.alias, node.args.get("where"))
-    if not asked:
-        return "", found.text
+    if not locking:
+        return "", from_clause.text
     grouped = any(node.args.get(name) for name in ("group", "having", "distinct")) or _has_aggregates(node)
     if not grouped:
         return "".join(
-            f" FOR UPDATE OF {quote_identifier(source.alias)}{_wait_policy(hints)}" for source, hints in asked
-        ), found.text
-    text = found.text
-    for source, hints in asked:
+            f" FOR UPDATE OF {quote_identifier(source.alias)}{_wait_policy(hints)}" for source, hints in locking
+        ), from_clause.text
+    text = from_clause.text
+    for source, hints in locking:
         plain = f"{source.table} AS {quote_identifier(source.alias)}"
         text = text.replace(
             plain,
@@ -361,7 +369,7 @@ def _write_group(writer: Writer, node: exp.Group) -> str:
 
 
 def _grouping(writer: Writer, node: exp.Expression) -> str:
-    """What GROUP BY takes: a value, a list of them, or what stands for several such lists."""
+    """Write an item of GROUP BY: a value, a list, or ROLLUP, CUBE and GROUPING SETS."""
     if isinstance(node, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
         form = {exp.Rollup: "rollup", exp.Cube: "cube", exp.GroupingSets: "grouping sets"}.get(type(node), "")
         return f"{form}({', '.join(_grouping(writer, each) for each in node.expressions)})"
@@ -371,7 +379,7 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
 
 
 def _write_tail(writer: Writer, node: exp.Expression, named: dict[str, str], whole: str = "") -> str:
-    """ORDER BY, OFFSET, and TOP or FETCH; `whole` is the query before them, of which TOP ... PERCENT takes a part."""
+    """Write ORDER BY, OFFSET, and TOP or FETCH. `whole` is the query before them, whose rows TOP ... PERCENT counts."""
     text = ""
     order, limit, offset = (node.args.get(name) for name in ("order", "limit", "offset"))
     if order is not None:
@@ -385,8 +393,8 @@ def _write_tail(writer: Writer, node: exp.Expression, named: dict[str, str], who
 
 def _write_limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: bool) -> str:
     options = node.args.get("limit_options")
-    said = node.args["count"] if isinstance(node, exp.Fetch) else node.expression
-    number = row_count_sql(writer, Top(said, options is not None and bool(options.args.get("percent"))), whole)
+    amount = node.args["count"] if isinstance(node, exp.Fetch) else node.expression
+    number = row_count_sql(writer, Top(amount, options is not None and bool(options.args.get("percent"))), whole)
     if options is not None and options.args.get("with_ties"):
         if not ordered:
             raise TsqlError(1062, "The TOP N WITH TIES clause is not allowed without a corresponding ORDER BY clause.")
@@ -395,7 +403,7 @@ def _write_limit(writer: Writer, node: exp.Expression, whole: str, *, ordered: b
 
 
 def row_count_sql(writer: Writer, top: Top, whole: str) -> str:
-    """How many rows TOP takes of `whole`, a query."""
+    """Write the number of rows that TOP takes from the query `whole`."""
     return (
         f"({_percent_sql(writer, top.amount, whole)})"
         if top.is_percent
@@ -404,10 +412,10 @@ def row_count_sql(writer: Writer, top: Top, whole: str) -> str:
 
 
 def _percent_sql(writer: Writer, node: exp.Expression, whole: str) -> str:
-    """How many rows so many percent of a query are, rounded up.
+    """Write the number of rows for a percentage of a query, rounded up.
 
     Raises:
-        TsqlError: 1031 it is no percentage.
+        TsqlError: 1031 the value is no percentage.
     """
     inside = _unwrap_top(node)
     value = write_value(writer, inside)
@@ -418,19 +426,19 @@ def _percent_sql(writer: Writer, node: exp.Expression, whole: str) -> str:
 
 
 def apply_row_limit(writer: Writer, text: str) -> str:
-    """A query of a statement that SET ROWCOUNT ends after so many rows."""
+    """Limit a query to the rows of SET ROWCOUNT."""
     most = writer.scope.row_limit
     return f"SELECT * FROM ({text}) AS tsql_limited LIMIT {most}" if most else text
 
 
 def _unwrap_top(node: exp.Expression) -> exp.Expression:
-    """The value that stands between the parentheses of TOP."""
+    """Return the value inside the parentheses of TOP."""
     inside = node.this if isinstance(node, exp.Paren) else node
     return exp.Subquery(this=inside) if isinstance(inside, exp.Select | exp.SetOperation) else inside
 
 
 def _row_count(writer: Writer, node: exp.Expression, judge: str) -> str:
-    """How many rows: a number, or an expression of one, which a function of PostgreSQL judges."""
+    """Write a number of rows: a constant, or an expression that a PostgreSQL function checks."""
     value = write_value(writer, _unwrap_top(node))
     if value.kind not in ("number", None):
         raise TsqlError(
@@ -439,10 +447,10 @@ def _row_count(writer: Writer, node: exp.Expression, judge: str) -> str:
     return value.text if value.text.isdigit() else f"tsql.{judge}(({value.text})::bigint)"
 
 
-def write_output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
-    """A part of the list of SELECT: a column of the result, or those that a star stands for."""
+def write_output(writer: Writer, node: exp.Expression, from_clause: From, *, outermost: bool) -> list[Output]:
+    """Write an item of the select list: a result column, or the columns of a star."""
     if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
-        return _expand_star(writer, node, found, outermost=outermost)
+        return _expand_star(writer, node, from_clause, outermost=outermost)
     name, inside = output_name(node)
     if isinstance(inside, exp.EQ):
         raise TsqlError(
@@ -454,21 +462,21 @@ def write_output(writer: Writer, node: exp.Expression, found: From, *, outermost
         )
     value = write_value(writer, inside)
     text = f"{_result_text(value)} AS {quote_label(name) if outermost else _inner_label(name)}"
-    return [Output(name, text, value.type, _source_alias(inside, found), _source_column(inside, found))]
+    return [Output(name, text, value.type, _source_alias(inside, from_clause), _source_column(inside, from_clause))]
 
 
-def _source_alias(node: exp.Expression, found: From) -> str:
+def _source_alias(node: exp.Expression, from_clause: From) -> str:
     if not isinstance(node, exp.Column):
         return ""
     if node.table:
         return node.table.lower()
-    having = [source.alias for source in found.sources if source.columns and node.name.lower() in source.columns]
+    having = [source.alias for source in from_clause.sources if source.columns and node.name.lower() in source.columns]
     return having[0] if having else ""
 
 
-def _source_column(node: exp.Expression, found: From) -> Column | None:
-    source = _source_alias(node, found)
-    columns = next((each.columns for each in found.sources if each.alias == source), None) if source else None
+def _source_column(node: exp.Expression, from_clause: From) -> Column | None:
+    source = _source_alias(node, from_clause)
+    columns = next((each.columns for each in from_clause.sources if each.alias == source), None) if source else None
     return (columns or {}).get(node.name.lower())
 
 
@@ -480,11 +488,11 @@ def _inner_label(name: str) -> str:
     return quote_identifier(name) if name else quote_label("")
 
 
-def _expand_star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
+def _expand_star(writer: Writer, node: exp.Expression, from_clause: From, *, outermost: bool) -> list[Output]:
     prefix = node.table if isinstance(node, exp.Column) else ""
     alias = prefix.lower()
     allow_only(node, "this", "table", "db", "catalog")
-    sources = [source for source in found.sources if not alias or source.alias == alias]
+    sources = [source for source in from_clause.sources if not alias or source.alias == alias]
     if not sources:
         if alias:
             raise TsqlError(

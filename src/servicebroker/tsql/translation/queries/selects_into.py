@@ -1,4 +1,4 @@
-"""SELECT ... INTO: a new table of what a query returns."""
+"""SELECT ... INTO: a new table with the rows of a query."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.types import column_type, identity_clause, parse_type
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
-TEMPORARY = 'pg_temp."{}"'  # where a temporary table stands that the session has not named
+TEMPORARY = 'pg_temp."{}"'  # default name of a temporary table that the session has not named
 
 
 def find_into(node: exp.Expression) -> exp.Table | None:
-    """The table after INTO, which stands in the first query of a UNION."""
+    """Return the table after INTO, which stands in the first query of a UNION, or None."""
     while isinstance(node, exp.SetOperation):
         node = node.this
     into = node.args.get("into")
@@ -37,20 +37,21 @@ def find_into(node: exp.Expression) -> exp.Table | None:
 
 
 class _IdentityRequest(NamedTuple):
-    """What IDENTITY(type, seed, increment) in the list of SELECT asks for: its place there, and the column."""
+    """The arguments of IDENTITY(type, seed, increment), its index in the select list, and the column."""
 
     place: int
     column: Column
     start: int
     step: int
-    is_alone: bool  # in the list, where a number stands for it that nobody takes
+    is_alone: bool  # the only item of the list, so a dummy value replaces it
 
 
 def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Translation:
-    """The table is made as T-SQL knows its columns, then filled; where their types are not known, as PostgreSQL does.
+    """Create the table with T-SQL's column types, then fill it. With unknown types, PostgreSQL's CREATE TABLE AS does
+    both.
 
     Raises:
-        TsqlError: 1038 for a column without a name, 8108 and 177 for IDENTITY() beside another or out of place.
+        TsqlError: 1038 a column without a name, 8108 and 177 IDENTITY() twice or in a wrong place.
     """
     own = object_name(target)
     name = own.name.lower()
@@ -62,21 +63,23 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
         table = table_name(writer, own)
     writer.check_changes(table, "CREATE TABLE")
     counted, node = _take_identity(node)
-    done = translate_query(writer, node, outermost=False, into=table)
-    if done.outputs is not None and any(not output.name for output in done.outputs):
+    translated = translate_query(writer, node, outermost=False, into=table)
+    if translated.outputs is not None and any(not output.name for output in translated.outputs):
         raise TsqlError(
             1038,
             "An object or column name is missing or empty. For SELECT INTO statements, verify each column has a name.",
             severity=15,
         )
     kind = "TEMPORARY TABLE" if name.startswith("#") else "TABLE"
-    columns = _columns(node, done.outputs)
+    columns = _columns(node, translated.outputs)
     if columns is None:
         if counted is not None:
-            from servicebroker.tsql.translation.documents.document_options import UnknownColumns  # it reads queries
+            from servicebroker.tsql.translation.documents.document_options import (
+                UnknownColumns,  # at run time: the module imports queries
+            )
 
             raise UnknownColumns("SELECT ... INTO with IDENTITY()")
-        text = f"CREATE {kind} {table} AS {apply_row_limit(writer, done.text)}"
+        text = f"CREATE {kind} {table} AS {apply_row_limit(writer, translated.text)}"
         return Translation(text, tuple(writer.parameters), "count", before=tuple(writer.locks))
     named = ", ".join(quote_identifier(column.name) for column in columns)
     overriding = ""
@@ -87,20 +90,20 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
         seed = identity_clause(counted.column.type, counted.start, counted.step)
         members.insert(counted.place, f"{_write_member(counted.column)} {seed}")
         columns.append(counted.column)
-    made = [f"CREATE {kind} {table} ({', '.join(members)})"]
-    made += [
+    statements = [f"CREATE {kind} {table} ({', '.join(members)})"]
+    statements += [
         f"COMMENT ON COLUMN {table}.{quote_identifier(column.name)} IS {quote_string(column_comment(column))}"
         for column in columns
     ]
-    first = ExtraStatement(f"DO {quote_string('BEGIN ' + '; '.join(made) + '; END')}", ())
-    text = f"INSERT INTO {table} ({named}){overriding} {apply_row_limit(writer, done.text)}"
+    first = ExtraStatement(f"DO {quote_string('BEGIN ' + '; '.join(statements) + '; END')}", ())
+    text = f"INSERT INTO {table} ({named}){overriding} {apply_row_limit(writer, translated.text)}"
     return Translation(
         text, tuple(writer.parameters), "count", before=(first, *writer.locks), after=_advance_identity(table, columns)
     )
 
 
 def _advance_identity(table: str, columns: list[Column]) -> tuple[ExtraStatement, ...]:
-    """A column that counts goes on behind the values that came with the rows."""
+    """Return statements that move IDENTITY sequences behind the inserted values."""
     return tuple(
         ExtraStatement(
             f"SELECT setval(pg_get_serial_sequence({quote_string(table)}, {quote_string(postgres_name(column.name))}), most) "
@@ -119,22 +122,36 @@ def _write_member(column: Column) -> str:
 
 
 def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column] | None:
-    """The columns of the table; of one table alone they may be needed and counted as there. None for unknown types."""
+    """Return the columns of the new table, None if a type is unknown. A single source table passes on NOT NULL and
+    IDENTITY.
+    """
     if outputs is None:
         return None
     alone = isinstance(node, exp.Select) and not any(node.args.get(each) for each in ("joins", "group", "distinct"))
-    found: list[Column] = []
+    columns: list[Column] = []
     for output in outputs:
         if output.type is None or output.type.name == "xml_node":
             return None
-        of = output.column
-        counts = alone and of is not None and of.is_identity and not any(each.is_identity for each in found)
-        found.append(Column(output.name, output.type, counts, not (alone and of is not None and not of.is_nullable)))
-    return found
+        source_column = output.column
+        counts = (
+            alone
+            and source_column is not None
+            and source_column.is_identity
+            and not any(each.is_identity for each in columns)
+        )
+        columns.append(
+            Column(
+                output.name,
+                output.type,
+                counts,
+                not (alone and source_column is not None and not source_column.is_nullable),
+            )
+        )
+    return columns
 
 
 def _take_identity(node: exp.Expression) -> tuple[_IdentityRequest | None, exp.Expression]:
-    """What IDENTITY() asks for, and the query without it."""
+    """Return the request of IDENTITY(), if any, and the query without it."""
     if not isinstance(node, exp.Select):
         return None, node
     places = [place for place, each in enumerate(node.expressions) if _identity(each) is not None]
@@ -144,14 +161,16 @@ def _take_identity(node: exp.Expression) -> tuple[_IdentityRequest | None, exp.E
         raise TsqlError(8108, "Cannot add identity column, using the SELECT INTO statement, to a table that has one.")
     call, alias = _identity(node.expressions[places[0]]), node.expressions[places[0]].alias
     assert call is not None
-    of, *numbers = (each.sql("tsql") for each in call.expressions)
+    type_text, *numbers = (each.sql("tsql") for each in call.expressions)
     if not alias or len(numbers) not in (0, 2) or not all(is_whole(each) for each in numbers):
         raise TsqlError(177, "The IDENTITY function can only be used when the SELECT statement has an INTO clause.")
     start, step = (parse_whole_number(each) for each in numbers) if numbers else (1, 1)
     rest = node.copy()
     others = [each for place, each in enumerate(rest.expressions) if place != places[0]]
     rest.set("expressions", others or [exp.alias_(exp.Literal.number(start), alias)])
-    return _IdentityRequest(places[0], Column(alias, parse_type(of), is_nullable=False), start, step, not others), rest
+    return _IdentityRequest(
+        places[0], Column(alias, parse_type(type_text), is_nullable=False), start, step, not others
+    ), rest
 
 
 def _identity(node: exp.Expression) -> exp.Anonymous | None:

@@ -1,4 +1,4 @@
-"""FROM: tables, views, queues, derived tables, joins, APPLY, and functions that return tables."""
+"""FROM: tables, views, queues, derived tables, joins, APPLY, and table-valued functions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from servicebroker.tsql.translation.values.type_precedence import unify_types, w
 from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
 from servicebroker.tsql.types import BIGINT, BIT, INT, INTEGERS, NVARCHAR, SYSNAME, XML, SqlType, postgres_type
 
-_UNSUPPORTED_SOURCES = frozenset(  # but for the tables of _TABLES
+_UNSUPPORTED_SOURCES = frozenset(  # never looked up as user-defined functions
     {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
     | {"predict", "semantickeyphrasetable", "semanticsimilaritytable"}
 )
 
 
 class From:
-    """FROM as it is written: text, tables in sight, and what their hints say."""
+    """A FROM clause: its SQL, its visible tables, and their hints."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -51,62 +51,62 @@ class From:
 
 
 def read_from(writer: Writer, node: exp.Expression | None, joins: list[exp.Expression]) -> From:
-    """The FROM of a query. Its tables come into sight one after the other, as APPLY needs it.
+    """Translate FROM. Its tables become visible one after the other, as APPLY needs.
 
-    The caller keeps them in sight for the rest of the query.
+    The caller keeps them visible for the rest of the query.
     """
-    found = From()
+    from_clause = From()
     if node is None:
-        return found
+        return from_clause
     allow_only(node, "this")
-    with writer.query(found.sources):
-        text = _write_item(writer, node.this, found)
+    with writer.query(from_clause.sources):
+        text = _write_item(writer, node.this, from_clause)
         for join in joins:
-            text += _write_join(writer, join, found)
-            for pivot in join.args.get("pivots") or []:  # of all that stands before it
-                text = _apply_pivot(writer, pivot, text, found, 0)
-        found.text = f"FROM {text}"
-    return found
+            text += _write_join(writer, join, from_clause)
+            for pivot in join.args.get("pivots") or []:  # applies to all sources before it
+                text = _apply_pivot(writer, pivot, text, from_clause, 0)
+        from_clause.text = f"FROM {text}"
+    return from_clause
 
 
-def _write_item(writer: Writer, node: exp.Expression, found: From) -> str:
-    before = len(found.sources)
+def _write_item(writer: Writer, node: exp.Expression, from_clause: From) -> str:
+    before = len(from_clause.sources)
     if isinstance(node, exp.Table):
-        text = _write_table(writer, node, found)
+        text = _write_table(writer, node, from_clause)
     elif isinstance(node, exp.Subquery):
-        text = _write_derived(writer, node, found)
+        text = _write_derived(writer, node, from_clause)
     elif isinstance(node, exp.Values):
-        text = _write_values(writer, node, node.args.get("alias"), found)
+        text = _write_values(writer, node, node.args.get("alias"), from_clause)
     elif isinstance(node, exp.Lateral):
-        return _write_item(writer, node.this, found)
+        return _write_item(writer, node.this, from_clause)
     elif isinstance(node, exp.Paren):
-        return f"({_write_item(writer, node.this, found)})"
+        return f"({_write_item(writer, node.this, from_clause)})"
     else:
         raise node_not_supported(node)
     for pivot in node.args.get("pivots") or []:
-        text = _apply_pivot(writer, pivot, text, found, before)
-    return text + "".join(_write_join(writer, join, found) for join in node.args.get("joins") or [])
+        text = _apply_pivot(writer, pivot, text, from_clause, before)
+    return text + "".join(_write_join(writer, join, from_clause) for join in node.args.get("joins") or [])
 
 
-def _apply_pivot(writer: Writer, node: exp.Pivot, text: str, found: From, first: int) -> str:
-    """PIVOT and UNPIVOT of the tables in sight from the `first` one on, in whose place its result comes."""
-    inside = found.sources[first:]
-    del found.sources[first:]
-    if any(source in inside and (hints.locks_rows or hints.skips_locked) for source, hints in found.hints):
-        raise not_supported("A hint that locks rows beside PIVOT and UNPIVOT", "Leave the hint out.")
-    found.hints = [(source, hints) for source, hints in found.hints if source not in inside]
-    with writer.hidden(found.sources):
+def _apply_pivot(writer: Writer, node: exp.Pivot, text: str, from_clause: From, first: int) -> str:
+    """Write PIVOT or UNPIVOT of the visible tables from index `first` on. The result replaces them."""
+    inside = from_clause.sources[first:]
+    del from_clause.sources[first:]
+    if any(source in inside and (hints.locks_rows or hints.skips_locked) for source, hints in from_clause.hints):
+        raise not_supported("A hint that locks rows beside PIVOT and UNPIVOT", "Omit the hint.")
+    from_clause.hints = [(source, hints) for source, hints in from_clause.hints if source not in inside]
+    with writer.hidden(from_clause.sources):
         text, source = write_pivot(writer, node, text, inside)
-    found.sources.append(source)
+    from_clause.sources.append(source)
     return text
 
 
-def _write_join(writer: Writer, node: exp.Expression, found: From) -> str:
+def _write_join(writer: Writer, node: exp.Expression, from_clause: From) -> str:
     allow_only(node, "this", "on", "side", "kind", "hint", "pivots")
     side, kind = node.args.get("side") or "", node.args.get("kind") or ""
     if isinstance(node.this, exp.Lateral):
-        return _write_apply(writer, node.this, found)
-    inside = _write_item(writer, node.this, found)
+        return _write_apply(writer, node.this, from_clause)
+    inside = _write_item(writer, node.this, from_clause)
     on = node.args.get("on")
     if on is None:
         if side or kind not in ("", "CROSS"):
@@ -116,35 +116,35 @@ def _write_join(writer: Writer, node: exp.Expression, found: From) -> str:
     return f" {(side or 'INNER')} JOIN {inside} ON {condition}"
 
 
-def _write_apply(writer: Writer, node: exp.Lateral, found: From) -> str:
+def _write_apply(writer: Writer, node: exp.Lateral, from_clause: From) -> str:
     allow_only(node, "this", "alias", "cross_apply")
     inside = node.this
     alias = node.args.get("alias")
     if isinstance(inside, exp.Subquery) and isinstance(inside.this, exp.Values):
-        text = _write_values(writer, inside.this, alias, found)
+        text = _write_values(writer, inside.this, alias, from_clause)
     elif isinstance(inside, exp.Subquery):
-        text = _named_query(writer, inside, alias, found)
+        text = _named_query(writer, inside, alias, from_clause)
     else:
-        text = _write_function(writer, inside, alias, found)
+        text = _write_function(writer, inside, alias, from_clause)
     text = text.removeprefix("LATERAL ")
     return f" CROSS JOIN LATERAL {text}" if node.args.get("cross_apply") else f" LEFT JOIN LATERAL {text} ON true"
 
 
-def _write_derived(writer: Writer, node: exp.Subquery, found: From) -> str:
+def _write_derived(writer: Writer, node: exp.Subquery, from_clause: From) -> str:
     allow_only(node, "this", "alias", "joins", "pivots")
     inside = node.this
     is_around = isinstance(inside, exp.Subquery) and not node.args.get("alias")
-    if isinstance(inside, exp.Table) or is_around:  # parentheses around joins
-        return f"({_write_item(writer, inside, found)})"
-    return _named_query(writer, node, node.args.get("alias"), found)
+    if isinstance(inside, exp.Table) or is_around:  # parenthesized joins
+        return f"({_write_item(writer, inside, from_clause)})"
+    return _named_query(writer, node, node.args.get("alias"), from_clause)
 
 
-def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | None, found: From) -> str:
+def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | None, from_clause: From) -> str:
     if alias is None or not alias.name:
         raise TsqlError(
             102, "Incorrect syntax near ')'. A derived table needs a name: (SELECT ...) AS name.", severity=15
         )
-    with writer.hidden(found.sources if not isinstance(node.parent, exp.Lateral) else None):
+    with writer.hidden(from_clause.sources if not isinstance(node.parent, exp.Lateral) else None):
         text, outputs = write_query(writer, node.this)
     columns = columns_of(outputs)
     renamed = [each.name for each in alias.args.get("columns") or []]
@@ -152,7 +152,7 @@ def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | Non
     if renamed and columns is not None and len(renamed) == len(columns):
         known = zip(renamed, columns.values(), strict=True)
         columns = {name.lower(): column._replace(name=name) for name, column in known}
-    found.sources.append(Source(alias.name.lower(), columns))
+    from_clause.sources.append(Source(alias.name.lower(), columns))
     return f"({text}) AS {quote_identifier(alias.name)}{_column_list(renamed)}"
 
 
@@ -160,7 +160,7 @@ def _column_list(renamed: list[str]) -> str:
     return f" ({', '.join(quote_identifier(name) for name in renamed)})" if renamed else ""
 
 
-def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None, found: From) -> str:
+def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None, from_clause: From) -> str:
     allow_only(node, "expressions", "alias", "joins", "pivots")
     if alias is None:
         raise TsqlError(102, "Incorrect syntax near ')'. VALUES in FROM needs a name.", severity=15)
@@ -175,75 +175,77 @@ def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None
     fields = [unify_types(list(field)) for field in zip(*rows, strict=True)]
     renamed = [each.name for each in alias.args.get("columns") or []]
     columns: dict[str, Column] | None = None
-    if len(renamed) == len(fields) and all(of is not None for of, _ in fields):
+    if len(renamed) == len(fields) and all(sql_type is not None for sql_type, _ in fields):
         columns = {
-            name.lower(): Column(name, of) for name, (of, _) in zip(renamed, fields, strict=True) if of is not None
+            name.lower(): Column(name, sql_type)
+            for name, (sql_type, _) in zip(renamed, fields, strict=True)
+            if sql_type is not None
         }
-    found.sources.append(Source(alias.name.lower(), columns))
+    from_clause.sources.append(Source(alias.name.lower(), columns))
     texts = ["(" + ", ".join(each[number] for _, each in fields) + ")" for number in range(len(rows))]
     return f"(VALUES {', '.join(texts)}) AS {quote_identifier(alias.name)}{_column_list(renamed)}"
 
 
-def _write_table(writer: Writer, node: exp.Table, found: From) -> str:
+def _write_table(writer: Writer, node: exp.Table, from_clause: From) -> str:
     allow_only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots", "sample")
     if isinstance(node.this, exp.Dot) and isinstance(node.this.expression, exp.Identifier):
         object_name(node)
     if isinstance(node.this, exp.Anonymous | exp.OpenJSON | exp.Dot) or (
         isinstance(node.this, exp.Func) and not isinstance(node.this, exp.Parameter)
     ):
-        return _write_function(writer, node, node.args.get("alias"), found)
+        return _write_function(writer, node, node.args.get("alias"), from_clause)
     alias = node.args.get("alias")
     if alias is not None and alias.args.get("columns"):
-        raise not_supported("Names of columns behind a table's alias", "Give names in a derived table.")
+        raise not_supported("Names of columns behind a table's alias", "Name them in a derived table.")
     own = object_name(node)
-    known = alias.name if alias is not None else own.name
-    name = known.lower()
-    if any(source.alias == name for source in found.sources):
+    alias_name = alias.name if alias is not None else own.name
+    name = alias_name.lower()
+    if any(source.alias == name for source in from_clause.sources):
         raise TsqlError(
             1013,
-            f'The objects "{own.name}" and "{known}" in the FROM clause have the same exposed names. '
+            f'The objects "{own.name}" and "{alias_name}" in the FROM clause have the same exposed names. '
             "Use correlation names to distinguish them.",
         )
     hints = read_hints(node)
     if not own.schema and not own.database and is_common_table(writer, own.name):
         if hints != Hints():
             raise hint_on_common_table()
-        found.sources.append(Source(name, common_columns(writer, own.name)))
-        return f"{quote_identifier(own.name)} AS {quote_identifier(known)}"
+        from_clause.sources.append(Source(name, common_columns(writer, own.name)))
+        return f"{quote_identifier(own.name)} AS {quote_identifier(alias_name)}"
     view = find_catalog_view(writer, _resolve_synonym(writer, own) or own)
     if view is not None:
-        found.sources.append(Source(name, view.columns, view.name, is_catalog=True))
-        return f"{view.name} AS {quote_identifier(known)}"
+        from_clause.sources.append(Source(name, view.columns, view.name, is_catalog=True))
+        return f"{view.name} AS {quote_identifier(alias_name)}"
     table = resolve_table(writer, own)
     writer.record_use(table, "SELECT")
     source = Source(name, writer.table_columns(table), table)
-    found.sources.append(source)
-    found.hints.append((source, hints))
-    return f"{table} AS {quote_identifier(known)}{_write_sample(writer, node.args.get('sample'), table)}"
+    from_clause.sources.append(source)
+    from_clause.hints.append((source, hints))
+    return f"{table} AS {quote_identifier(alias_name)}{_write_sample(writer, node.args.get('sample'), table)}"
 
 
 def _write_sample(writer: Writer, node: exp.Expression | None, table: str) -> str:
-    """TABLESAMPLE. Pages of the table are drawn; of so many rows as many pages as may hold them.
+    """Write TABLESAMPLE, which samples pages. A number of rows becomes the matching percentage of pages.
 
     Raises:
-        TsqlError: 497 and 498 as there for variables and bounds, here one for both.
+        TsqlError: 498 the size is out of bounds, or a variable, for which SQL Server raises 497.
     """
     if node is None:
         return ""
     allow_only(node, "method", "size", "percent", "seed")
     rows, percent, seed = (node.args.get(each) for each in ("size", "percent", "seed"))
-    said = rows if rows is not None else percent
-    if not isinstance(said, exp.Literal) or said.is_string or (rows is None and float(said.name) > 100):
+    size = rows if rows is not None else percent
+    if not isinstance(size, exp.Literal) or size.is_string or (rows is None and float(size.name) > 100):
         raise TsqlError(498, "Invalid value in the TABLESAMPLE clause.", severity=15)
     part = (
-        said.name if rows is None else f"(SELECT least(100, 100.0 * {said.name} / greatest(count(*), 1)) FROM {table})"
+        size.name if rows is None else f"(SELECT least(100, 100.0 * {size.name} / greatest(count(*), 1)) FROM {table})"
     )
     repeatable = "" if seed is None else f" REPEATABLE ({write_value(writer, seed).text})"
     return f" TABLESAMPLE SYSTEM ({part}){repeatable}"
 
 
 class ObjectName:
-    """The parts of the name of a table."""
+    """The name of a table, view or queue, by its parts."""
 
     def __init__(self, name: str, schema: str = "", database: str = "") -> None:
         self.name, self.schema, self.database = name, schema, database
@@ -253,10 +255,10 @@ class ObjectName:
 
 
 def object_name(node: exp.Table) -> ObjectName:
-    """The name in a node.
+    """Return the name in a node.
 
     Raises:
-        TsqlError: 7202 for a name of four parts.
+        TsqlError: 7202 a name of four parts.
     """
     own = node.this
     if isinstance(own, exp.Parameter):
@@ -268,12 +270,12 @@ def object_name(node: exp.Table) -> ObjectName:
 
 
 def is_common_table(writer: Writer, name: str) -> bool:
-    """Whether this is a common table expression."""
+    """Check whether a name is that of a common table expression."""
     return any(name.lower() in level for level in writer.common_tables)
 
 
 def common_columns(writer: Writer, name: str) -> dict[str, Column] | None:
-    """The columns of a common table expression."""
+    """Return the columns of a common table expression, None if unknown."""
     for level in reversed(writer.common_tables):
         if name.lower() in level:
             return level[name.lower()]
@@ -281,7 +283,7 @@ def common_columns(writer: Writer, name: str) -> dict[str, Column] | None:
 
 
 def _resolve_synonym(writer: Writer, own: ObjectName) -> ObjectName | None:
-    """What a synonym stands for; None for any other name."""
+    """Return the base object of a synonym, or None for any other name."""
     if own.name.startswith(("#", "@")):
         return None
     base = writer.synonym(own.database or writer.scope.database, own.schema or "dbo", own.name)
@@ -289,10 +291,10 @@ def _resolve_synonym(writer: Writer, own: ObjectName) -> ObjectName | None:
 
 
 def resolve_table(writer: Writer, own: ObjectName) -> str:
-    """As `table_name`, and what a synonym stands for: for statements that read and change rows.
+    """Return the quoted PostgreSQL name of a table, view or queue, or of a synonym's base object.
 
     Raises:
-        TsqlError: as `table_name`; 470 and 7202 as `Writer.synonym`, 5313 nothing is there.
+        TsqlError: see `table_name` and `Writer.synonym`; 5313 the base object does not exist.
     """
     base = _resolve_synonym(writer, own)
     if base is None:
@@ -304,26 +306,26 @@ def resolve_table(writer: Writer, own: ObjectName) -> str:
 
 
 def table_name(writer: Writer, own: ObjectName) -> str:
-    """The quoted PostgreSQL name of a table, view or queue.
+    """Return the quoted PostgreSQL name of a table, view or queue, and record its use.
 
     Raises:
-        TsqlError: 208 for a temporary table and 1087 for a table variable that are not there.
+        TsqlError: 208 unknown temporary table, 1087 unknown table variable.
     """
     name = own.name.lower()
     if name.startswith("@"):
-        found = writer.temporary(name)
-        if found is None:
+        temporary_name = writer.temporary(name)
+        if temporary_name is None:
             raise TsqlError(1087, f'Must declare the table variable "{own.name}".', severity=15)
-        return found
+        return temporary_name
     if name.startswith("#"):
-        found = writer.temporary(name)
-        if found is None:
+        temporary_name = writer.temporary(name)
+        if temporary_name is None:
             raise TsqlError(208, f"Invalid object name '{own.name}'.")
-        return found
+        return temporary_name
     if name in ("inserted", "deleted") and not own.schema:
-        found = writer.temporary(name)
-        if found is not None:
-            return found
+        temporary_name = writer.temporary(name)
+        if temporary_name is not None:
+            return temporary_name
     database = own.database or writer.scope.database
     table = f"{postgres_schema(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
@@ -331,14 +333,14 @@ def table_name(writer: Writer, own: ObjectName) -> str:
     return table
 
 
-def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
-    """A function that returns a table."""
+def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
+    """Write a table-valued function."""
     from servicebroker.tsql.translation.documents.json_tables import open_json
     from servicebroker.tsql.translation.documents.xml_methods import write_nodes_call
 
     inside = node.this if isinstance(node, exp.Table) else node
     if isinstance(inside, exp.OpenJSON):
-        return open_json(writer, inside, alias, found.sources)
+        return open_json(writer, inside, alias, from_clause.sources)
     of_system = (
         isinstance(inside, exp.Dot) and isinstance(inside.this, exp.Identifier) and inside.this.name.lower() == "sys"
     )
@@ -347,20 +349,20 @@ def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression 
         inside = inside.expression
     called = inside.name.lower() if isinstance(inside, exp.Anonymous) else ""
     if called.removeprefix(CALL_PREFIX) in _TABLE_FUNCTIONS:
-        return _TABLE_FUNCTIONS[called.removeprefix(CALL_PREFIX)](writer, inside, alias, found)
-    nodes = write_nodes_call(writer, node, alias, found.sources)
+        return _TABLE_FUNCTIONS[called.removeprefix(CALL_PREFIX)](writer, inside, alias, from_clause)
+    nodes = write_nodes_call(writer, node, alias, from_clause.sources)
     if nodes is not None:
         return nodes
     shown = called.removeprefix(CALL_PREFIX)
     if of_system:
         refuse_unsupported_view("", "sys", shown, f"sys.{shown}")
-    users = table_call(writer, node, alias, found.sources) if shown not in _UNSUPPORTED_SOURCES else None
+    users = table_call(writer, node, alias, from_clause.sources) if shown not in _UNSUPPORTED_SOURCES else None
     if users is not None:
         return users
-    raise not_supported(f"{shown[:60] or 'A function'} in FROM", "Read a table, a view or a function of yours.")
+    raise not_supported(f"{shown[:60] or 'A function'} in FROM", "Use a table, a view or a user-defined function.")
 
 
-def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
         raise argument_count_error("string_split", 2, 3)
     text, separator = (write_argument(write_value(writer, each), "s") for each in node.expressions[:2])
@@ -370,34 +372,36 @@ def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | 
     columns = [Column("value", NVARCHAR), *([Column("ordinal", BIGINT)] if place == "1" else [])]
     listed = ", ".join(column.name for column in columns)
     return _name_columns(
-        f"(SELECT {listed} FROM tsql.string_parts({text}, {separator}))", "string_split", columns, alias, found
+        f"(SELECT {listed} FROM tsql.string_parts({text}, {separator}))", "string_split", columns, alias, from_clause
     )
 
 
-def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
         raise argument_count_error("generate_series", 2, 3)
     values = [write_value(writer, each) for each in node.expressions]
-    of = functools.reduce(wider_type, (value.type for value in values))
-    if of is None or of.name not in INTEGERS | {"decimal"}:
+    sql_type = functools.reduce(wider_type, (value.type for value in values))
+    if sql_type is None or sql_type.name not in INTEGERS | {"decimal"}:
         raise TsqlError(
             5373, "All the input parameters of generate_series should be of the same whole or decimal type."
         )
-    texts = [f"{value.text}::{postgres_type(of)}" for value in values]
+    texts = [f"{value.text}::{postgres_type(sql_type)}" for value in values]
     if len(texts) == 2:
         texts.append(f"(CASE WHEN {texts[0]} > {texts[1]} THEN -1 ELSE 1 END)")
-    rows = f"(SELECT v::{postgres_type(of)} AS value FROM generate_series({', '.join(texts)}) AS s(v))"
-    return _name_columns(rows, "generate_series", [Column("value", of)], alias, found)
+    rows = f"(SELECT v::{postgres_type(sql_type)} AS value FROM generate_series({', '.join(texts)}) AS s(v))"
+    return _name_columns(rows, "generate_series", [Column("value", sql_type)], alias, from_clause)
 
 
-def _name_columns(text: str, own: str, columns: list[Column], alias: exp.Expression | None, found: From) -> str:
-    """A table of a function, its columns called as behind the alias."""
-    known = alias.name if alias is not None and alias.name else own
+def _name_columns(
+    text: str, function_name: str, columns: list[Column], alias: exp.Expression | None, from_clause: From
+) -> str:
+    """Write the alias of a function, and the columns listed behind it."""
+    alias_name = alias.name if alias is not None and alias.name else function_name
     renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
     if renamed and len(renamed) == len(columns):
         columns = [column._replace(name=name) for column, name in zip(columns, renamed, strict=True)]
-    found.sources.append(Source(known.lower(), {column.name.lower(): column for column in columns}))
-    return f"{text} AS {quote_identifier(known)}{_column_list(renamed)}"
+    from_clause.sources.append(Source(alias_name.lower(), {column.name.lower(): column for column in columns}))
+    return f"{text} AS {quote_identifier(alias_name)}{_column_list(renamed)}"
 
 
 _SMALLINT = SqlType("smallint")
@@ -425,29 +429,31 @@ _SYSTEM_FUNCTIONS = {
 }
 
 
-def _write_system_function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
-    """A function of the system that returns rows: tsql.NAME of PostgreSQL."""
+def _write_system_function(
+    writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From
+) -> str:
+    """Write a system function that returns rows: tsql.NAME in PostgreSQL."""
     name = node.name.lower().removeprefix(CALL_PREFIX)
     letters, columns = _SYSTEM_FUNCTIONS[name]
     if len(node.expressions) != len(letters):
         raise argument_count_error(name, len(letters), len(letters))
-    given = ", ".join(
+    arguments = ", ".join(
         write_argument(write_value(writer, each), letter)
         for each, letter in zip(node.expressions, letters, strict=True)
     )
-    return _name_columns(f"tsql.{name}({given})", name, list(columns), alias, found)
+    return _name_columns(f"tsql.{name}({arguments})", name, list(columns), alias, from_clause)
 
 
-def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
-    """What who works may do with something: the session says it, a row for each permission."""
+def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
+    """Write fn_my_permissions: a row for each permission of the current principal, from the session's answer."""
     name = "fn_my_permissions"
     if len(node.expressions) != 2:
         raise argument_count_error(name, 2, 2)
-    known = writer.parameter(permissions_parameter(writer, name, node.expressions), NVARCHAR)
+    answer = writer.parameter(permissions_parameter(writer, name, node.expressions), NVARCHAR)
     columns = [Column(each, SYSNAME) for each in ("entity_name", "subentity_name", "permission_name")]
     listed = ", ".join(f"{column.name} text" for column in columns)
-    text = f"(SELECT * FROM jsonb_to_recordset({known}::jsonb) AS known ({listed}))"
-    return _name_columns(text, name, columns, alias, found)
+    text = f"(SELECT * FROM jsonb_to_recordset({answer}::jsonb) AS known ({listed}))"
+    return _name_columns(text, name, columns, alias, from_clause)
 
 
 _TABLE_FUNCTIONS = {

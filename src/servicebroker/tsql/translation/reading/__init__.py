@@ -1,1 +1,1 @@
-"""Text to tree, and what is taken apart by its words."""
+"""Reading of T-SQL: syntax checks, syntax trees, and statements split by their keywords."""

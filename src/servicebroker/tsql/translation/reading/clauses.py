@@ -1,4 +1,4 @@
-"""INSERT, UPDATE and DELETE: taken apart by their words, since sqlglot does not read all of their clauses."""
+"""INSERT, UPDATE and DELETE, split at their keywords, since sqlglot does not parse all of their clauses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLAUSES = ("SET", "OUTPUT", "FROM", "WHERE", "OPTION")
 
 
 class Clauses(NamedTuple):
-    """The clauses of a statement by their first words, without these."""
+    """The clauses of a statement, by keyword and without it."""
 
     common: Slice
     verb: str
@@ -31,11 +31,11 @@ class Clauses(NamedTuple):
 
 
 def translate_change(writer: Writer, piece: Slice) -> Translation:
-    """A statement that changes rows."""
+    """Translate a statement that changes rows."""
     start = 0
     if piece.words[0] == "WITH":
-        found = piece.find("INSERT", "UPDATE", "DELETE", "MERGE", after=1)
-        start = found if found is not None else 0
+        start_of_change = piece.find("INSERT", "UPDATE", "DELETE", "MERGE", after=1)
+        start = start_of_change if start_of_change is not None else 0
     common, rest = piece.part(0, start), piece.part(start, len(piece.words))
     verb = rest.words[0]
     if verb == "INSERT":
@@ -44,7 +44,7 @@ def translate_change(writer: Writer, piece: Slice) -> Translation:
         return translate_merge(writer, common, rest)
     clauses = _clauses(common, rest)
     top, target = split_top(clauses.head)
-    if top is None and writer.scope.row_limit:  # what says TOP itself goes by that alone
+    if top is None and writer.scope.row_limit:  # TOP overrides SET ROWCOUNT
         top = Top(exp.Literal.number(writer.scope.row_limit), is_percent=False)
     if verb == "DELETE" and target.words[:1] == ["FROM"]:
         target = target.part(1, len(target.words))
@@ -60,6 +60,11 @@ def translate_change(writer: Writer, piece: Slice) -> Translation:
 
 
 def _clauses(common: Slice, rest: Slice) -> Clauses:
+    """Split an UPDATE or DELETE into its clauses.
+
+    Raises:
+        TsqlError: 102 a clause is repeated, out of order, or missing.
+    """
     verb = rest.words[0]
     starts: list[tuple[int, str]] = []
     first = 2 if rest.words[1:2] == ["FROM"] else 1
@@ -67,7 +72,7 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
         word = rest.words[place]
         if word not in _CLAUSES or (word == "FROM" and _is_target(rest, place, starts)):
             continue
-        if starts and _CLAUSES.index(word) <= _CLAUSES.index(starts[-1][1]):  # each once, in their order
+        if starts and _CLAUSES.index(word) <= _CLAUSES.index(starts[-1][1]):  # repeated or out of order
             raise syntax_error(word, rest.line(place))
         starts.append((place, word))
     ends = [place for place, _ in starts[1:]] + [len(rest.words)]
@@ -81,14 +86,14 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
 
 
 def _is_target(rest: Slice, place: int, starts: list[tuple[int, str]]) -> bool:
-    """Whether this FROM of DELETE TOP (n) FROM stands before the table that rows are deleted from."""
+    """Check whether this FROM of DELETE TOP (n) FROM stands before the table whose rows are deleted."""
     return rest.words[0] == "DELETE" and not starts and rest.words[1] == "TOP" and rest.words[place - 1] in (")", "PERCENT") and (
         rest.closing(2) == place - 1 - (rest.words[place - 1] == "PERCENT")
     )  # fmt: skip
 
 
 def _read_rows(clauses: Clauses) -> exp.Select | None:
-    """FROM, WHERE and OPTION as a query of everything; None without the first two."""
+    """Parse FROM, WHERE and OPTION as SELECT *. Return None without FROM and WHERE."""
     text = "SELECT *"
     pieces = [(word, clauses.parts[word]) for word in ("FROM", "WHERE", "OPTION") if word in clauses.parts]
     if not pieces:
@@ -102,7 +107,7 @@ def _read_rows(clauses: Clauses) -> exp.Select | None:
 
 
 def split_top(head: Slice) -> tuple[Top | None, Slice]:
-    """TOP, when there is one, and what follows it."""
+    """Return TOP, if it comes first, and the rest."""
     if head.words[:1] != ["TOP"]:
         return None, head
     end = head.closing(1) + 1 if head.words[1:2] == ["("] else 2
@@ -111,7 +116,7 @@ def split_top(head: Slice) -> tuple[Top | None, Slice]:
 
 
 def read_target(target: Slice) -> tuple[exp.Table, Hints]:
-    """The table that is changed, and its hints."""
+    """Return the table to change and its hints."""
     table = read_table(target)
     if table.args.get("alias"):
         raise syntax_error(target.text[:40], target.line())

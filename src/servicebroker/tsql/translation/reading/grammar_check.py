@@ -1,8 +1,7 @@
-"""Whether a text is a query, a list of values, a condition or a list of sources of T-SQL.
+"""Syntax check of a query, a list of values, a condition or a list of sources.
 
-sqlglot makes trees of more than T-SQL: it takes LIMIT, joins without ON, clauses in any order and CASE without THEN.
-This goes along the text by T-SQL's own grammar, all of it, also where nothing stands behind a clause, and makes
-nothing.
+sqlglot accepts more than T-SQL: LIMIT, joins without ON, clauses in any order, CASE without THEN. This reader follows
+T-SQL's own grammar, including unsupported clauses. It builds no tree.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ _JOINS = frozenset(("JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "OUTER"))
 _JOIN_HINTS = ("LOOP", "HASH", "MERGE", "REMOTE", "REDUCE", "REPLICATE", "REDISTRIBUTE")
 _RESERVED_FUNCTIONS = frozenset(
     ("LEFT", "RIGHT", "CONVERT", "IDENTITY", "UPDATE", "USER")
-)  # reserved words that are functions too
+)  # reserved words that are also functions
 _CASTING_FUNCTIONS = frozenset(("CAST", "TRY_CAST", "PARSE", "TRY_PARSE"))
 _CONVERT_FUNCTIONS = frozenset(("CONVERT", "TRY_CONVERT"))
 _NUMBERED_OPTIONS = frozenset(("MAXDOP", "MAXRECURSION", "FAST", "QUERYTRACEON"))
 _DOCUMENT_MODES = {"XML": ("RAW", "AUTO", "EXPLICIT", "PATH"), "JSON": ("PATH", "AUTO")}
 _XML_OPTIONS = ("TYPE", "ROOT", "ELEMENTS", "XMLDATA", "XMLSCHEMA", "BINARY")
 _JSON_OPTIONS = ("ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER")
-_OTHER_DIALECT_WORDS = ("LIMIT", "MINUS")  # which no other dialect's text shall pass as
+_OTHER_DIALECT_WORDS = ("LIMIT", "MINUS")  # not accepted as aliases, so that text of another dialect fails
 NOT_ALIASES = frozenset(("WINDOW", "TABLESAMPLE", "OFFSET", "GO", "WITHIN", "LIMIT", "USING", "MINUS", "NATURAL"))
 
 
 def check_form(tokens: Tokens, before: str) -> None:
-    """That the tokens are what may follow the words `before`: nothing, SELECT, SELECT *, SELECT * FROM, SELECT 1 WHERE.
+    """Check that tokens can follow the words `before`: nothing, SELECT, SELECT *, SELECT * FROM, SELECT 1 WHERE.
 
     Raises:
-        TsqlError: 102 and the word that they cannot go on with.
+        TsqlError: 102 at the first wrong word.
     """
     form = _GrammarReader(tokens)
     try:
@@ -50,12 +49,12 @@ def check_form(tokens: Tokens, before: str) -> None:
         if form.word:
             form.fail()
     except TsqlError as error:
-        error.line = 0  # the tokens are of a statement, whose line is known to who runs it
+        error.line = 0  # lines count from the statement; its runner sets the line
         raise
 
 
 class _GrammarReader(TokenReader):
-    """Each method goes behind what it is called after, or fails."""
+    """Each method reads the construct that it is named after, or raises error 102."""
 
     # ------------------------------------------------------------ queries
 
@@ -101,7 +100,7 @@ class _GrammarReader(TokenReader):
                 return
 
     def _values(self, end: str) -> None:
-        """Values between commas, of which some may be DEFAULT, and what closes them."""
+        """Read a list of values and DEFAULT, and the word that closes it."""
         while True:
             if not self.take("DEFAULT"):
                 self.operation()
@@ -133,7 +132,7 @@ class _GrammarReader(TokenReader):
             self.expect("TIES")
 
     def tail(self) -> None:
-        """FROM to HAVING; where no select list was read also OPTION."""
+        """Read the clauses from FROM to OPTION."""
         if self.take("FROM"):
             self.sources()
         if self.take("WHERE", "CURRENT", "OF"):
@@ -207,7 +206,7 @@ class _GrammarReader(TokenReader):
                 self.fail()
 
     def items(self) -> None:
-        """The select list."""
+        """Read the select list."""
         while True:
             self._item()
             if not self.take(","):
@@ -233,7 +232,7 @@ class _GrammarReader(TokenReader):
             self._alias()
 
     def _is_star(self) -> bool:
-        """Goes behind name.*, also behind database..name.*."""
+        """Read name.* or database..name.*. Return False, without advancing, if another expression comes."""
         place = self.at
         while self.tokens.kinds[place] in (WORD, QUOTED) and self.words[place + 1] == ".":
             place += 2
@@ -276,7 +275,7 @@ class _GrammarReader(TokenReader):
                 return
 
     def _goes_on_behind_parentheses(self) -> bool:
-        """Whether the parentheses that open here are the beginning of a value."""
+        """Check whether the parentheses that open here only begin a value."""
         begin = self.at
         self.parenthesized()
         following, self.at = self.word, begin
@@ -301,7 +300,7 @@ class _GrammarReader(TokenReader):
     # ------------------------------------------------------------ sources
 
     def sources(self) -> None:
-        """What stands behind FROM."""
+        """Read the sources behind FROM."""
         while True:
             self._joined()
             if not self.take(","):
@@ -368,11 +367,11 @@ class _GrammarReader(TokenReader):
         self.expect(")")
 
     def _are_hints(self) -> bool:
-        """Whether hints open here without WITH."""
+        """Check whether hints open here without WITH."""
         return opens_hints(self.words, self.at) or (self.word == "(" and self.peek() == "INDEX")
 
     def _named(self) -> None:
-        """The alias of a source, the names of its columns, its hints."""
+        """Read alias, column names and hints of a source."""
         if self._are_hints():
             self.parenthesized()
             self._name_of_source()
@@ -423,9 +422,9 @@ class _GrammarReader(TokenReader):
     # ------------------------------------------------------------ values and conditions
 
     def operation(self) -> None:
-        """Values with operators between them, conditions too; which is which the translation says."""
+        """Read values and conditions with their operators. The translation tells values from conditions."""
         betweens = 0
-        is_list = False  # what IN stands before
+        is_list = False  # IN was read
         while True:
             while self.word in _SIGNS or self.word == "NOT":
                 self.at += 1
@@ -457,7 +456,7 @@ class _GrammarReader(TokenReader):
                     self.at += 1
                     if self.word != "(":
                         self.fail()
-            elif word == "AT" and self.peek() == "TIME":  # AT alone is an alias
+            elif word == "AT" and self.peek() == "TIME":  # a lone AT is an alias
                 self.expect("AT", "TIME", "ZONE")
             else:
                 if word == "NOT":
@@ -475,7 +474,7 @@ class _GrammarReader(TokenReader):
                     self.fail()
 
     def _operator(self, word: str) -> None:
-        """One sign, or two that stand together: ||, << and >>."""
+        """Read a sign, or one of the adjacent pairs ||, << and >>."""
         self.at += 1
         if (
             word in ("|", "<", ">")
@@ -512,7 +511,7 @@ class _GrammarReader(TokenReader):
             self._over()
         elif kind in (WORD, QUOTED):
             self._column_or_call()
-        elif word == "$":  # $action, $PARTITION.f(x), or no money
+        elif word == "$":  # $action, $PARTITION.f(x), or an empty money literal
             self.at += 1
             if self.tokens.kinds[self.at] == WORD:
                 self.own_name()
@@ -521,7 +520,7 @@ class _GrammarReader(TokenReader):
             self.fail()
 
     def _in_parentheses(self) -> None:
-        """A query or a value, and the closing parenthesis."""
+        """Read a query or a value, and the closing parenthesis."""
         if self._begins_query():
             self.query()
         else:
@@ -529,7 +528,7 @@ class _GrammarReader(TokenReader):
         self.expect(")")
 
     def _list(self) -> None:
-        """(query), or (value, ...)."""
+        """Read (query) or (value, ...)."""
         self.at += 1
         if not self._begins_query():
             self.operation()
@@ -540,7 +539,7 @@ class _GrammarReader(TokenReader):
             self._in_parentheses()
 
     def _begins_query(self) -> bool:
-        """Whether SELECT stands here, or parentheses around one and, at each level, no more than a query: no (query) + 1."""
+        """Check whether a query comes next, within any number of parentheses. (query) + 1 is no query."""
         place = self.at
         while self.words[place] == "(":
             place += 1
@@ -575,7 +574,7 @@ class _GrammarReader(TokenReader):
         self.expect("END")
 
     def _escape(self) -> None:
-        """{fn NOW()}, {d '2020-01-01'}, {escape '!'}."""
+        """Read {fn NOW()}, {d '2020-01-01'} and the like."""
         self.at += 1
         if self.take_any("D", "T", "TS", "GUID"):
             self.string()
@@ -597,7 +596,7 @@ class _GrammarReader(TokenReader):
         self._methods()
 
     def _methods(self) -> None:
-        """.name, .name(...) and so on."""
+        """Read .name, .name(...) and so on."""
         while self.take("."):
             while self.take("."):
                 pass
@@ -628,7 +627,7 @@ class _GrammarReader(TokenReader):
             self.identifier()
 
     def _window(self) -> None:
-        """What stands between the parentheses of OVER, and the closing one."""
+        """Read the inside of OVER (...), and the closing parenthesis."""
         if self.is_identifier() and self.word not in ("PARTITION", "ROWS", "RANGE"):
             self.at += 1
         if self.take("PARTITION"):
@@ -666,7 +665,9 @@ class _GrammarReader(TokenReader):
         elif function == "TRIM":
             self.take_any("LEADING", "TRAILING", "BOTH")
         while True:
-            if not self.take("*") and not (function == "" and self.take("DEFAULT")):  # of functions of users
+            if not self.take("*") and not (
+                function == "" and self.take("DEFAULT")
+            ):  # only user-defined functions take it
                 if self.word in ("DISTINCT", "ALL"):
                     self.at += 1
                 self.operation()
@@ -676,7 +677,7 @@ class _GrammarReader(TokenReader):
                 return
 
     def _behind_argument(self, function: str) -> None:
-        """What functions with a grammar of their own say behind a value."""
+        """Read the words behind an argument of functions with their own grammar."""
         if function in _CASTING_FUNCTIONS:
             self.expect("AS")
             self.type_name()

@@ -1,4 +1,4 @@
-"""Table hints, each with its meaning or documented as one that changes nothing here."""
+"""Table hints: those that lock rows, keys or tables, and those that are ignored."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ IGNORED_HINTS = frozenset(
 
 
 class Hints(NamedTuple):
-    """What a table's hints ask for."""
+    """The combined meaning of a table's hints."""
 
     locks_rows: bool = False
     skips_locked: bool = False
     locks_key: bool = False
     waits: bool = True
-    table_lock_mode: str = ""  # the mode of LOCK TABLE
+    table_lock_mode: str = ""  # mode of LOCK TABLE, "" for none
 
 
 def read_hints(table: exp.Expression) -> Hints:
-    """The hints of a table.
+    """Return the meaning of a table's hints.
 
     Raises:
-        TsqlError: 321 for a word that is no hint.
+        TsqlError: 321 the word is no hint.
     """
     words: set[str] = set()
     for hint in table.args.get("hints") or []:
@@ -59,7 +59,7 @@ def read_hints(table: exp.Expression) -> Hints:
 
 
 def combine_hints(words: set[str]) -> Hints:
-    """The meaning of hints by their names. Raises as `read_hints`."""
+    """Return the meaning of hints given by name. Raises as `read_hints`."""
     for word in sorted(
         words - ROW_LOCK_HINTS - KEY_LOCK_HINTS - TABLE_LOCK_HINTS - IGNORED_HINTS - {"READPAST", "NOWAIT"}
     ):
@@ -79,15 +79,15 @@ def combine_hints(words: set[str]) -> Hints:
 
 
 def hint_on_common_table() -> TsqlError:
-    """The refusal of a hint behind a common table expression."""
-    return not_supported("A hint for a common table expression", "Write it inside, behind the table.")
+    """Build the error for a hint behind a common table expression."""
+    return not_supported("A hint on a common table expression", "Put it inside, behind the table.")
 
 
 def add_locks(writer: Writer, hints: Hints, table: str, alias: str, where: exp.Expression | None) -> None:
-    """What must be locked before the statement takes its snapshot.
+    """Add the locks that must be taken before the statement's snapshot.
 
-    HOLDLOCK keeps others out of the key even when no row has it yet: two transactions that look for one key with
-    HOLDLOCK come one after the other. The key is what the columns of the table are compared with by =.
+    HOLDLOCK locks a key even if no row has it yet. So two transactions that search one key with HOLDLOCK run one after
+    the other. The key consists of the columns compared by = and their values.
     """
     if hints.table_lock_mode:
         writer.locks.append(ExtraStatement(f"LOCK TABLE {table} IN {hints.table_lock_mode} MODE", ()))
@@ -108,18 +108,18 @@ def add_locks(writer: Writer, hints: Hints, table: str, alias: str, where: exp.E
 
 
 def _equalities(writer: Writer, where: exp.Expression | None, alias: str) -> list[tuple[str, str]]:
-    """The columns that must be equal to a value that no row decides."""
+    """Return the columns that the condition compares by = with a value independent of rows."""
     condition = where.this if isinstance(where, exp.Where) else where
-    found = []
+    pairs = []
     for part in condition.flatten() if isinstance(condition, exp.And) else [condition] if condition is not None else []:
         inner = part.unnest() if isinstance(part, exp.Paren) else part
         if not isinstance(inner, exp.EQ):
             continue
         for column, value in ((inner.this, inner.expression), (inner.expression, inner.this)):
             if isinstance(column, exp.Column) and column.table.lower() in ("", alias) and _is_fixed(value):
-                found.append((column.name.lower(), typed_text(write_value(writer, value))))
+                pairs.append((column.name.lower(), typed_text(write_value(writer, value))))
                 break
-    return found
+    return pairs
 
 
 def _is_fixed(node: exp.Expression) -> bool:

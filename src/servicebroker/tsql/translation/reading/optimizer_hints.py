@@ -1,4 +1,4 @@
-"""What only guides the optimizer and the storage of SQL Server is left out before a query is read; what OPTION limits."""
+"""Hints for SQL Server's optimizer and storage, which are removed before parsing, and the limit of recursion."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import Tokens, find_closing
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
-# the first words of what OPTION may say
+# first words of the hints in OPTION
 _OPTION_HINTS = split_words(
     "CONCAT DISABLE EXPAND FAST FORCE HASH IGNORE_NONCLUSTERED_COLUMNSTORE_INDEX KEEP KEEPFIXED LABEL LOOP MAXDOP "
     "MAXRECURSION MAX_GRANT_PERCENT MERGE MIN_GRANT_PERCENT NO_PERFORMANCE_SPOOL OPTIMIZE ORDER PARAMETERIZATION "
     "QUERYTRACEON RECOMPILE ROBUST TABLE USE"
 )
-# what may stand behind a table without WITH
+# hints that may follow a table without WITH
 HINTS = split_words(
     "HOLDLOCK NOEXPAND NOLOCK NOWAIT PAGLOCK READCOMMITTED READCOMMITTEDLOCK READPAST READUNCOMMITTED REPEATABLEREAD "
     "ROWLOCK SERIALIZABLE TABLOCK TABLOCKX UPDLOCK XLOCK"
@@ -23,63 +23,63 @@ HINTS = split_words(
 
 _BEHIND_HINT = HINTS | {")", ","}
 _WITH_ARGUMENTS = split_words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
-MAX_RECURSION_LEVELS = 32_767  # levels that MAXRECURSION may say
+MAX_RECURSION_LEVELS = 32_767  # SQL Server's maximum of MAXRECURSION
 _JOIN_HINTS = split_words("LOOP HASH MERGE REMOTE REDUCE REPLICATE REDISTRIBUTE")
 _BEFORE_JOIN_HINT = split_words("INNER LEFT RIGHT FULL OUTER")
 
 
 def find_ignored_places(tokens: Tokens, first: int, last: int) -> set[int]:
-    """The places of a piece that say how SQL Server does something, not what.
+    """Return the token indexes that concern the execution in SQL Server and not the result.
 
     Raises:
-        TsqlError: 102 OPTION has no such hint.
+        TsqlError: 102 an unknown hint in OPTION.
     """
-    said = tokens.words
-    found: set[int] = set()
+    words = tokens.words
+    places: set[int] = set()
     for at in range(first, last):
-        word = said[at]
-        if word == "OPTION" and said[at + 1] == "(":
-            found.update(range(at, _option_end(tokens, at + 1)))
-        elif word in _JOIN_HINTS and said[at + 1] == "JOIN" and said[at - 1] in _BEFORE_JOIN_HINT:
-            found.add(at)
-        elif word in _WITH_ARGUMENTS and said[at - 1] in ("(", ",") and said[at + 1] in ("(", "="):
-            end = at + 3 if said[at + 1] == "=" else _require_closing(tokens, at + 1) + 1
-            found.update(range(at + 1, end))
-        elif word == "ALL" and said[at - 1] == "SELECT" and said[at + 1] == "TOP":
-            found.add(at)
+        word = words[at]
+        if word == "OPTION" and words[at + 1] == "(":
+            places.update(range(at, _option_end(tokens, at + 1)))
+        elif word in _JOIN_HINTS and words[at + 1] == "JOIN" and words[at - 1] in _BEFORE_JOIN_HINT:
+            places.add(at)
+        elif word in _WITH_ARGUMENTS and words[at - 1] in ("(", ",") and words[at + 1] in ("(", "="):
+            end = at + 3 if words[at + 1] == "=" else _require_closing(tokens, at + 1) + 1
+            places.update(range(at + 1, end))
+        elif word == "ALL" and words[at - 1] == "SELECT" and words[at + 1] == "TOP":
+            places.add(at)
         elif word == "INTO":
-            found.update(_filegroup(tokens, at + 1))
-        elif word == "{" and said[at + 1] in ("OJ", "ESCAPE"):
-            found.update(_braces(said, at))
-    return found
+            places.update(_filegroup(tokens, at + 1))
+        elif word == "{" and words[at + 1] in ("OJ", "ESCAPE"):
+            places.update(_braces(words, at))
+    return places
 
 
-def opens_hints(said: list[str], at: int) -> bool:
-    """Whether a table's hints open here in the old form, without WITH."""
-    return said[at] == "(" and said[at + 1] in HINTS and said[at + 2] in _BEHIND_HINT
+def opens_hints(words: list[str], at: int) -> bool:
+    """Check whether table hints in the old form, without WITH, open here."""
+    return words[at] == "(" and words[at + 1] in HINTS and words[at + 2] in _BEHIND_HINT
 
 
 def read_max_recursion(tokens: Tokens) -> int:
-    """How deep a common table expression may read itself, by OPTION (MAXRECURSION n); 0 for as deep as it does.
+    """Return the limit of recursion, from OPTION (MAXRECURSION n). 0 means no limit, 100 is the default.
 
     Raises:
-        TsqlError: 310 that is more than may be said.
+        TsqlError: 310 the limit is too high.
     """
     for at, word in enumerate(tokens.words[:-1]):
         if word == "MAXRECURSION" and is_whole(tokens.text(at + 1)):
-            said = parse_whole_number(tokens.text(at + 1))
-            if said > MAX_RECURSION_LEVELS:
+            levels = parse_whole_number(tokens.text(at + 1))
+            if levels > MAX_RECURSION_LEVELS:
                 raise TsqlError(
                     310,
-                    f"The value {said} specified for the MAXRECURSION option exceeds the allowed maximum of {MAX_RECURSION_LEVELS}.",
+                    f"The value {levels} specified for the MAXRECURSION option exceeds the allowed maximum of {MAX_RECURSION_LEVELS}.",
                     severity=15,
                 )
-            return said
+            return levels
     return 100
 
 
 def _option_end(tokens: Tokens, opening: int) -> int:
-    """The place behind OPTION (...)."""
+    """Return the index behind OPTION (...)."""
     closing = _require_closing(tokens, opening)
     depth = 0
     for at in range(opening, closing):
@@ -97,19 +97,19 @@ def _require_closing(tokens: Tokens, opening: int) -> int:
     return place
 
 
-def _braces(said: list[str], at: int) -> Iterator[int]:
-    """{oj a LEFT JOIN b ON ...} and {escape '!'}, which mean what they mean without braces."""
+def _braces(words: list[str], at: int) -> Iterator[int]:
+    """Yield the indexes of braces in {oj a LEFT JOIN b ON ...} and {escape '!'}, which have no effect."""
     depth, place = 1, at + 1
-    while depth and said[place]:
-        depth += (said[place] == "{") - (said[place] == "}")
+    while depth and words[place]:
+        depth += (words[place] == "{") - (words[place] == "}")
         place += 1
     yield from (at, place - 1)
-    if said[at + 1] == "OJ":
+    if words[at + 1] == "OJ":
         yield at + 1
 
 
 def _filegroup(tokens: Tokens, at: int) -> Iterator[int]:
-    """SELECT ... INTO name ON filegroup FROM."""
+    """Yield the indexes of ON filegroup in SELECT ... INTO name ON filegroup FROM."""
     while tokens.words[at + 1 : at + 2] == ["."]:
         at += 2
     if tokens.words[at + 1 : at + 2] == ["ON"] and tokens.words[at + 3 : at + 4] == ["FROM"]:

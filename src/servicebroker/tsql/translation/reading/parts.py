@@ -1,4 +1,6 @@
-"""Parts of a statement as trees: one value, one condition, one table, the columns of a list. Nothing may stand beside them."""
+"""Parts of a statement as trees: a value, a condition, a table, a list of columns. Any other text in the part is an
+error.
+"""
 
 from __future__ import annotations
 
@@ -9,72 +11,72 @@ from servicebroker.tsql.translation.reading.syntax_tree import Slice, constant_t
 
 
 def read_value(piece: Slice) -> exp.Expression:
-    """The value or condition, without a name, that a piece is.
+    """Parse a single value or condition without an alias.
 
     Raises:
-        TsqlError: 102 it is none, or more than one.
+        TsqlError: 102 the text is no value, or more than one.
     """
-    found = read_values(piece)
-    if len(found) != 1 or isinstance(found[0], exp.Alias):
+    values = read_values(piece)
+    if len(values) != 1 or isinstance(values[0], exp.Alias):
         raise _syntax_error_in(piece)
-    return found[0]
+    return values[0]
 
 
 def read_values(piece: Slice) -> list[exp.Expression]:
-    """The values, perhaps with names, that a piece lists between commas. Raises as `read_value`."""
+    """Parse a list of values with optional aliases. Raises as `read_value`."""
     known = constant_tree(piece)
     return list(_read_query(piece, "SELECT", "expressions").expressions) if known is None else [known]
 
 
 def read_condition(piece: Slice) -> exp.Expression:
-    """The condition that a piece is. Raises as `read_value`."""
-    found: exp.Expression = _read_query(piece, "SELECT 1 WHERE", "expressions", "where").args["where"].this
-    return found
+    """Parse a condition. Raises as `read_value`."""
+    condition: exp.Expression = _read_query(piece, "SELECT 1 WHERE", "expressions", "where").args["where"].this
+    return condition
 
 
 def read_table(piece: Slice) -> exp.Table:
-    """The table, perhaps with an alias and hints, that a piece names. Raises as `read_value`."""
-    found = read_tables(piece).args["from_"].this
-    if not isinstance(found, exp.Table) or read_tables(piece).args.get("joins"):
+    """Parse a table with optional alias and hints. Raises as `read_value`."""
+    table = read_tables(piece).args["from_"].this
+    if not isinstance(table, exp.Table) or read_tables(piece).args.get("joins"):
         raise _syntax_error_in(piece)
-    return found
+    return table
 
 
 def read_tables(piece: Slice) -> exp.Select:
-    """A query of the tables, perhaps joined, that a piece names. Raises as `read_value`."""
+    """Parse tables and joins, returned as a query of them. Raises as `read_value`."""
     return _read_query(piece, "SELECT * FROM", "expressions", "from_", "joins")
 
 
 def read_names(piece: Slice) -> list[str]:
-    """The names of columns that a piece lists between commas. Raises as `read_value`."""
+    """Parse a list of column names. Raises as `read_value`."""
     return [_read_name(each) for each in piece.split()]
 
 
 def read_common_tables(piece: Slice) -> exp.With:
-    """The common table expressions that a piece holds, with the word WITH. Raises as `read_value`."""
-    found = parse_slice(slice_text(piece.text + " SELECT 1")).args.get("with_")
-    if not isinstance(found, exp.With):
+    """Parse common table expressions, with their WITH. Raises as `read_value`."""
+    with_ = parse_slice(slice_text(piece.text + " SELECT 1")).args.get("with_")
+    if not isinstance(with_, exp.With):
         raise _syntax_error_in(piece)
-    return found
+    return with_
 
 
 def _read_name(piece: Slice) -> str:
     plain = plain_name(piece)
     if plain is not None:
         return plain
-    found = read_value(piece)
-    if not isinstance(found, exp.Column) or found.table or isinstance(found.this, exp.Star):
+    column = read_value(piece)
+    if not isinstance(column, exp.Column) or column.table or isinstance(column.this, exp.Star):
         raise _syntax_error_in(piece)
-    return str(found.name)
+    return str(column.name)
 
 
 def _read_query(piece: Slice, before: str, *known: str) -> exp.Select:
-    """The query that begins with the words `before` and says nothing beyond `known`."""
-    found = parse_slice(piece, before)
-    said = {name for name, value in found.args.items() if value}
-    if not isinstance(found, exp.Select) or not piece.words or not said.issubset(known) or not found.expressions:
+    """Parse a query that begins with the words `before`, and refuse clauses other than `known`."""
+    query = parse_slice(piece, before)
+    clauses = {name for name, value in query.args.items() if value}
+    if not isinstance(query, exp.Select) or not piece.words or not clauses.issubset(known) or not query.expressions:
         raise _syntax_error_in(piece)
-    return found
+    return query
 
 
 def _syntax_error_in(piece: Slice) -> Exception:

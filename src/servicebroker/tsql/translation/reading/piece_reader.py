@@ -1,4 +1,4 @@
-"""The parser's reader within a piece of a statement: elements of tables, options, names."""
+"""A token reader for a piece of a statement: elements of tables, options, names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from servicebroker.tsql.translation.reading.syntax_tree import Slice
 
 
 class PieceReader(TokenReader):
-    """Goes along the tokens of a piece, and gives parts of it to those that read trees."""
+    """Reads the tokens of a piece, and returns slices of it for parsing."""
 
     def __init__(self, piece: Slice) -> None:
         super().__init__(piece.alone())
         self.piece = piece
 
     def quoted(self) -> str:
-        """The next word without its brackets, in lower case; "" behind the end."""
+        """The next word without brackets, in lower case, "" behind the end."""
         return unquote(self.tokens.text(self.at)).lower() if self.word else ""
 
     def dotted(self) -> Slice:
-        """Steps over a name of several parts, or over a variable."""
+        """Read a name of several parts, or a variable."""
         start = self.at
         if self.tokens.kinds[start] == VARIABLE:
             self.at += 1
@@ -28,7 +28,7 @@ class PieceReader(TokenReader):
         return self.piece.part(start, self.at)
 
     def inside(self) -> Slice:
-        """Steps over parentheses: what stands between them."""
+        """Read parentheses, and return the slice between them."""
         start = self.at
         self.parenthesized()
         return self.piece.part(start + 1, self.at - 1)

@@ -1,5 +1,5 @@
-"""Text to syntax tree: sqlglot parses, after a few spellings that it would misread were written otherwise; trees of
-which a part is missing are refused.
+"""Syntax trees of T-SQL, parsed by sqlglot. Spellings that it would misread are rewritten first, and incomplete trees
+are refused.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, find_i
 from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 
 _PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
-MAX_CACHED_CHARS = 20_000  # characters of a text that is not worth to be kept
-CALL_PREFIX = "tsql_"  # before the name of a function, so that it stays the call that was written
+MAX_CACHED_CHARS = 20_000  # longer texts rarely come twice
+CALL_PREFIX = "tsql_"  # prefix of function names, so that sqlglot keeps the call as written
 ROW_ADDRESS, CURSOR_ADDRESS = "place_of_row", "current_of_cursor"
-NULL_ON_NULL = CALL_PREFIX + "nulls"  # the last argument of JSON_ARRAY, for NULL ON NULL
+NULL_ON_NULL = CALL_PREFIX + "nulls"  # last argument of JSON_ARRAY, stands for NULL ON NULL
 
 _BEFORE_NAMES = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
 _BEFORE_HINT = HINTS | {")"}
 _BEHIND_HINT = HINTS | {")", ","}
 _BEFORE_SOURCES = frozenset(
     {"FROM", "JOIN", "APPLY"}
-)  # behind which a function of users may be called as one of sqlglot
+)  # behind these, a user-defined function may have the name of a built-in one
 _TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _ASSIGNMENT_ENDS = frozenset(
@@ -55,7 +55,7 @@ _ASSIGNMENT_ENDS = frozenset(
 )
 
 
-_APPLY_JOINS = {"CROSS": "CROSS JOIN", "OUTER": "LEFT JOIN"}  # of a table that APPLY names, as a join of it
+_APPLY_JOINS = {"CROSS": "CROSS JOIN", "OUTER": "LEFT JOIN"}  # APPLY of a plain table is a join
 _PARSE_FUNCTIONS = {"PARSE": "CAST", "TRY_PARSE": "TRY_CAST"}
 _AFTER_OPERAND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
 _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
@@ -65,12 +65,12 @@ _NEEDS_OPERAND = frozenset({",", "BY", "AS", "EXISTS"})
 _TSQL = sqlglot.Dialect.get_or_raise("tsql")
 _NOT_NAMES = RESERVED | set(_TSQL.tokenizer_class.KEYWORDS)
 _is_reading = ContextVar("is_reading", default=False)
-# what sqlglot warns of, it returns as a Command, and we refuse it: nobody wants to read that twice
+# sqlglot warns of text that it returns as a Command; such text raises an error here, so the warning is noise
 logging.getLogger("sqlglot").addFilter(lambda record: not _is_reading.get())
 
 
 class Slice(NamedTuple):
-    """Tokens `first` up to, not including, `last` of a text."""
+    """The tokens from `first` up to, not including, `last` of a text."""
 
     tokens: Tokens
     first: int
@@ -78,42 +78,42 @@ class Slice(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """What the tokens say, plain words in upper case."""
+        """The tokens as `Tokens.words` has them."""
         return self.tokens.words[self.first : self.last]
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The source text."""
         if self.first >= self.last:
             return ""
         return self.tokens.source[self.tokens.starts[self.first] : self.tokens.ends[self.last - 1]]
 
     def alone(self) -> Tokens:
-        """Its tokens, and an end behind them; they keep their places in the text."""
-        of, part = self.tokens, slice(self.first, self.last)
-        end = of.ends[self.last - 1] if self.last else 0
+        """Return the tokens with an END behind them. They keep their offsets in the text."""
+        tokens, part = self.tokens, slice(self.first, self.last)
+        end = tokens.ends[self.last - 1] if self.last else 0
         return Tokens(
-            of.source,
-            [*of.words[part], ""],
-            [*of.kinds[part], END],
-            [*of.starts[part], end],
-            [*of.ends[part], end],
-            of.lines,
+            tokens.source,
+            [*tokens.words[part], ""],
+            [*tokens.kinds[part], END],
+            [*tokens.starts[part], end],
+            [*tokens.ends[part], end],
+            tokens.lines,
         )
 
     def part(self, first: int, last: int) -> Slice:
-        """Some of it, by places in `words`."""
+        """Return a part, given by indexes into `words`."""
         return Slice(self.tokens, self.first + first, self.first + last)
 
     def find(self, *wanted: str, after: int = 0) -> int | None:
-        """The place of the first of these words that stands outside of parentheses and CASE."""
+        """Return the index of the first of these words outside of parentheses and CASE, or None."""
         for place in self.outside(after):
             if self.tokens.words[self.first + place] in wanted:
                 return place
         return None
 
     def outside(self, after: int = 0) -> Iterator[int]:
-        """The places outside of parentheses and CASE ... END."""
+        """Yield the indexes outside of parentheses and CASE ... END."""
         depth = 0
         for place, word in enumerate(self.words):
             if word in (")", "END"):
@@ -124,26 +124,26 @@ class Slice(NamedTuple):
                 depth += 1
 
     def split(self) -> list[Slice]:
-        """The parts between commas."""
+        """Return the parts between commas."""
         words = self.words
         places = [place for place in self.outside() if words[place] == ","]
         starts = [0, *(place + 1 for place in places)]
         return [self.part(first, last) for first, last in zip(starts, [*places, len(words)], strict=True)]
 
     def closing(self, opening: int) -> int:
-        """The place of the parenthesis that closes the one at `opening`."""
+        """Return the index of the parenthesis that closes the one at `opening`."""
         place = find_closing(self.words, opening)
         if place is None:
             raise syntax_error("(", self.line(opening))
         return place
 
     def line(self, place: int = 0) -> int:
-        """The line of a token."""
+        """Return the line of a token."""
         return self.tokens.line(min(self.first + place, len(self.tokens.words) - 1))
 
 
 def slice_text(text: str) -> Slice:
-    """A text as tokens, without the semicolons at its ends."""
+    """Return the tokens of a text, without leading and trailing semicolons."""
     tokens = tokenize(text)
     first, last = 0, len(tokens.words) - 1
     while first < last and tokens.words[first] == ";":
@@ -154,10 +154,10 @@ def slice_text(text: str) -> Slice:
 
 
 def parse_slice(piece: Slice, before: str = "") -> exp.Expression:
-    """The tree of a piece of text, behind the word or words `before`.
+    """Return the tree of a piece of text, parsed behind the words `before`.
 
     Raises:
-        TsqlError: 102 for what cannot be read.
+        TsqlError: 102 the syntax is wrong.
     """
     try:
         check_form(piece.alone(), before)
@@ -168,9 +168,9 @@ def parse_slice(piece: Slice, before: str = "") -> exp.Expression:
 
 
 def constant_tree(piece: Slice) -> exp.Expression | None:
-    """The tree of a piece that is one string, one number of digits, or NULL; None for all else.
+    """Return the tree of a single string, number or NULL without sqlglot, or None for any other text.
 
-    Most of a script of data is such, and needs nobody to read it.
+    Scripts that load data consist mostly of constants.
     """
     if piece.last - piece.first != 1:
         return None
@@ -184,7 +184,7 @@ def constant_tree(piece: Slice) -> exp.Expression | None:
 
 
 def plain_name(piece: Slice) -> str | None:
-    """The name that a piece of one token is; None for all else, and where the word may be more than a name."""
+    """Return the name in a piece of one token. Return None for any other piece, and for a word with another meaning."""
     if piece.last - piece.first != 1:
         return None
     kind, text = piece.tokens.kinds[piece.first], piece.tokens.text(piece.first)
@@ -206,7 +206,7 @@ def _parse_with_sqlglot(text: str) -> exp.Expression:
         raise _syntax_error(problem) from None
     except RecursionError:
         raise _too_deep() from None
-    except Exception:  # some text it does not expect makes it stumble: TypeError, AttributeError ...
+    except Exception:  # unexpected text makes sqlglot fail with TypeError, AttributeError ...
         raise syntax_error(text.split()[0], 0) from None
     finally:
         _is_reading.reset(token)
@@ -218,26 +218,26 @@ def _parse_with_sqlglot(text: str) -> exp.Expression:
     return tree
 
 
-_cached_tree = functools.lru_cache(maxsize=2000)(_parse_with_sqlglot)  # trees are shared: nobody changes one
+_cached_tree = functools.lru_cache(maxsize=2000)(_parse_with_sqlglot)  # trees are shared: copy before changing one
 
 
 def _syntax_error(problem: SqlglotError) -> TsqlError:
-    told = getattr(problem, "errors", None)
-    near = str(told[0].get("highlight") or "") if told else ""
+    errors = getattr(problem, "errors", None)
+    near = str(errors[0].get("highlight") or "") if errors else ""
     return syntax_error(near.removeprefix(CALL_PREFIX)[:60], 0)
 
 
 def _rewrite_for_sqlglot(piece: Slice) -> str:
-    """The piece with what sqlglot would misread in other words."""
+    """Return the text of a piece, with spellings replaced that sqlglot would misread."""
     tokens = piece.tokens
     words, kinds = tokens.words, tokens.kinds
     out: list[str] = []
-    pending: list[int] = []  # the depths at which an operand of a compound assignment is open
+    pending: list[int] = []  # depths of open operands of compound assignments
     depth = 0
     place = tokens.starts[piece.first] if piece.first < piece.last else 0
     without = set(find_ignored_places(tokens, piece.first, piece.last))
-    ordered: set[int] = set()  # where OVER of NEXT VALUE FOR ends
-    applied: set[int] = set()  # behind the tables of OUTER APPLY
+    ordered: set[int] = set()  # ends of OVER behind NEXT VALUE FOR
+    applied: set[int] = set()  # indexes behind tables of OUTER APPLY
     for at in range(piece.first, piece.last):
         word = words[at]
         if at in applied:
@@ -250,7 +250,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             pending.pop()
         if word == ";":
             raise syntax_error(";", tokens.line(at))
-        if _lacks_operand(word, words, at, piece):  # sqlglot would not mind
+        if _lacks_operand(word, words, at, piece):  # sqlglot accepts it
             raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), 0)
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
@@ -278,7 +278,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             out.append(f"{CURSOR_ADDRESS}({_literal(tokens.text(at + skipped))}) = 1")
             without |= {*range(at + 1, at + skipped + 1)}
         elif kinds[at] == WORD and (text[0] == "#" or words[at - 1 : at + 2] == [".", "ROWS", "("]):
-            out.append(f"[{text}]")  # whatever word follows the #, also ##; a function that is called Rows
+            out.append(f"[{text}]")  # any word behind # or ##; a function named Rows
         elif opens_hints(words, at) and words[at - 1] != "WITH":
             alias = _alias_behind(tokens, at, piece.last)
             out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))
@@ -292,7 +292,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             pending.append(depth)
         elif kinds[at] == NUMBER and text.lower() == "0x":
             out.append(f"{CALL_PREFIX}no_bytes()")
-        elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a sign of a currency
+        elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a currency sign
             out.append(f"CAST({text[1:] or '0'} AS MONEY)")
         elif (
             word in ("NULL", "ABSENT")
@@ -306,17 +306,19 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
         elif kinds[at] == VARIABLE and not _PLAIN_VARIABLE.fullmatch(text):  # @, @# or @@x
             out.append(f"@[{text[1:]}]")
         elif kinds[at] == WORD and _is_function(words, at, piece):
-            out.append(f"1 = {CALL_PREFIX}{text}" if word == "UPDATE" else CALL_PREFIX + text)  # which is a condition
+            out.append(
+                f"1 = {CALL_PREFIX}{text}" if word == "UPDATE" else CALL_PREFIX + text
+            )  # UPDATE(column) is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
             out.append(f"{CALL_PREFIX}{text}()")
-        elif kinds[at] == STRING and at > piece.first and kinds[at - 1] == STRING:  # the name of a column
+        elif kinds[at] == STRING and at > piece.first and kinds[at - 1] == STRING:  # an alias
             out.append(f"AS {text}")
         elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
             out.append("FLOAT(24)")
         elif word in _PARSE_FUNCTIONS and kinds[at] == WORD and words[at + 1] == "(" and words[at - 1] != ".":
             out.append(_PARSE_FUNCTIONS[word])
             without |= _culture_places(tokens, at)
-        elif word == ")" and _is_tablesample(words, at):  # without a unit
+        elif word == ")" and _is_tablesample(words, at):  # without ROWS or PERCENT
             out.append(" PERCENT)")
         elif word == "." and words[at + 1] == "." and words[at + 3 : at + 4] == ["."]:  # database..table.column
             out.append(".dbo")
@@ -331,24 +333,24 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
 
 
 def _culture_places(tokens: Tokens, at: int) -> set[int]:
-    """The places of USING culture in the call of PARSE that begins here.
+    """Return the indexes of USING culture in the call of PARSE that begins here.
 
     Raises:
-        TsqlError: 40515 for another culture than that of CAST, 10761 the type is neither of numbers nor of dates.
+        TsqlError: 40515 a culture other than en-US, 10761 a type other than numbers and dates.
     """
     words, closing = tokens.words, find_closing(tokens.words, at + 1)
     as_ = max((place for place in range(at, closing or at) if words[place] == "AS"), default=0)
     if closing is None or not as_:
         raise syntax_error(tokens.text(at), tokens.line(at))
     has_culture = words[closing - 2] == "USING"
-    of = parse_type(tokens.source[tokens.starts[as_ + 1] : tokens.ends[closing - (3 if has_culture else 1)]])
-    if of.name not in NUMBERS | DATES or of.name == "bit":
-        raise TsqlError(10761, f"Invalid data type {of} in function {words[at]}.", severity=15)
+    sql_type = parse_type(tokens.source[tokens.starts[as_ + 1] : tokens.ends[closing - (3 if has_culture else 1)]])
+    if sql_type.name not in NUMBERS | DATES or sql_type.name == "bit":
+        raise TsqlError(10761, f"Invalid data type {sql_type} in function {words[at]}.", severity=15)
     if not has_culture:
         return set()
-    said = tokens.text(closing - 1)
-    if tokens.kinds[closing - 1] != STRING or string_value(said).lower() not in ("", "en", "en-us"):
-        raise unsupported(f"{words[at]} USING {said[:40]}", "Write the text as en-US has it.", tokens.line(at))
+    culture = tokens.text(closing - 1)
+    if tokens.kinds[closing - 1] != STRING or string_value(culture).lower() not in ("", "en", "en-us"):
+        raise unsupported(f"{words[at]} USING {culture[:40]}", "Write the text as en-US has it.", tokens.line(at))
     return {closing - 2, closing - 1}
 
 
@@ -361,7 +363,7 @@ def _is_tablesample(words: list[str], at: int) -> bool:
 
 
 def _name_end(tokens: Tokens, at: int, last: int) -> int:
-    """The place behind a name of several parts."""
+    """Return the index behind a name of several parts."""
     at += 1
     while at + 1 < last and tokens.words[at] == ".":
         at += 2
@@ -369,7 +371,7 @@ def _name_end(tokens: Tokens, at: int, last: int) -> int:
 
 
 def _table_end(tokens: Tokens, at: int, last: int) -> int:
-    """The place behind a table with its alias and hints; 0 where a function or a query stands."""
+    """Return the index behind a table with alias and hints, 0 for a function or query."""
     words, kinds = tokens.words, tokens.kinds
     while at < last and (words[at] == "." or (kinds[at] in (WORD, QUOTED, VARIABLE) and words[at] not in RESERVED)):
         at += 1
@@ -393,7 +395,7 @@ def _table_end(tokens: Tokens, at: int, last: int) -> int:
 
 
 def _is_in_json_array(words: list[str], at: int) -> bool:
-    """Whether the parentheses around this place are those of JSON_ARRAY."""
+    """Check whether the enclosing parentheses are those of JSON_ARRAY."""
     depth = 0
     while at > 0 and depth >= 0:
         at -= 1
@@ -402,7 +404,7 @@ def _is_in_json_array(words: list[str], at: int) -> bool:
 
 
 def _lacks_operand(word: str, words: list[str], at: int, piece: Slice) -> bool:
-    """A comma or a word of which what belongs to it is missing."""
+    """Check for a comma or keyword without the operand that it needs."""
     if word not in _NEEDS_OPERAND:
         return False
     after = words[at + 1] if at + 1 < piece.last else ""
@@ -414,7 +416,7 @@ def _lacks_operand(word: str, words: list[str], at: int, piece: Slice) -> bool:
 
 
 def _alias_behind(tokens: Tokens, at: int, last: int) -> range:
-    """The places of the alias behind the hints that open here; it may stand before them, too."""
+    """Return the indexes of the alias behind the hints that open here. An alias may also precede the hints."""
     begin = (find_closing(tokens.words, at) or at) + 1
     end = begin + (tokens.words[begin] == "AS")
     is_name = end < last and tokens.kinds[end] in (WORD, QUOTED)
@@ -445,7 +447,7 @@ def _is_value(words: list[str], at: int, piece: Slice) -> bool:
 
 
 def missing_part(tree: exp.Expression) -> str | None:
-    """What stands beside the first missing part of a tree; None when the tree is whole."""
+    """Return the name of the first incomplete node of a tree, or None for a complete tree."""
     for node in tree.walk():
         if not isinstance(node, exp.Expression) or any(node.error_messages()):
             return type(node).__name__.upper()
@@ -460,7 +462,7 @@ def _requires_any(*names: str) -> Callable[[Any], bool]:
 
 
 def _is_number(node: Any) -> bool:
-    """Digits on both sides of a dot that stands alone become one literal with two dots."""
+    """Check a literal. sqlglot joins digits on both sides of a lone dot into a literal with two dots."""
     return bool(node.is_string) or node.this.count(".") < 2
 
 

@@ -1,4 +1,4 @@
-"""Clauses of T-SQL's queries and tables that nothing stands behind here: what cannot be read is refused by their names."""
+"""Clauses of queries and tables without a counterpart here. An error about unreadable text names them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _USE_CONVERSATION = "Use a conversation to reach another instance, or a foreign 
 _USE_COPY = "Read the file in the application, or use COPY of PostgreSQL."
 _USE_LIKE = "Use LIKE, or the text search of PostgreSQL."
 _USE_JOINS = "Use tables and joins."
-_USE_HISTORY_TABLE = "Keep what was before in a table of its own, filled by a trigger."
-_USE_VIEW = "Grant the columns by a view."
+_USE_HISTORY_TABLE = "Keep old rows in a history table filled by a trigger."
+_USE_VIEW = "Grant access to a view of the columns."
 _USE_TRIGGER = "Use a trigger, or a column of the type rowversion."
-# in the order in which they are looked for: words, signs, what to write instead
+# words and signs of each clause, with the advice; longer clauses stand before their prefixes
 _CLAUSES = {
     "OPENROWSET (": _USE_COPY,
     "OPENQUERY (": _USE_CONVERSATION,
@@ -27,11 +27,11 @@ _CLAUSES = {
     "FREETEXT (": _USE_LIKE,
     "CHANGETABLE (": _USE_TRIGGER,
     "WITH CHANGE_TRACKING_CONTEXT": _USE_TRIGGER,
-    "PREDICT (": "Do it in Python with the package's API.",
-    "AI_GENERATE_CHUNKS (": "Do it in Python with the package's API.",
-    "AI_GENERATE_EMBEDDINGS (": "Do it in Python with the package's API.",
-    "AS XML (": "Leave the schema collection out.",
-    "VECTOR_SEARCH (": "Do it in Python with the package's API.",
+    "PREDICT (": "Compute it in Python with the package's API.",
+    "AI_GENERATE_CHUNKS (": "Compute it in Python with the package's API.",
+    "AI_GENERATE_EMBEDDINGS (": "Compute it in Python with the package's API.",
+    "AS XML (": "Omit the schema collection.",
+    "VECTOR_SEARCH (": "Compute it in Python with the package's API.",
     "FOR SYSTEM_TIME": _USE_HISTORY_TABLE,
     "PERIOD FOR SYSTEM_TIME": _USE_HISTORY_TABLE,
     "GENERATED ALWAYS": _USE_HISTORY_TABLE,
@@ -47,9 +47,9 @@ _CLAUSES = {
     "ENCRYPTED WITH": "Encrypt in the application.",
     "WITH ( DISTRIBUTION": "Create the table, and fill it with INSERT.",
     "WITH ( PARTITIONS": "Delete the rows by a condition.",
-    "WITH ( DISTRIBUTED_AGG": "Leave it out.",
+    "WITH ( DISTRIBUTED_AGG": "Omit it.",
     "TSEQUAL (": "Use =.",
-    "FOR BROWSE": "Leave it out.",
+    "FOR BROWSE": "Omit it.",
     "COMPUTE": "Use another query, or ROLLUP.",
     ". WRITE (": "Use STUFF.",
     "JSON_OBJECT (": "Use FOR JSON.",
@@ -68,15 +68,15 @@ _CLAUSES = {
     "{ FN": "Write the function alone.",
     "WITHIN GROUP": "Use a subquery.",
     "IGNORE NULLS": "Use a condition.",
-    "RESPECT NULLS": "Leave it out.",
-    "GROUP BY ALL": "Leave ALL out.",
+    "RESPECT NULLS": "Omit it.",
+    "GROUP BY ALL": "Omit ALL.",
     "*=": "Write LEFT JOIN.",
     "= *": "Write RIGHT JOIN.",
     "::": "Use a user-defined function.",
-    "WITH EXTRACT": "Leave it out.",
+    "WITH EXTRACT": "Omit it.",
     "RETURNING": "Use CAST or CONVERT.",
     "WITH ARRAY": "Use JSON_QUERY without it.",
-    "REMOTE JOIN": "Leave REMOTE out.",
+    "REMOTE JOIN": "Omit REMOTE.",
 }
 _BY_FIRST: dict[str, list[tuple[str, ...]]] = {}
 for _clause in _CLAUSES:
@@ -84,11 +84,11 @@ for _clause in _CLAUSES:
 
 
 def find_unsupported_clause(tokens: Tokens) -> TsqlError | None:
-    """The refusal of the first such clause in a text that could not be read."""
-    said = tokens.words
-    for at, word in enumerate(said):
+    """Build the error for the first unsupported clause in a text that could not be parsed."""
+    words = tokens.words
+    for at, word in enumerate(words):
         for clause in _BY_FIRST.get(word, ()):
-            if tuple(said[at : at + len(clause)]) == clause:
+            if tuple(words[at : at + len(clause)]) == clause:
                 name = " ".join(part for part in clause if part not in "(.")
                 return unsupported(name, _CLAUSES[" ".join(clause)], 0)
     return None

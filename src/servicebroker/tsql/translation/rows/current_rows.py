@@ -1,4 +1,4 @@
-"""WHERE CURRENT OF: the row that a cursor stands at is found where PostgreSQL keeps it."""
+"""The row of a cursor for WHERE CURRENT OF, found by its address in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from servicebroker.tsql.translation.text_writer import Sql, Writer
 from servicebroker.tsql.translation.values.functions import SPECIAL
 from servicebroker.tsql.types import NVARCHAR
 
-CURRENT_OF_PREFIX = "current of "  # before the name of a cursor: the parameter that says where its row stands
+CURRENT_OF_PREFIX = "current of "  # prefix of the parameter that holds the address of a cursor's row
 _GROUPING_WORDS = ("GROUP", "UNION", "EXCEPT", "INTERSECT", "HAVING")
 
 
 def with_row_addresses(query: str) -> str | None:
-    """The query of a cursor with a last column for where each row stands; None for one whose rows stand nowhere."""
+    """Add a column with row addresses to a cursor's query. Return None if its rows have no address."""
     piece = slice_text(query)
     words = piece.words
     from_ = piece.find("FROM")
@@ -33,7 +33,7 @@ def _write_row_address(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 
 def _write_cursor_address(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """A place is given to another row once its own has left it: xmin says whether it is still the same one."""
+    """Write the condition that a row is the cursor's. A freed address can be reused, so xmin is compared too."""
     row = writer.alias(writer.sources[-1][0].alias)
     cursor = writer.parameter(f"{CURRENT_OF_PREFIX}{nodes[0].name.lower()}", NVARCHAR)
     is_there = f"{row}.ctid = split_part({cursor}, ' ', 1)::tid"

@@ -32,8 +32,8 @@ _SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
 
 
 def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation:
-    """INSERT [INTO] table [WITH (hints)] [(columns)] [OUTPUT ...] and where the rows come from."""
-    from servicebroker.tsql.translation.reading.clauses import split_top  # it reads INSERT too
+    """Translate INSERT [INTO] table [WITH (hints)] [(columns)] [OUTPUT ...] and its source of rows."""
+    from servicebroker.tsql.translation.reading.clauses import split_top  # at run time: the module imports this one
 
     top, rest = split_top(piece.part(1, len(piece.words)))
     if rest.words[:1] == ["INTO"]:
@@ -42,7 +42,7 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
     own = object_name(read_table(rest.part(0, end)))
     table = resolve_table(writer, own)
     writer.check_changes(table, "INSERT")
-    known = writer.table_columns(table)
+    table_columns = writer.table_columns(table)
     rest = rest.part(end, len(rest.words))
     if rest.words[:2] == ["WITH", "("]:
         close = rest.closing(1)
@@ -62,12 +62,14 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
         outputs = read_outputs(rest.part(1, source))
         writer.record_use(table, "SELECT")
         rest = rest.part(source, len(rest.words))
-    columns = _target_columns(writer, own.name, table, known, names) if rest.words[:1] != ["DEFAULT"] else []
-    targets = [(known or {}).get(name.lower()) for name in columns]
+    columns = _target_columns(writer, own.name, table, table_columns, names) if rest.words[:1] != ["DEFAULT"] else []
+    targets = [(table_columns or {}).get(name.lower()) for name in columns]
     if rest.words[:1] == ["VALUES"]:
-        given = {name.lower() for name in columns}
+        named = {name.lower() for name in columns}
         unsaid = [
-            each for name, each in (known or {}).items() if each.sequence_default and columns and name not in given
+            each
+            for name, each in (table_columns or {}).items()
+            if each.sequence_default and columns and name not in named
         ]
         rows, drawn = _write_values(writer, rest, table, targets, unsaid, top)
         columns = [*columns, *(each.name for each in drawn)]
@@ -75,11 +77,11 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
         rows = _write_source(writer, common, rest, table, targets, top)
     listed = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
     text = f"INSERT INTO {table} AS {quote_identifier('inserted')}{listed} {rows}"
-    return _add_returning(writer, text, table, known, outputs)
+    return _add_returning(writer, text, table, table_columns, outputs)
 
 
 def _name_end(rest: Slice) -> int:
-    """Behind the last part of the table's name."""
+    """Return the index behind the table's name."""
     place = 1
     while rest.words[place : place + 1] == ["."]:
         place += 1 if rest.words[place + 1 : place + 2] == ["."] else 2
@@ -89,10 +91,10 @@ def _name_end(rest: Slice) -> int:
 def _target_columns(
     writer: Writer, name: str, table: str, known: dict[str, Column] | None, names: list[str]
 ) -> list[str]:
-    """The columns that get values: those that are named, or all but IDENTITY and computed ones.
+    """Return the columns that get values: the named ones, or all except IDENTITY and computed columns.
 
     Raises:
-        TsqlError: 207 for a column that is not there, 264 for one named twice, 544 and 545 for IDENTITY.
+        TsqlError: 207 unknown column, 264 a column is named twice, 271 a computed column, 544 an IDENTITY column.
     """
     if known is None:
         return names
@@ -137,30 +139,30 @@ def _write_source(
     if first not in ("SELECT", "WITH", "("):
         raise syntax_error(first, rest.line())
     source = slice_text(f"{common.text} {rest.text}") if common.words else rest
-    done = translate_query(writer, parse_slice(source), outermost=False)
-    text = done.text
-    if top is not None:  # what says TOP itself goes by that alone
+    translated = translate_query(writer, parse_slice(source), outermost=False)
+    text = translated.text
+    if top is not None:  # TOP overrides SET ROWCOUNT
         text = f"SELECT * FROM ({text}) AS source LIMIT {row_count_sql(writer, top, text)}"
     else:
         text = apply_row_limit(writer, text)
-    if done.outputs is None:
+    if translated.outputs is None:
         if any(target is not None and target.is_identity for target in targets):
             raise UnknownColumns("INSERT of numbers for IDENTITY from a star")
         return text
-    if targets and len(targets) != len(done.outputs):
-        more = len(targets) > len(done.outputs)
+    if targets and len(targets) != len(translated.outputs):
+        more = len(targets) > len(translated.outputs)
         raise TsqlError(
             120 if more else 121,
             f"The select list for the INSERT statement contains {'fewer' if more else 'more'} items than the insert list. "
             "The number of SELECT values must match the number of INSERT columns.",
             severity=15,
         )
-    fields = [f"c{number}" for number in range(len(done.outputs))]
+    fields = [f"c{number}" for number in range(len(translated.outputs))]
     into = [
         advance_identity(_convert_query_column(field, output, target), table, target)
-        for field, output, target in zip(fields, done.outputs, targets or [None] * len(fields), strict=True)
+        for field, output, target in zip(fields, translated.outputs, targets or [None] * len(fields), strict=True)
     ]
-    if text == done.text and into == fields:  # NULL of several queries, or of DISTINCT, would be a text to PostgreSQL
+    if text == translated.text and into == fields:  # otherwise PostgreSQL takes a NULL of UNION or DISTINCT as text
         return text
     return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
 
@@ -172,7 +174,7 @@ def _convert_query_column(field: str, output: Output, target: Column | None) -> 
 
 
 class _RowValue(NamedTuple):
-    """A value of a row; `drawn` is what draws a number of a sequence for it, also where `text` is DEFAULT."""
+    """A value of a row. `drawn` is the SQL that draws it from a sequence, even if `text` is DEFAULT."""
 
     text: str
     drawn: str = ""
@@ -181,16 +183,16 @@ class _RowValue(NamedTuple):
 def _write_values(
     writer: Writer, rest: Slice, table: str, targets: list[Column | None], unsaid: list[Column], top: Top | None
 ) -> tuple[str, list[Column]]:
-    """VALUES, and which of the `unsaid` columns, which draw numbers of sequences, have theirs among the values.
+    """Write VALUES. Return it with those of the `unsaid` columns whose sequence values were added to the rows.
 
-    Everything of a row draws one number. Where that cannot be seen by what draws it, the rows say where they begin.
+    All draws of a row return one number. If several expressions draw, each row marks its own number for them.
     """
     rows: list[list[_RowValue]] = []
     is_written = False
     most = _row_limit(writer, top)
     is_cut = top is not None and most is None
     hints = rest.find("OPTION")
-    if hints is not None:  # which guide the optimizer
+    if hints is not None:  # optimizer hints
         find_ignored_places(rest.tokens, rest.first + hints, rest.first + len(rest.words))
         rest = rest.part(0, hints)
     for each in rest.part(1, len(rest.words)).split():
@@ -230,7 +232,7 @@ def _write_member(writer: Writer, table: str, piece: Slice, target: Column | Non
             return _RowValue("DEFAULT", target.sequence_default)
         own = target.default_sql or cast_for_column(
             Sql("NULL", None, is_untyped=True), target
-        )  # DEFAULT is of plain rows
+        )  # DEFAULT is allowed in plain VALUES only
         return _RowValue(own, target.sequence_default)
     before = writer.sequence_draws
     text = (cast_for_column if is_cut else convert_for_column)(write_value(writer, read_value(piece)), target)
@@ -239,32 +241,32 @@ def _write_member(writer: Writer, table: str, piece: Slice, target: Column | Non
 
 
 def _mark_row(row: int, member: _RowValue) -> _RowValue:
-    """What draws a number says first in which row it stands."""
+    """Tell a value that draws from a sequence which row it is in."""
     return _RowValue(f"CASE WHEN tsql.in_row({row}) THEN {member.drawn} END") if member.drawn else member
 
 
 def _row_limit(writer: Writer, top: Top | None) -> int | None:
-    """How many rows of VALUES there are at most; None for all of them, and where that is known when it runs."""
+    """Return the maximum number of rows of VALUES, None for no limit or one known only at run time."""
     if top is None:
         return writer.scope.row_limit or None
-    said = row_count_sql(writer, top, "")
-    return parse_whole_number(said) if is_whole(said) else None
+    limit = row_count_sql(writer, top, "")
+    return parse_whole_number(limit) if is_whole(limit) else None
 
 
 def _add_returning(
-    writer: Writer, text: str, table: str, known: dict[str, Column] | None, outputs: Outputs | None
+    writer: Writer, text: str, table: str, table_columns: dict[str, Column] | None, outputs: Outputs | None
 ) -> Translation:
-    identities = [column for column in (known or {}).values() if column.is_identity]
+    identities = [column for column in (table_columns or {}).values() if column.is_identity]
     before = tuple(writer.locks)
     if outputs is None:
         if not identities:
             return Translation(text, tuple(writer.parameters), "count", before=before)
         text += f" RETURNING inserted.{quote_identifier(identities[0].name)}"
         return Translation(text, tuple(writer.parameters), "count", before=before, identity=0)
-    found = From()
-    found.sources = [Source("inserted", known, table)]
-    with writer.query(found.sources):
-        listed = write_returning(writer, outputs, found)
+    from_clause = From()
+    from_clause.sources = [Source("inserted", table_columns, table)]
+    with writer.query(from_clause.sources):
+        listed = write_returning(writer, outputs, from_clause)
     text += " RETURNING " + ", ".join(each.text for each in listed)
     if outputs.into is not None:
         return Translation(

@@ -1,4 +1,4 @@
-"""MERGE, which PostgreSQL has too: taken apart by its words, each clause written as its own statement would be."""
+"""MERGE, which PostgreSQL has too. It is split at its keywords, and each action is written like its own statement."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _ACTIONS = ("INSERT", "UPDATE", "DELETE")
 _NOT_MATCHED_BY_SOURCE_VERSION, _RETURNING_OLD_VERSION = (
     17,
     18,
-)  # the versions of PostgreSQL that know NOT MATCHED BY SOURCE, and RETURNING of old rows
+)  # PostgreSQL versions
 
 
 def translate_merge(writer: Writer, before: Slice, piece: Slice) -> Translation:
-    """MERGE [INTO] target USING source ON condition, and what happens WHEN rows match or not.
+    """Translate MERGE [INTO] target USING source ON condition, and its WHEN clauses.
 
     Raises:
-        TsqlError: 40515 for TOP; 11742 for NEXT VALUE FOR; 10711 for an action that its clause cannot have.
+        TsqlError: 40515 TOP, 11742 NEXT VALUE FOR, 10711 an action that the clause does not allow.
     """
-    option = piece.find("OPTION")  # how SQL Server is to do it
+    option = piece.find("OPTION")  # optimizer hints
     piece = piece.part(0, len(piece.words) if option is None else option)
     words = piece.words
     first = 2 if words[1:2] == ["INTO"] else 1
@@ -68,43 +68,45 @@ def translate_merge(writer: Writer, before: Slice, piece: Slice) -> Translation:
         prefix = ""
         if before.words:
             prefix = write_with(writer, read_common_tables(before), level) + " "
-            prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # which PostgreSQL does not take before MERGE
+            prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # PostgreSQL does not allow RECURSIVE before MERGE
         target = _read_target(writer, piece.part(first, using))
         node = read_tables(piece.part(using + 1, on))
-        found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
-        with writer.query([target, *found.sources]):
+        from_clause = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
+        with writer.query([target, *from_clause.sources]):
             clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], end], strict=True)]
             for clause in clauses:
                 writer.check_changes(target.table, *(each for each in _ACTIONS if each in clause.words))
-            actions = [_write_clause(writer, clause, target, found) for clause in clauses]
+            actions = [_write_clause(writer, clause, target, from_clause) for clause in clauses]
             condition = _write_condition(writer, piece.part(on + 1, starts[0]))
         if writer.sequence_draws:
             raise TsqlError(
                 11742, "NEXT VALUE FOR function can only be used with MERGE if it is defined within a default constraint "
                 "on the target table for insert actions."
             )  # fmt: skip
-        source = found.text.removeprefix("FROM ")
+        source = from_clause.text.removeprefix("FROM ")
         text = f"{prefix}MERGE INTO {target.table} AS {quote_identifier(target.alias)} USING {source} ON {condition} {' '.join(actions)}"
         server = (
             _NOT_MATCHED_BY_SOURCE_VERSION if any(words[at + 3 : at + 5] == ["BY", "SOURCE"] for at in starts) else 0
         )
         if output is None:
-            done = Translation(
+            translation = Translation(
                 text, tuple(writer.parameters), "count", before=tuple(writer.locks), min_server_version=server
             )
         else:
-            done = _add_output(writer, text, read_outputs(piece.part(output + 1, len(words))), target, found)
-        return done._replace(max_rows=writer.scope.row_limit)
+            translation = _add_output(
+                writer, text, read_outputs(piece.part(output + 1, len(words))), target, from_clause
+            )
+        return translation._replace(max_rows=writer.scope.row_limit)
     finally:
         writer.common_tables.pop()
 
 
-def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, found: From) -> Translation:
-    """OUTPUT: a result set, or rows INTO a table; `inserted` and `deleted`, the source and $action are in sight."""
+def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, from_clause: From) -> Translation:
+    """Add OUTPUT as a result set or INTO a table. `inserted`, `deleted`, the source and $action are visible."""
     changed = [Source(name, target.columns, target.table) for name in ("inserted", "deleted")]
     writer.record_use(target.table, "SELECT")
     sight = From()
-    sight.sources = [*changed, *found.sources]
+    sight.sources = [*changed, *from_clause.sources]
     outputs = outputs._replace(expressions=[_replace_action(node) for node in outputs.expressions])
     with writer.query(sight.sources):
         listed = write_returning(writer, outputs, sight)
@@ -129,7 +131,7 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fou
 
 
 def _replace_action(node: exp.Expression) -> exp.Expression:
-    """With the call that $action is."""
+    """Replace $action by a call."""
 
     def called(each: exp.Expression) -> exp.Expression:
         is_action = isinstance(each, exp.Column) and not each.table and each.name.lower() == _ACTION
@@ -137,8 +139,8 @@ def _replace_action(node: exp.Expression) -> exp.Expression:
 
     if isinstance(node, exp.Column) and called(node) is not node:
         return exp.Alias(this=exp.Anonymous(this=_ACTION), alias=exp.Identifier(this=_ACTION, quoted=True))
-    made: exp.Expression = node.transform(called)
-    return made
+    replaced: exp.Expression = node.transform(called)
+    return replaced
 
 
 def _write_action(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -151,7 +153,7 @@ SPECIAL[_ACTION] = _write_action
 def _read_target(writer: Writer, piece: Slice) -> Source:
     hints: set[str] = set()
     place = piece.find("WITH")
-    if place is not None and piece.words[place + 1 : place + 2] == ["("]:  # hints stand before the alias
+    if place is not None and piece.words[place + 1 : place + 2] == ["("]:  # hints precede the alias
         end = piece.closing(place + 1)
         hints = set(piece.words[place + 2 : end]) - {",", "(", ")"}
         piece = slice_text(f"{piece.part(0, place).text} {piece.part(end + 1, len(piece.words)).text}")
@@ -169,7 +171,7 @@ def _write_condition(writer: Writer, piece: Slice) -> str:
     return write_predicate(writer, read_condition(piece))
 
 
-def _write_clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
+def _write_clause(writer: Writer, piece: Slice, target: Source, from_clause: From) -> str:
     words = piece.words
     then = piece.find("THEN")
     matched = words[1:2] == ["MATCHED"]
@@ -200,7 +202,7 @@ def _write_clause(writer: Writer, piece: Slice, target: Source, found: From) -> 
 
 
 def _write_settings(writer: Writer, piece: Slice, target: Source) -> str:
-    from servicebroker.tsql.translation.rows.updates import read_settings  # it reads MERGE's neighbours too
+    from servicebroker.tsql.translation.rows.updates import read_settings  # at run time: the module imports this one
 
     members = []
     for each in read_settings(piece, target.alias):

@@ -16,7 +16,7 @@ from servicebroker.tsql.translation.text_writer import Writer, not_supported, qu
 
 
 class Outputs(NamedTuple):
-    """An OUTPUT clause as it is written."""
+    """A parsed OUTPUT clause."""
 
     expressions: list[exp.Expression]
     into: exp.Table | None
@@ -24,7 +24,7 @@ class Outputs(NamedTuple):
 
 
 def read_outputs(piece: Slice) -> Outputs:
-    """The clause without its first word."""
+    """Parse an OUTPUT clause without its keyword."""
     place = piece.find("INTO")
     listed = piece.part(0, place if place is not None else len(piece.words))
     expressions = read_values(listed)
@@ -43,17 +43,17 @@ def read_outputs(piece: Slice) -> Outputs:
     return Outputs(expressions, read_table(target), columns)
 
 
-def write_returning(writer: Writer, outputs: Outputs, found: From) -> list[Output]:
-    """The columns of the clause; `inserted` and `deleted` are in sight."""
+def write_returning(writer: Writer, outputs: Outputs, from_clause: From) -> list[Output]:
+    """Write the columns of the clause. `inserted` and `deleted` must be visible."""
     return [
         each
         for node in outputs.expressions
-        for each in write_output(writer, node, found, outermost=outputs.into is None)
+        for each in write_output(writer, node, from_clause, outermost=outputs.into is None)
     ]
 
 
 def write_output_into(writer: Writer, outputs: Outputs, text: str, listed: list[Output]) -> str:
-    """The statement, with its rows put into the table after INTO."""
+    """Write the statement so that its rows go into the table after INTO."""
     assert outputs.into is not None
     table = resolve_table(writer, object_name(outputs.into))
     writer.check_changes(table, "INSERT")

@@ -1,4 +1,4 @@
-"""Values on their way into columns: what T-SQL converts by itself, PostgreSQL wants to be told."""
+"""Values written to columns: conversions that are implicit in T-SQL and explicit in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from servicebroker.tsql.types import NATIONAL, PADDED, postgres_type
 
 
 def convert_for_column(value: Sql, column: Column | None) -> str:
-    """A value as a column takes it. A string that is too long stays so, for PostgreSQL to refuse."""
+    """Write a value converted to the type of a column. PostgreSQL refuses strings that are too long."""
     if column is None or (value.is_untyped and value.type is None):
         return value.text
     to = column.type
@@ -31,7 +31,9 @@ def convert_for_column(value: Sql, column: Column | None) -> str:
 
 
 def cast_for_column(value: Sql, column: Column | None) -> str:
-    """The same where PostgreSQL does not see the column that it goes into: NULL and open strings have the type too."""
+    """Write a value like `convert_for_column`, with a cast where PostgreSQL does not see the column, as in a
+    subquery.
+    """
     text = convert_for_column(value, column)
     if value.is_untyped and column is not None and type_family(column.type) != "string":
         return f"({text})::{postgres_type(column.type)}"
@@ -39,7 +41,7 @@ def cast_for_column(value: Sql, column: Column | None) -> str:
 
 
 def advance_identity(text: str, table: str, column: Column | None) -> str:
-    """A value of a new row; IDENTITY goes on behind one that is written for it."""
+    """Write a value of a new row. An explicit value of an IDENTITY column moves the sequence behind it."""
     if column is None or not column.is_identity:
         return text
     sequence = f"pg_get_serial_sequence({quote_string(table)}, {quote_string(postgres_name(column.name))})"

@@ -1,7 +1,7 @@
 """UPDATE and DELETE.
 
-Plain ones stay as they are. Where T-SQL joins the target, takes the TOP rows or wants values from before the change, a
-subquery finds and locks the rows, computes what they become, and the change follows their addresses.
+A plain statement keeps its form. If T-SQL joins the target, takes TOP rows or returns old values, a subquery finds and
+locks the rows and computes the new values. The change then finds the rows by address.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from servicebroker.tsql.types import SqlType
 
 
 class Change(NamedTuple):
-    """An UPDATE or DELETE, taken apart; `rows` has FROM, WHERE and OPTION."""
+    """The parts of an UPDATE or DELETE. `rows` is a query with FROM, WHERE and OPTION."""
 
     verb: str
     common: Slice
@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One member of SET: a column, a variable, or both get a value; None stands for DEFAULT."""
+    """One member of SET: a column, a variable, or both, and the value. None means DEFAULT."""
 
     column: str
     variable: str
@@ -67,9 +67,9 @@ class Setting(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """What is changed: its PostgreSQL name, its alias among `rows`, and whether other tables are read too.
+    """The table to change: its PostgreSQL name, its source, and FROM. `is_alone` is True if no other table is read.
 
-    `common` are the table's columns by those of the common table expression through which they are changed.
+    `column_map` maps columns of a common table expression, through which the table is changed, to the table's columns.
     """
 
     table: str
@@ -79,10 +79,10 @@ class _Target(NamedTuple):
     column_map: dict[str, str] | None = None
 
     def column(self, name: str) -> str:
-        """A column of the table, quoted.
+        """Return the quoted name of a column of the table.
 
         Raises:
-            TsqlError: 4406 it is none of the table.
+            TsqlError: 4406 the column is computed by the common table expression.
         """
         if self.column_map is None:
             return quote_identifier(name)
@@ -98,12 +98,12 @@ class _Target(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where its row is."""
+        """SQL for the address of the row."""
         return f"{quote_identifier(self.source.alias)}.{'ctid' if self.column_map is None else ADDRESS_COLUMN}"
 
 
 def write_change(writer: Writer, change: Change) -> Translation:
-    """The statement in PostgreSQL."""
+    """Translate an UPDATE or DELETE."""
     level: dict[str, dict[str, Column] | None] = {}
     writer.common_tables.append(level)
     try:
@@ -111,11 +111,15 @@ def write_change(writer: Writer, change: Change) -> Translation:
             translate_common_tables(writer, read_common_tables(change.common), level) if change.common.words else []
         )
         changed = _changed_table(change, tables)
-        found = None if changed is None else make_common_target(writer, tables[changed])
-        if changed is not None and found is not None:
-            tables[changed] = found.definition
+        made_target = None if changed is None else make_common_target(writer, tables[changed])
+        if changed is not None and made_target is not None:
+            tables[changed] = made_target.definition
         prefix = with_text(tables) if tables else ""
-        target = _resolve_target(writer, change) if found is None else _resolve_common_target(writer, change, found)
+        target = (
+            _resolve_target(writer, change)
+            if made_target is None
+            else _resolve_common_target(writer, change, made_target)
+        )
         settings = read_settings(change.set, target.source.alias) if change.set is not None else []
         reads = change.rows is not None or change.outputs is not None or any(map(_reads_old_row, settings))
         writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
@@ -126,26 +130,26 @@ def write_change(writer: Writer, change: Change) -> Translation:
 
 
 def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
-    """The place of the common table expression that is changed; None for a table."""
+    """Return the index of the common table expression to change, or None for a table."""
     own = object_name(change.table)
     names = [each.name.lower() for each in tables]
     return None if own.schema or own.name.lower() not in names else names.index(own.name.lower())
 
 
-def _resolve_common_target(writer: Writer, change: Change, made: CommonTarget) -> _Target:
+def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget) -> _Target:
     if change.hints != Hints():
         raise hint_on_common_table()
-    name = made.definition.name.lower()
+    name = common.definition.name.lower()
     if change.rows is not None and change.rows.args.get("from_") is not None:
-        found = read_from(writer, change.rows.args["from_"], change.rows.args.get("joins") or [])
+        from_clause = read_from(writer, change.rows.args["from_"], change.rows.args.get("joins") or [])
     else:
-        found = From()
-        found.text = f"FROM {quote_identifier(name)}"
-        found.sources = [Source(name, common_columns(writer, name))]
-    source = next((each for each in found.sources if each.alias == name and not each.table), None)
+        from_clause = From()
+        from_clause.text = f"FROM {quote_identifier(name)}"
+        from_clause.sources = [Source(name, common_columns(writer, name))]
+    source = next((each for each in from_clause.sources if each.alias == name and not each.table), None)
     if source is None:
         raise not_supported(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
-    return _Target(made.table, source, found, False, made.columns)
+    return _Target(common.table, source, from_clause, False, common.columns)
 
 
 def _resolve_target(writer: Writer, change: Change) -> _Target:
@@ -154,32 +158,34 @@ def _resolve_target(writer: Writer, change: Change) -> _Target:
     if from_ is None:
         table = resolve_table(writer, own)
         source = Source(own.name.lower(), writer.table_columns(table), table)
-        found = From()
-        found.text, found.sources = f"FROM {table} AS {quote_identifier(own.name)}", [source]
-        found.hints = [(source, change.hints)]
-        return _Target(table, source, found, is_alone=True)
-    found = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
-    by_alias = [each for each in found.sources if each.table and not own.schema and each.alias == own.name.lower()]
+        from_clause = From()
+        from_clause.text, from_clause.sources = f"FROM {table} AS {quote_identifier(own.name)}", [source]
+        from_clause.hints = [(source, change.hints)]
+        return _Target(table, source, from_clause, is_alone=True)
+    from_clause = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
+    by_alias = [
+        each for each in from_clause.sources if each.table and not own.schema and each.alias == own.name.lower()
+    ]
     if not by_alias:
         table = resolve_table(writer, own)
-        by_alias = [each for each in found.sources if each.table == table]
-        if not by_alias:  # the target is not among the tables: all of its rows
+        by_alias = [each for each in from_clause.sources if each.table == table]
+        if not by_alias:  # FROM does not contain the target: all its rows are changed
             source = Source(own.name.lower(), writer.table_columns(table), table)
-            found.sources.append(source)
-            found.text += f" CROSS JOIN {table} AS {quote_identifier(own.name)}"
+            from_clause.sources.append(source)
+            from_clause.text += f" CROSS JOIN {table} AS {quote_identifier(own.name)}"
             by_alias = [source]
     if len(by_alias) > 1:
         raise TsqlError(8154, f"The table '{own}' is ambiguous.")
-    return _Target(by_alias[0].table, by_alias[0], found, is_alone=len(found.sources) == 1)
+    return _Target(by_alias[0].table, by_alias[0], from_clause, is_alone=len(from_clause.sources) == 1)
 
 
 def _reads_old_row(setting: Setting) -> bool:
-    """Whether the new value is one of the old row."""
+    """Check whether the new value depends on the old row."""
     return not setting.column or (setting.value is not None and setting.value.find(exp.Column) is not None)
 
 
 def read_settings(piece: Slice, target: str) -> list[Setting]:
-    """The members of SET; `target` is what the table is called among those that are read."""
+    """Parse the members of SET. `target` is the alias of the changed table."""
     return [_read_setting(each, target) for each in piece.split()]
 
 
@@ -218,9 +224,9 @@ def _read_setting(piece: Slice, alias: str) -> Setting:
 
 
 def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
-    """The value of a compound assignment with its operator at `place`, of a column of what is called so."""
+    """Return the value of a compound assignment, whose operator is at `place`, to a column of `alias`."""
     left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
-    read_value(right)  # which must be one by itself: nothing in parentheses would pass
+    read_value(right)  # must be complete by itself before it is put in parentheses
     own = f"[{alias.replace(']', ']]')}]." if alias and len(left.words) == 1 else ""
     return read_value(slice_text(f"{own}{left.text} {COMPOUND_OPERATORS[piece.words[place]]} ({right.text})"))
 
@@ -264,25 +270,25 @@ def _write_statement(
     return Translation(text, tuple(writer.parameters), "count", before=before)
 
 
-_OTHER_COLUMNS = "tsql_others"  # in OUTPUT, what the other tables of FROM hold
+_OTHER_COLUMNS = "tsql_others"  # prefix of columns that carry values of other tables to OUTPUT
 
 
 def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tuple[Change, list[Sql]]:
-    """OUTPUT may name the other tables too: what it wants of them comes with the rows that are found.
+    """Return OUTPUT columns of other tables as values, to be fetched with the rows that are found.
 
     Raises:
-        UnknownColumns: for all columns of a table that nobody knows.
+        UnknownColumns: a star over a table with unknown columns.
     """
     tables = {each.alias: each for each in target.from_clause.sources if each is not target.source}
     if change.outputs is None or not tables:
         return change, []
-    found: list[Sql] = []
+    carried: list[Sql] = []
 
     def brought(node: exp.Expression) -> exp.Expression:
         if not isinstance(node, exp.Column) or node.table.lower() not in tables:
             return node
-        found.append(write_value(writer, node))
-        return exp.column(f"{_OTHER_COLUMNS}_{len(found) - 1}", table=_OTHER_COLUMNS)
+        carried.append(write_value(writer, node))
+        return exp.column(f"{_OTHER_COLUMNS}_{len(carried) - 1}", table=_OTHER_COLUMNS)
 
     listed: list[Any] = []
     for node in change.outputs.expressions:
@@ -294,13 +300,13 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
             members = [exp.column(column.name, table=node.table) for column in known.values()]
         for each in members:
             name = each.name if isinstance(each, exp.Column) else ""
-            other = each.transform(brought)
-            listed.append(exp.alias_(other, name, quoted=True) if name and other != each else other)
-    return change._replace(outputs=change.outputs._replace(expressions=listed)), found
+            replaced = each.transform(brought)
+            listed.append(exp.alias_(replaced, name, quoted=True) if name and replaced != each else replaced)
+    return change._replace(outputs=change.outputs._replace(expressions=listed)), carried
 
 
 def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> bool:
-    """Whether a value is made of a variable that SET gives another one, row by row."""
+    """Check whether a value uses a variable that SET assigns, so that it changes from row to row."""
     return {"@" + each.name.lower() for each in value.find_all(exp.Parameter)} & {
         each.variable for each in variables
     } != set()
@@ -320,7 +326,7 @@ def _mentions_table(outputs: Outputs, name: str) -> bool:
 def _write_plain(
     writer: Writer, change: Change, target: _Target, settings: list[Setting]
 ) -> tuple[str, dict[str, str]]:
-    """The statement itself; and what `inserted` and `deleted` are called in it."""
+    """Write the statement in its own form. Return it with the aliases of `inserted` and `deleted`."""
     alias = quote_identifier(target.source.alias)
     where = change.rows.args.get("where") if change.rows is not None else None
     if change.verb == "UPDATE":
@@ -336,7 +342,7 @@ def _write_plain(
 
 
 def _new_value(writer: Writer, setting: Setting, target: _Target, *, is_alone: bool = False) -> str:
-    """The value for a column; `is_alone` where the column does not say to PostgreSQL what NULL and '...' are."""
+    """Write the new value of a column. `is_alone` adds a cast where PostgreSQL does not see the column."""
     if setting.value is None:
         return "DEFAULT"
     column = (target.source.columns or {}).get(setting.column.lower())
@@ -381,35 +387,35 @@ def _write_by_address(
     if target.column_map is None and not _is_nullable(change, target):
         text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
     if change.verb == "DELETE" and target.column_map is not None:
-        found = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS_COLUMN}"
-        return found, {"deleted": "deleted"}
+        statement = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS_COLUMN}"
+        return statement, {"deleted": "deleted"}
     if change.verb == "DELETE":
-        found = (
+        statement = (
             f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
         )
-        return found, {"deleted": "deleted"}
+        return statement, {"deleted": "deleted"}
     members = members or [_unchanged_column(writer, target)]
-    found = f"UPDATE {target.table} AS inserted SET {', '.join(members)} FROM ({text}) AS deleted WHERE inserted.ctid = deleted.tsql_row"
-    return found, {"inserted": "inserted", "deleted": "deleted"}
+    statement = f"UPDATE {target.table} AS inserted SET {', '.join(members)} FROM ({text}) AS deleted WHERE inserted.ctid = deleted.tsql_row"
+    return statement, {"inserted": "inserted", "deleted": "deleted"}
 
 
 def _unchanged_column(writer: Writer, target: _Target) -> str:
-    """A column that keeps its value, where SET has variables alone: PostgreSQL wants one.
+    """Write an assignment of a column to itself, since PostgreSQL needs one if SET only assigns variables.
 
     Raises:
-        TsqlError: 40515 there is none.
+        TsqlError: 40515 the table has no such column.
     """
     columns = writer.table_columns(target.table)
     if columns is None:
         raise UnknownColumns("UPDATE of variables alone")
-    found = next((each for each in columns.values() if not each.is_computed), None)
-    if found is None or target.column_map is not None:
+    column = next((each for each in columns.values() if not each.is_computed), None)
+    if column is None or target.column_map is not None:
         raise not_supported("UPDATE that sets variables alone here", "Use SELECT.")
-    return f"{quote_identifier(found.name)} = inserted.{quote_identifier(found.name)}"
+    return f"{quote_identifier(column.name)} = inserted.{quote_identifier(column.name)}"
 
 
 def _is_nullable(change: Change, target: _Target) -> bool:
-    """Whether an outer join could give no row of the target, which PostgreSQL does not lock."""
+    """Check whether an outer join can return rows without the target, which PostgreSQL cannot lock."""
     if change.rows is None:
         return False
     sides = {join.args.get("side") for join in change.rows.find_all(exp.Join)}
@@ -418,7 +424,9 @@ def _is_nullable(change: Change, target: _Target) -> bool:
 
 
 def _visible_columns(target: _Target, name: str) -> dict[str, Column] | None:
-    """The columns of `inserted` or `deleted`: of a row that became another one, those of the table itself."""
+    """Return the columns of `inserted` or `deleted`. Of a common table expression, `inserted` has unrenamed columns
+    only.
+    """
     columns = target.source.columns
     if target.column_map is None or columns is None or name == "deleted":
         return columns
@@ -428,7 +436,7 @@ def _visible_columns(target: _Target, name: str) -> dict[str, Column] | None:
 def _write_returned(
     writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting], others: list[Sql]
 ) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
-    """What comes back of each row."""
+    """Write the columns that the statement returns for each row."""
     if variables:
         settings = read_settings(change.set, target.source.alias) if change.set is not None else []
         texts = []
@@ -446,19 +454,19 @@ def _write_returned(
         return texts, (None, None)
     if change.outputs is None:
         return [], (None, None)
-    found = From()
-    found.sources = [Source(name, _visible_columns(target, name), target.table) for name in known]
+    from_clause = From()
+    from_clause.sources = [Source(name, _visible_columns(target, name), target.table) for name in known]
     if others:
         columns = {
             f"{_OTHER_COLUMNS}_{n}": Column(f"{_OTHER_COLUMNS}_{n}", each.type)
             for n, each in enumerate(others)
             if each.type
         }
-        found.sources.append(Source(_OTHER_COLUMNS, columns if len(columns) == len(others) else None))
+        from_clause.sources.append(Source(_OTHER_COLUMNS, columns if len(columns) == len(others) else None))
         is_deleted = change.verb == "DELETE" and target.column_map is None
         known = {**known, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
-    with writer.renamed(known), writer.query(found.sources):
-        listed = write_returning(writer, change.outputs, found)
+    with writer.renamed(known), writer.query(from_clause.sources):
+        listed = write_returning(writer, change.outputs, from_clause)
     if any(each.name == UNKNOWN_STAR for each in listed):
         if target.column_map is not None:
             raise UnknownColumns("A star in OUTPUT")

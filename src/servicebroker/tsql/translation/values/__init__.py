@@ -1,1 +1,1 @@
-"""Expressions, functions, conversions and conditions."""
+"""Expressions, conditions, conversions and functions."""

@@ -1,4 +1,6 @@
-"""CAST, CONVERT and their TRY forms: one function of the schema tsql for each target, overloaded by the source."""
+"""CAST, CONVERT and their TRY forms: a function of the schema tsql for each target type, overloaded by the source
+type.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,15 @@ _SQLGLOT_NAMES = {
 _UNICODE_STRINGS = ("nvarchar", "nchar", "ntext", "sysname")
 _CODE_PAGE_STRINGS = ("varchar", "char", "text")
 _SCALED = ("datetime2", "time", "datetimeoffset")
-_NEW_DATES = ("date", *_SCALED)  # datetime and smalldatetime are days since 1900
+_NEW_DATES = ("date", *_SCALED)  # unlike datetime and smalldatetime, these do not convert to numbers
 _SIZE = re.compile(r"\d{1,9}")
 
 
 def read_type(node: exp.Expression) -> SqlType:
-    """The T-SQL type that CAST or CONVERT names; strings without a length have 30 characters.
+    """Return the T-SQL type that CAST or CONVERT names. Strings without a length get 30 characters.
 
     Raises:
-        TsqlError: 243 for a name that is no type.
+        TsqlError: 243 unknown type.
     """
     if isinstance(node, exp.Identifier | exp.Column | exp.Var):
         return make_type(node.name.lower(), default_length=30)
@@ -66,18 +68,19 @@ def read_type(node: exp.Expression) -> SqlType:
 
 
 def pad_char(value: Sql) -> str:
-    """A char with its blanks, which PostgreSQL takes from what becomes a text.
+    """Write a char with its trailing blanks, which PostgreSQL drops when it converts to text.
 
-    For arguments, `+` and bytes. What is stored as a varchar goes without them: they would count when it is compared.
+    Used for arguments, `+` and bytes. A char stored as a varchar is not padded, since its blanks would count in
+    comparisons.
     """
-    of = value.type
-    if value.is_untyped or of is None or of.name not in PADDED or (of.length or 0) < 1:
+    sql_type = value.type
+    if value.is_untyped or sql_type is None or sql_type.name not in PADDED or (sql_type.length or 0) < 1:
         return value.text
-    return f"rpad({value.text}::text, {of.length})"
+    return f"rpad({value.text}::text, {sql_type.length})"
 
 
 def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bool = False) -> Sql:
-    """A value as another type."""
+    """Write a value converted to another type. `attempt` writes the TRY form."""
     if value.is_untyped and value.type is None:
         return Sql(f"NULL::{postgres_type(to)}", to)
     if value.type == to and style is None:
@@ -120,22 +123,24 @@ _NO_VARIANT = frozenset({"text", "ntext", "image", "xml"})
 
 
 def _to_variant(value: Sql) -> Sql:
-    """With its type, in which no length is MAX."""
-    of = value.type
+    """Write a value as a sql_variant, which stores its type. The type has no length MAX."""
+    sql_type = value.type
     text = f"{value.text}::text" if value.is_untyped else value.text
-    if of is None:
+    if sql_type is None:
         return Sql(f"tsql.variant({text})", VARIANT)
-    if of.name in _NO_VARIANT:
-        raise TsqlError(206, f"Operand type clash: {of.name} is incompatible with sql_variant", state=2)
-    if of.length == -1:
-        of = of._replace(length=4000 if of.name in _UNICODE_STRINGS else 8000)
-    if of.name == "real":
+    if sql_type.name in _NO_VARIANT:
+        raise TsqlError(206, f"Operand type clash: {sql_type.name} is incompatible with sql_variant", state=2)
+    if sql_type.length == -1:
+        sql_type = sql_type._replace(length=4000 if sql_type.name in _UNICODE_STRINGS else 8000)
+    if sql_type.name == "real":
         text += "::float8"
-    return Sql(f"tsql.variant({text}, '{'nvarchar(128)' if of.name == 'sysname' else of}')", VARIANT)
+    return Sql(f"tsql.variant({text}, '{'nvarchar(128)' if sql_type.name == 'sysname' else sql_type}')", VARIANT)
 
 
 def _from_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> Sql:
-    """By what it is: a number becomes one of another type as numbers do, the rest as its text does."""
+    """Write a sql_variant converted to another type, by its stored type: numbers convert as numbers, the rest as
+    text.
+    """
     if to.name in BINARIES:
         return _fit_size(Sql(f"tsql.variant_bytes({value.text})", to), to)
     if to.name in STRINGS and style is not None:
@@ -149,8 +154,8 @@ def _from_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> 
         return cast_value(Sql(f"tsql.{form}({value.text})", _ANY_TEXT), to, style=style, attempt=attempt)
     number = Sql(f"tsql.variant_number({value.text})", SqlType("decimal", None, 38, 10))
     text = Sql(f"tsql.variant_raw({value.text})", _ANY_TEXT)
-    one, other = (cast_value(each, to, attempt=attempt).text for each in (number, text))
-    return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) IN (3, 4) THEN {one} ELSE {other} END)", to)
+    from_number, from_text = (cast_value(each, to, attempt=attempt).text for each in (number, text))
+    return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) IN (3, 4) THEN {from_number} ELSE {from_text} END)", to)
 
 
 _ANY_TEXT = SqlType("nvarchar", -1)
@@ -158,23 +163,23 @@ _FROM_BYTES = frozenset({"decimal", "money", "smallmoney", "date", "datetime", "
 _SAME_BYTES = frozenset({"date", "float", "real", "smalldatetime"})
 
 
-def _bytes_of(text: str, of: SqlType) -> str:
-    """The bytes of a value that is neither text nor bytes."""
-    if of.name in _SAME_BYTES:
-        return f"tsql.bytes_of_{of.name}({text})"
-    if of.name == "decimal":
-        return f"tsql.bytes_of_decimal({text}, {of.precision}, {of.scale})"
-    if of.name in _SCALED:
-        return f"tsql.bytes_of_{of.name}({text}, {7 if of.scale is None else of.scale})"
-    if of.name in ("money", "smallmoney"):
-        return f"tsql.low_bytes(tsql.bytes_of_money({text}), {8 if of.name == 'money' else 4})"
-    if of.name in ("tinyint", "bit"):
+def _bytes_of(text: str, sql_type: SqlType) -> str:
+    """Write the bytes of a value that is neither text nor bytes."""
+    if sql_type.name in _SAME_BYTES:
+        return f"tsql.bytes_of_{sql_type.name}({text})"
+    if sql_type.name == "decimal":
+        return f"tsql.bytes_of_decimal({text}, {sql_type.precision}, {sql_type.scale})"
+    if sql_type.name in _SCALED:
+        return f"tsql.bytes_of_{sql_type.name}({text}, {7 if sql_type.scale is None else sql_type.scale})"
+    if sql_type.name in ("money", "smallmoney"):
+        return f"tsql.low_bytes(tsql.bytes_of_money({text}), {8 if sql_type.name == 'money' else 4})"
+    if sql_type.name in ("tinyint", "bit"):
         return f"tsql.low_bytes(tsql.to_varbinary({text}), 1)"
-    return f"tsql.to_varbinary{'_xml' if of.name == 'xml' else ''}({text})"
+    return f"tsql.to_varbinary{'_xml' if sql_type.name == 'xml' else ''}({text})"
 
 
 def _fit_bytes_right(value: str, to: SqlType) -> Sql:
-    """Cut, and filled, on the left."""
+    """Cut or pad bytes on the left."""
     if to.length is None or to.length < 0:
         return Sql(value, to)
     size = to.length if to.name == "binary" else f"least({to.length}, octet_length({value}))"
@@ -204,7 +209,7 @@ def _conversion_function(value: Sql, to: SqlType) -> str:
 
 
 def _fit_size(value: Sql, to: SqlType, source: SqlType | None = None) -> Sql:
-    """Cut to the length, rounded to the scale of the type."""
+    """Cut a value to the length of its type, or round it to the scale."""
     if to.name in ("varchar", "nvarchar", "sysname"):
         if to.length is None or to.length < 0:
             return value

@@ -1,4 +1,4 @@
-"""The catalog views of T-SQL: those of the schema sys, and further ones of the schema tsql."""
+"""Catalog views: those of the schema sys, and T-SQL's own versions in the schema tsql."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servicebroker.tsql.translation.text_writer import Writer, not_supported, qu
 from servicebroker.tsql.translation.values.unsupported_views import refuse_unsupported_view
 from servicebroker.tsql.types import SYSNAME
 
-# views of the schema tsql: what sys has not, or has otherwise
+# views of the schema tsql, which are missing in sys or differ there
 TSQL_VIEWS = frozenset(
     {"databases", "tables", "objects", "all_objects", "procedures", "schemas", "columns", "views", "triggers", "types"}
     | {
@@ -53,7 +53,7 @@ TSQL_VIEWS = frozenset(
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
     | {"sysusers", "dm_qn_subscriptions"}
 )
-# names and GUIDs as text that are compared without regard to case; names of services, contracts and types are not
+# text columns with names and GUIDs that compare without case; names of services, contracts and types compare with case
 _NAME_COLUMNS = {
     **dict.fromkeys(TSQL_VIEWS | {"service_queues", "database_principals", "endpoints", "certificates"}, ("name",)),
     "routes": ("name", "broker_instance"),
@@ -86,27 +86,27 @@ _SERVER_LEVEL_VIEWS = frozenset({"databases", "sysdatabases", "server_principals
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 
-# views of sys that T-SQL sees as they are, of those that are called as views of SQL Server that are not here
+# views of sys that exist here although their names match the patterns of unsupported views
 SYS_VIEWS = frozenset(
     {"dm_broker_connections", "dm_broker_forwarded_messages", "dm_broker_queue_monitors", "dm_os_performance_counters"}
 )
 _COMPATIBILITY_VIEWS = frozenset(
     {"sysdatabases", "sysobjects", "sysusers", "syslogins", "sysprocesses", "spt_values"}
-)  # without sys
+)  # also visible without sys
 
 
 class CatalogView(NamedTuple):
     """A catalog view in PostgreSQL."""
 
     name: str
-    columns: dict[str, Column]  # those that are known
+    columns: dict[str, Column]  # known columns by name in lower case
 
 
 def find_catalog_view(writer: Writer, own: object) -> CatalogView | None:
-    """The view that sys.name or INFORMATION_SCHEMA.name means, None for another schema.
+    """Return the view that sys.name or INFORMATION_SCHEMA.name refers to, or None for another schema.
 
     Raises:
-        TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there, 208 for one of sys or msdb.
+        TsqlError: 40515 an unsupported view of INFORMATION_SCHEMA, 208 one of sys or msdb.
     """
     name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
     old = name in _COMPATIBILITY_VIEWS and schema in ("", "dbo")

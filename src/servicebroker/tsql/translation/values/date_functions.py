@@ -1,4 +1,4 @@
-"""Functions of T-SQL that name a part of a date, and the moment now."""
+"""Functions that take a part of a date, and the current time."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _dateadd(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "dateadd")
     part = _date_part(nodes[0], "dateadd")
     number, moment = write_value(writer, nodes[1]), write_value(writer, nodes[2])
-    of = moment.type if moment.kind == "date" else DATETIME
+    sql_type = moment.type if moment.kind == "date" else DATETIME
     number_text = write_argument(number, "i") if number.type != BIGINT else number.text
     text = f"tsql.dateadd({part}, {number_text}, {write_argument(moment, 'd')})"
-    assert of is not None
-    return Sql({"date": f"{text}::date", "time": f"{text}::time"}.get(of.name, text), of)
+    assert sql_type is not None
+    return Sql({"date": f"{text}::date", "time": f"{text}::time"}.get(sql_type.name, text), sql_type)
 
 
 def _datediff(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -103,11 +103,11 @@ def _to_timestamp(text: str) -> str:
 
 
 def _cast_to_argument_type(text: str, moment: Sql) -> Sql:
-    """A timestamp as the type of the date that was given; a string is a datetime2."""
-    of = moment.type if moment.kind == "date" else DATETIME2
-    assert of is not None
-    cast = {"date": "::date", "time": "::time", "datetimeoffset": " AT TIME ZONE 'UTC'"}.get(of.name, "")
-    return Sql(f"({text}{cast})", of)
+    """Cast a timestamp to the type of the date argument. For a string argument it is a datetime2."""
+    sql_type = moment.type if moment.kind == "date" else DATETIME2
+    assert sql_type is not None
+    cast = {"date": "::date", "time": "::time", "datetimeoffset": " AT TIME ZONE 'UTC'"}.get(sql_type.name, "")
+    return Sql(f"({text}{cast})", sql_type)
 
 
 _DATE_PART_FUNCTIONS = {
@@ -123,7 +123,7 @@ SPECIAL |= _DATE_PART_FUNCTIONS
 
 
 def is_date_part(node: exp.Column) -> bool:
-    """Whether what reads as a column is the word for a part of a date: DATEDIFF(day, ...)."""
+    """Check whether a column node is the name of a date part, as in DATEDIFF(day, ...)."""
     call = node.parent
     if not isinstance(call, exp.Anonymous) or call.name.lower().removeprefix(CALL_PREFIX) not in _DATE_PART_FUNCTIONS:
         return False

@@ -49,7 +49,7 @@ from servicebroker.tsql.types import (
 )
 from servicebroker.tsql.whole_numbers import parse_whole_number
 
-CONDITION_TYPE = SqlType("boolean")  # of no value
+CONDITION_TYPE = SqlType("boolean")  # the type of conditions; no value has it
 _ONE = Sql("1", INT)
 
 
@@ -100,13 +100,13 @@ def _column(writer: Writer, node: exp.Column) -> Sql:
     alias = node.table.lower()
     if alias and node.args["table"].args.get("temporary"):
         alias = "#" + alias
-    found = writer.column(alias, name.lower())
+    source_column = writer.column(alias, name.lower())
     written = quote_identifier(name) if not alias else f"{writer.alias(alias)}.{quote_identifier(name)}"
-    if found is None and not writer.sources:
+    if source_column is None and not writer.sources:
         raise TsqlError(207, f"Invalid column name '{name}'.")
-    if found is None:
+    if source_column is None:
         return Sql(written, None)
-    return Sql(timestamp_text(written, found[1]), found[1].type)
+    return Sql(timestamp_text(written, source_column[1]), source_column[1].type)
 
 
 @writes_value(exp.Identifier)
@@ -116,7 +116,9 @@ def _name(writer: Writer, node: exp.Identifier) -> Sql:
 
 @writes_value(exp.Dot)
 def _dot(writer: Writer, node: exp.Dot) -> Sql:
-    from servicebroker.tsql.translation.documents.xml_methods import write_method  # it writes values too
+    from servicebroker.tsql.translation.documents.xml_methods import (
+        write_method,  # at run time: the module imports this one
+    )
 
     return write_method(writer, node)
 
@@ -168,14 +170,14 @@ def _add(writer: Writer, node: exp.Add) -> Sql:
     raise _operand_error(left, right, "add")
 
 
-_DAY_ARITHMETIC_TYPES = frozenset({"datetime", "smalldatetime"})  # with which one calculates; the others want DATEADD
+_DAY_ARITHMETIC_TYPES = frozenset({"datetime", "smalldatetime"})  # + and - take these; other date types need DATEADD
 
 
 def _shift_datetime(left: Sql, right: Sql, sign: str) -> Sql:
-    """A datetime and a number of days, or another one: days since 1900.
+    """Write datetime plus or minus a number of days, or another datetime counted as days since 1900.
 
     Raises:
-        TsqlError: 206 and 402 for other types of dates, and for what is no number.
+        TsqlError: 206 and 402 another date type, or an operand that is no number.
     """
     for date, other in ((left, right), (right, left)):
         if date.kind == "date" and date.type is not None and date.type.name not in _DAY_ARITHMETIC_TYPES:
@@ -184,18 +186,18 @@ def _shift_datetime(left: Sql, right: Sql, sign: str) -> Sql:
             raise _incompatible_types(left, right, "add" if sign == "+" else "subtract")
         if date.kind == "date" and other.kind not in ("date", "number", "string", "binary", None):
             raise _type_clash(other, date)
-    of = left.type if left.kind == "date" else right.type
-    assert of is not None
-    texts = [_datetime_operand(each, of) for each in (left, right)]
-    return Sql(f"tsql.{'plus' if sign == '+' else 'minus'}({', '.join(texts)})", of)
+    sql_type = left.type if left.kind == "date" else right.type
+    assert sql_type is not None
+    texts = [_datetime_operand(each, sql_type) for each in (left, right)]
+    return Sql(f"tsql.{'plus' if sign == '+' else 'minus'}({', '.join(texts)})", sql_type)
 
 
-def _datetime_operand(value: Sql, of: SqlType) -> str:
-    return cast_value(value, of).text if value.kind in ("string", "binary") else typed_text(value)
+def _datetime_operand(value: Sql, sql_type: SqlType) -> str:
+    return cast_value(value, sql_type).text if value.kind in ("string", "binary") else typed_text(value)
 
 
 def _type_null_operands(left: Sql, right: Sql, others: Set[str] = frozenset()) -> tuple[Sql, Sql]:
-    """What is calculated with: an untyped NULL is an int, but beside these kinds of `others`."""
+    """Give untyped NULL operands the type int, unless the other operand is of one of the families `others`."""
     null = Sql("NULL::integer", INT)
     is_null = [value.is_untyped and value.type is None for value in (left, right)]
     return (
@@ -204,9 +206,9 @@ def _type_null_operands(left: Sql, right: Sql, others: Set[str] = frozenset()) -
     )
 
 
-def _numeric(value: Sql, of: SqlType) -> str:
-    """A string or binary beside a number becomes one."""
-    return cast_value(value, of).text if value.kind in ("string", "binary") else value.text
+def _numeric(value: Sql, sql_type: SqlType) -> str:
+    """Write a string or binary operand beside a number, converted to the number's type."""
+    return cast_value(value, sql_type).text if value.kind in ("string", "binary") else value.text
 
 
 @writes_value(exp.Sub, exp.Mul, exp.Div, exp.Mod)
@@ -248,32 +250,32 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
     return _within_bounds(f"({texts[0]} {sign} {texts[1]})", number)
 
 
-def _within_bounds(text: str, of: SqlType | None) -> Sql:
-    """A result with the bounds of its type: tinyint is a smallint of PostgreSQL, which would let 300 pass, and money
-    a numeric with others.
+def _within_bounds(text: str, sql_type: SqlType | None) -> Sql:
+    """Check a result against the bounds of its type, where PostgreSQL's type is wider: tinyint is a smallint, money a
+    numeric.
     """
-    if of is not None and of.name == "tinyint":
-        return Sql(f"tsql.tiny({text})", of)
-    if of is not None and of.name in MONEY:
-        return money_in_bounds(text, of)
-    return Sql(text, of)
+    if sql_type is not None and sql_type.name == "tinyint":
+        return Sql(f"tsql.tiny({text})", sql_type)
+    if sql_type is not None and sql_type.name in MONEY:
+        return money_in_bounds(text, sql_type)
+    return Sql(text, sql_type)
 
 
-def money_in_bounds(text: str, of: SqlType) -> Sql:
-    """Money that was calculated, which PostgreSQL has without SQL Server's bounds."""
-    return Sql(f"tsql.to_{of.name}(({text})::numeric)::{postgres_type(of)}", of)
+def money_in_bounds(text: str, sql_type: SqlType) -> Sql:
+    """Write calculated money, checked against SQL Server's bounds."""
+    return Sql(f"tsql.to_{sql_type.name}(({text})::numeric)::{postgres_type(sql_type)}", sql_type)
 
 
-def _round_money_or_decimal(sign: str, texts: Sequence[str], of: SqlType) -> str:
-    """A product or quotient with the digits of its type: the one is rounded, the other cut."""
-    is_money = of.name != "decimal"
+def _round_money_or_decimal(sign: str, texts: Sequence[str], sql_type: SqlType) -> str:
+    """Write a product, rounded, or a quotient, truncated, to the scale of its type."""
+    is_money = sql_type.name != "decimal"
     name = "trunc" if sign == "/" else "round"
     first = f"{texts[0]}::numeric" if sign == "/" else texts[0]
-    return f"{name}({first} {sign} {texts[1]}, {4 if is_money else of.scale})"
+    return f"{name}({first} {sign} {texts[1]}, {4 if is_money else sql_type.scale})"
 
 
 def operator_name(sign: str) -> str:
-    """The word of an arithmetic sign."""
+    """Return the word for an arithmetic sign in errors."""
     return {"-": "subtract", "*": "multiply", "/": "divide", "%": "modulo"}[sign]
 
 
@@ -303,7 +305,7 @@ def _bit_not(writer: Writer, node: exp.BitwiseNot) -> Sql:
 @writes_value(exp.Neg)
 def _negative(writer: Writer, node: exp.Neg) -> Sql:
     inside, _ = _type_null_operands(write_value(writer, node.this), _ONE)
-    is_tiny = inside.type is not None and inside.type.name == "tinyint"  # which has no negative numbers
+    is_tiny = inside.type is not None and inside.type.name == "tinyint"  # tinyint has no negative numbers
     return Sql(f"(- {inside.text})", SqlType("smallint") if is_tiny else inside.type)
 
 
@@ -313,17 +315,21 @@ def _check_variant(left: Sql, right: Sql, operator: str) -> None:
 
 
 def _check_bits(left: Sql, right: Sql, operator: str) -> None:
-    """Flags are no numbers to calculate with. Raises: TsqlError: 402."""
+    """Refuse arithmetic on two bits.
+
+    Raises:
+        TsqlError: 402.
+    """
     if left.type == right.type == BIT:
         raise _incompatible_types(left, right, operator)
 
 
-def _type_clash(one: Sql, other: Sql) -> TsqlError:
-    return TsqlError(206, f"Operand type clash: {_type_name(one)} is incompatible with {_type_name(other)}", state=2)
+def _type_clash(left: Sql, right: Sql) -> TsqlError:
+    return TsqlError(206, f"Operand type clash: {_type_name(left)} is incompatible with {_type_name(right)}", state=2)
 
 
 def _operand_error(left: Sql, right: Sql, operator: str) -> TsqlError:
-    """Why two values have no sum, product or the like: 8117, 257, 206 or 402."""
+    """Build the error for operands that an operator does not take: 8117, 257, 206 or 402."""
     if left.kind == right.kind:
         return TsqlError(8117, f"Operand data type {_type_name(left)} is invalid for {operator} operator.")
     kinds = {left.kind, right.kind}
@@ -371,15 +377,17 @@ def _comparison(writer: Writer, node: exp.Binary) -> str:
         inside = write_value(writer, query if isinstance(query, exp.Subquery) else exp.Subquery(this=query.copy()))
         return f"{left.text} {sign} {word} {inside.text}"
     compare = _write_comparison if sign in ("=", "<>") else _write_ordering
-    one, other = compare((node.this, left), (node.expression, write_value(writer, node.expression)))
-    return f"{one} {sign} {other}"
+    left_text, right_text = compare((node.this, left), (node.expression, write_value(writer, node.expression)))
+    return f"{left_text} {sign} {right_text}"
 
 
 @writes_predicate(exp.NullSafeEQ, exp.NullSafeNEQ)
 def _null_safe(writer: Writer, node: exp.Binary) -> str:
     word = "IS NOT DISTINCT FROM" if isinstance(node, exp.NullSafeEQ) else "IS DISTINCT FROM"
-    one, other = _write_comparison(*((each, write_value(writer, each)) for each in (node.this, node.expression)))
-    return f"({one} {word} {other})"
+    left_text, right_text = _write_comparison(
+        *((each, write_value(writer, each)) for each in (node.this, node.expression))
+    )
+    return f"({left_text} {word} {right_text})"
 
 
 _WrittenNode = tuple[exp.Expression, Sql]
@@ -387,35 +395,35 @@ _ROW_NODES = (exp.Column, exp.Identifier, exp.Subquery, exp.Select)
 
 
 def _write_comparison(left: _WrittenNode, right: _WrittenNode) -> tuple[str, str]:
-    """Two values that are compared, made comparable. Blanks at the end of a string do not count.
+    """Write the two sides of a comparison. Trailing blanks of strings do not count.
 
-    A column of varchar keeps those that are stored, and what it is compared with its own: so its index is used, and a
+    A varchar column is compared with its stored blanks, and so is the value beside it. So its index is used, and a
     value that was read from it is found again.
 
     Raises:
-        TsqlError: those of `write_comparands`.
+        TsqlError: see `write_comparands`.
     """
     if not left[1].kind == right[1].kind == "string":
         return write_comparands(left[1], right[1])
     is_loose = all(_is_padded(value) or not isinstance(node.unnest(), _ROW_NODES) for node, value in (left, right))
-    one, other = (
+    left_side, right_side = (
         _trim_blanks(value) if not isinstance(node, exp.Column) and (is_loose or _is_padded(value)) else value
         for node, value in (left, right)
     )
-    return write_comparands(one, other)
+    return write_comparands(left_side, right_side)
 
 
 def _write_ordering(left: _WrittenNode, right: _WrittenNode) -> tuple[str, str]:
-    """Two values of which the lower is sought, as `_write_comparison`; U+0000 is the lowest character.
+    """Write the two sides of <, > and the like, as `_write_comparison`. U+0000 is the lowest character.
 
-    Beside a column the strings stay as they are, so that its index is used: there it is the highest one.
+    Beside a column the strings stay unchanged, so that its index is used. There U+0000 sorts highest.
     """
-    one, other = _write_comparison(left, right)
+    left_text, right_text = _write_comparison(left, right)
     is_plain = all(value.is_untyped and not _LOWEST_CHARACTERS & {*value.text} for _, value in (left, right))
     of_rows = any(isinstance(node.unnest(), _ROW_NODES) for node, _ in (left, right))
     if is_plain or of_rows or not left[1].kind == right[1].kind == "string":
-        return one, other
-    return f"tsql.in_order({one})", f"tsql.in_order({other})"
+        return left_text, right_text
+    return f"tsql.in_order({left_text})", f"tsql.in_order({right_text})"
 
 
 _LOWEST_CHARACTERS = {ZERO, "\1"}
@@ -426,16 +434,16 @@ def _is_padded(value: Sql) -> bool:
 
 
 def _trim_blanks(value: Sql) -> Sql:
-    if value.is_untyped:  # a string in quotes
+    if value.is_untyped:  # a quoted string
         return value._replace(text=f"{value.text[:-1].rstrip(' ')}'")
     return value._replace(text=f"rtrim({value.text}, ' ')")
 
 
 def write_comparands(left: Sql, right: Sql) -> tuple[str, str]:
-    """Two values that are compared, made comparable.
+    """Write two values in comparable types.
 
     Raises:
-        TsqlError: 402 for types that cannot be compared.
+        TsqlError: 402 the types cannot be compared.
     """
     if VARIANT in (left.type, right.type):
         return f"tsql.variant_compare({cast_value(left, VARIANT).text}, {cast_value(right, VARIANT).text})", "0"
@@ -451,32 +459,36 @@ def write_comparands(left: Sql, right: Sql) -> tuple[str, str]:
     if right.kind == "string" and left.kind not in (None, "string"):
         assert left.type is not None
         return left.text, _convert_comparand(right, left.type)
-    for one, other in ((left, right), (right, left)):  # a number of days since 1900
-        if one.kind == "number" and other.type is not None and other.type.name in ("datetime", "smalldatetime"):
-            days = cast_value(one, other.type).text
-            return (days, other.text) if one is left else (other.text, days)
+    for number_side, date_side in ((left, right), (right, left)):  # the number counts days since 1900
+        if (
+            number_side.kind == "number"
+            and date_side.type is not None
+            and date_side.type.name in ("datetime", "smalldatetime")
+        ):
+            days = cast_value(number_side, date_side.type).text
+            return (days, date_side.text) if number_side is left else (date_side.text, days)
     if left.kind and right.kind and left.kind != right.kind and not {left.kind, right.kind} <= {"number", "binary"}:
         raise _incompatible_types(left, right, "equal to")
     if {left.kind, right.kind} == {"number", "binary"}:
         assert left.type is not None
         assert right.type is not None
-        number = left.type if left.kind == "number" else right.type
-        return cast_value(left, number).text, cast_value(right, number).text
+        number_type = left.type if left.kind == "number" else right.type
+        return cast_value(left, number_type).text, cast_value(right, number_type).text
     return _untyped_constant(left.text), _untyped_constant(right.text)
 
 
 def _untyped_constant(text: str) -> str:
-    """A constant without its type: beside a column of bigint it is one, and its index is used."""
+    """Remove the type from a constant, so that an index of a bigint column beside it is used."""
     return text.removesuffix("::numeric") if text.removesuffix("::numeric").isdigit() else text
 
 
-def _convert_comparand(value: Sql, of: SqlType) -> str:
-    """A string that is compared with a value of another type: it becomes one of that type."""
-    if value.is_untyped and of.name in ("uniqueidentifier", "date"):
+def _convert_comparand(value: Sql, sql_type: SqlType) -> str:
+    """Write a string converted to the type of the value that it is compared with."""
+    if value.is_untyped and sql_type.name in ("uniqueidentifier", "date"):
         return value.text
-    if of.name == "xml":
+    if sql_type.name == "xml":
         raise TsqlError(305, "The XML data type cannot be compared or sorted, except when using the IS NULL operator.")
-    return cast_value(value, of).text
+    return cast_value(value, sql_type).text
 
 
 @writes_predicate(exp.Is)
@@ -505,9 +517,9 @@ def _in(writer: Writer, node: exp.In) -> str:
     if query is not None:
         return f"({value.text} IN {write_value(writer, query).text})"
     pairs = [_write_comparison((node.this, value), (each, write_value(writer, each))) for each in node.expressions]
-    if len({one for one, _ in pairs}) == 1:
-        return f"({pairs[0][0]} IN ({', '.join(other for _, other in pairs)}))"
-    return "(" + " OR ".join(f"{one} = {other}" for one, other in pairs) + ")"
+    if len({left_text for left_text, _ in pairs}) == 1:
+        return f"({pairs[0][0]} IN ({', '.join(right_text for _, right_text in pairs)}))"
+    return "(" + " OR ".join(f"{left_text} = {right_text}" for left_text, right_text in pairs) + ")"
 
 
 @writes_predicate(exp.Exists)
@@ -519,8 +531,8 @@ def _exists(writer: Writer, node: exp.Exists) -> str:
 @writes_predicate(exp.Like)
 def _like(writer: Writer, node: exp.Like) -> str:
     allow_only(node, "this", "expression", "negate")
-    found = write_like(write_value(writer, node.this), write_value(writer, node.expression), None)
-    return f"(NOT {found})" if node.args.get("negate") else found
+    condition = write_like(write_value(writer, node.this), write_value(writer, node.expression), None)
+    return f"(NOT {condition})" if node.args.get("negate") else condition
 
 
 @writes_predicate(exp.Escape)
@@ -529,20 +541,20 @@ def _escape(writer: Writer, node: exp.Escape) -> str:
     if not isinstance(inside, exp.Like):
         raise node_not_supported(node)
     sign = write_value(writer, node.expression)
-    found = write_like(write_value(writer, inside.this), write_value(writer, inside.expression), sign)
-    return f"(NOT {found})" if inside.args.get("negate") else found
+    condition = write_like(write_value(writer, inside.this), write_value(writer, inside.expression), sign)
+    return f"(NOT {condition})" if inside.args.get("negate") else condition
 
 
 @writes_value(exp.Case)
 def _case(writer: Writer, node: exp.Case) -> Sql:
     allow_only(node, "this", "ifs", "default")
-    of = node.this and write_value(writer, node.this)
+    sql_type = node.this and write_value(writer, node.this)
     conditions, results = [], []
     for branch in node.args["ifs"]:
-        if of is None:
+        if sql_type is None:
             conditions.append(write_predicate(writer, branch.this))
         else:
-            tested = _write_comparison((node.this, of), (branch.this, write_value(writer, branch.this)))
+            tested = _write_comparison((node.this, sql_type), (branch.this, write_value(writer, branch.this)))
             conditions.append(" = ".join(tested))
         results.append(write_value(writer, branch.args["true"]))
     default = node.args.get("default")
@@ -572,8 +584,10 @@ def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
 @writes_value(exp.Nullif)
 def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
     left = write_value(writer, node.this)
-    one, other = _write_comparison((node.this, left), (node.expression, write_value(writer, node.expression)))
-    return Sql(f"(CASE WHEN {one} = {other} THEN NULL ELSE {typed_text(left)} END)", left.type)
+    left_text, right_text = _write_comparison(
+        (node.this, left), (node.expression, write_value(writer, node.expression))
+    )
+    return Sql(f"(CASE WHEN {left_text} = {right_text} THEN NULL ELSE {typed_text(left)} END)", left.type)
 
 
 @writes_value(exp.Subquery)
@@ -613,7 +627,7 @@ def _adjacent(writer: Writer, node: exp.Concat) -> Sql:
 
 
 def condition_or_value(writer: Writer, node: exp.Expression) -> Sql:
-    """A condition or a value, for an expression of which both may come."""
+    """Write a node that may be a condition or a value."""
     if is_predicate(node):
         return Sql(f"({write_predicate(writer, node)})", CONDITION_TYPE)
     return write_value(writer, node)

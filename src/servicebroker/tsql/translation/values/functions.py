@@ -1,4 +1,4 @@
-"""A call of one of T-SQL's functions: a special one writes itself, a plain one is a row of `function_table`."""
+"""Calls of built-in functions: special functions write themselves, plain ones are rows of `function_table`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from servicebroker.tsql.translation.text_writer import (
 from servicebroker.tsql.translation.values.casts import cast_value
 from servicebroker.tsql.types import DATETIME, DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
-# those whose arguments are not plain values; the modules that write them register them here
+# functions whose arguments are not plain values, registered by the modules that write them
 SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {}
 
 
@@ -40,18 +40,18 @@ def _write_call(writer: Writer, node: exp.Anonymous) -> Sql:
     name = written.lower().removeprefix(CALL_PREFIX)
     special = SPECIAL.get(name)
     if special is not None:
-        made = special(writer, list(node.expressions))
-        known = CODE[name].type if name in CODE else None
-        return made if known is None else made._replace(type=known)
+        written_call = special(writer, list(node.expressions))
+        fixed_type = CODE[name].type if name in CODE else None
+        return written_call if fixed_type is None else written_call._replace(type=fixed_type)
     return write_plain_call(writer, name, list(node.expressions), written.removeprefix(CALL_PREFIX))
 
 
 def write_plain_call(writer: Writer, name: str, nodes: list[exp.Expression], written: str) -> Sql:
-    """A call that the table alone describes.
+    """Write a call that a row of the table describes completely.
 
     Raises:
-        TsqlError: 195 for an unknown name, 40515 for a function that is not here, 174 and 189 for another number of
-            arguments.
+        TsqlError: 195 unknown function, 40515 the function is not supported, 174 and 189 the number of arguments is
+            wrong.
     """
     if name in SESSION and not nodes:
         return write_session_value(writer, name)
@@ -64,7 +64,7 @@ def write_plain_call(writer: Writer, name: str, nodes: list[exp.Expression], wri
 
 
 def write_session_value(writer: Writer, name: str) -> Sql:
-    """What only the session knows, as a parameter."""
+    """Write a value that only the session knows, as a parameter."""
     known = name in writer.scope.functions
     writer.scope_answers["function", name] = known
     if not known:
@@ -86,32 +86,32 @@ def _write_function(writer: Writer, function: Function, nodes: list[exp.Expressi
         database=quote_string(writer.scope.database),
     )
     is_first = function.returns == FIRST and values
-    if is_first and letters[0] == "s" and values[0].kind != "string":  # which was made a string
+    if is_first and letters[0] == "s" and values[0].kind != "string":  # converted to a string
         return Sql(text, VARCHAR)
-    if is_first and letters[0] == "n" and values[0].kind == "string":  # or a number
+    if is_first and letters[0] == "n" and values[0].kind == "string":  # converted to a number
         return Sql(text, FLOAT)
     return Sql(text, _first_argument_type(function.name, values[0].type) if is_first else function.type)
 
 
-def _first_argument_type(name: str, of: SqlType | None) -> SqlType | None:
-    if of is None or of.name == "xml":
+def _first_argument_type(name: str, sql_type: SqlType | None) -> SqlType | None:
+    if sql_type is None or sql_type.name == "xml":
         return None
-    if of.name in ("varchar", "char", "text"):
+    if sql_type.name in ("varchar", "char", "text"):
         return VARCHAR
-    if of.name in ("nvarchar", "nchar", "ntext", "sysname"):
+    if sql_type.name in ("nvarchar", "nchar", "ntext", "sysname"):
         return NVARCHAR
-    if name in ("CEILING", "FLOOR") and of.name in ("decimal", "money"):
+    if name in ("CEILING", "FLOOR") and sql_type.name in ("decimal", "money"):
         return DECIMAL
-    if of.name in ("tinyint", "smallint") and name in ("ROUND", "POWER", "LEFT_SHIFT", "RIGHT_SHIFT", "SET_BIT"):
+    if sql_type.name in ("tinyint", "smallint") and name in ("ROUND", "POWER", "LEFT_SHIFT", "RIGHT_SHIFT", "SET_BIT"):
         return INT
-    return VARBINARY if of.name in ("binary", "varbinary") else of
+    return VARBINARY if sql_type.name in ("binary", "varbinary") else sql_type
 
 
 def write_argument(value: Sql, letter: str) -> str:
-    """An argument as the function takes it.
+    """Write an argument converted as its letter of `_LETTERS` requires.
 
     Raises:
-        TsqlError: 8116 for a sql_variant, of which nobody knows what it is.
+        TsqlError: 8116 a sql_variant, whose type is known at run time only.
     """
     if value.type == VARIANT:
         raise TsqlError(8116, "Argument data type sql_variant is invalid for the function. Use CAST.")
@@ -139,6 +139,10 @@ def write_argument(value: Sql, letter: str) -> str:
 
 
 def check_count(nodes: list[exp.Expression], number: int, name: str) -> None:
-    """Raises 174 for another number of arguments."""
+    """Check the number of arguments.
+
+    Raises:
+        TsqlError: 174.
+    """
     if len(nodes) != number:
         raise argument_count_error(name, number, number)

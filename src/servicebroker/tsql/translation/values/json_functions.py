@@ -1,4 +1,4 @@
-"""Functions of JSON whose arguments are not plain values, and what is JSON already beside them."""
+"""JSON functions whose arguments are not plain values, and the test for values that already are JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _JSON_FUNCTIONS = frozenset({CALL_PREFIX + "json_query", CALL_PREFIX + "json_mod
 
 
 def is_json(node: exp.Expression) -> bool:
-    """Whether a value is JSON already, and no text to be quoted: of a function of JSON, or of FOR JSON."""
+    """Check whether a value is JSON already and needs no quoting: the result of a JSON function or FOR JSON."""
     if isinstance(node, exp.Anonymous):
         return node.name.lower() in _JSON_FUNCTIONS
     if isinstance(node, exp.Subquery):
@@ -33,11 +33,11 @@ def is_json(node: exp.Expression) -> bool:
     return isinstance(node, exp.JSONObject | exp.JSONObjectAgg | exp.JSONArrayAgg)
 
 
-def json_text(text: str, of: SqlType | None, raw: bool) -> str:
-    """A value as JSON has it; NULL where it is NULL."""
+def json_text(text: str, sql_type: SqlType | None, raw: bool) -> str:
+    """Write a value as JSON text, NULL if it is NULL. `raw` means that it is JSON already."""
     if raw:
         return text
-    if of is not None and of.name == "bit":
+    if sql_type is not None and sql_type.name == "bit":
         return f"CASE {text} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
     return f"tsql.json_text({text})"
 

@@ -1,4 +1,4 @@
-"""LIKE and PATINDEX: T-SQL's patterns have classes of characters in brackets, which PostgreSQL's LIKE has not."""
+"""LIKE and PATINDEX. T-SQL's patterns have character classes in brackets, which PostgreSQL's LIKE lacks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 
 
 def write_like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
-    """The condition that a value is like a pattern, without regard to case where the value is a catalog's name.
+    """Write a LIKE condition. A name of a catalog view is compared without case.
 
-    The blanks that fill a char may be matched or not; those of an nchar count.
+    The padding of a char may match the pattern or be ignored; that of an nchar counts.
 
     Raises:
-        TsqlError: 506 for an ESCAPE that is not one character.
+        TsqlError: 506 ESCAPE is not a single character.
     """
     sign = _literal_text(escape) if escape is not None else ""
     if escape is None:
-        told = "''"
+        escape_sql = "''"
     elif sign is None:
-        told = f"tsql.escape_sign({cast_value(escape, NVARCHAR).text})"
+        escape_sql = f"tsql.escape_sign({cast_value(escape, NVARCHAR).text})"
     elif len(sign) == 1:
-        told = quote_string(sign)
+        escape_sql = quote_string(sign)
     else:
         raise TsqlError(506, f'The invalid escape character "{sign}" was specified in a LIKE predicate.')
     text = cast_value(value, NVARCHAR).text
@@ -35,25 +35,25 @@ def write_like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
         texts = (Sql(each, NVARCHAR) for each in (text, f"rtrim({text}, ' ')"))
         return f"({' OR '.join(write_like(each, pattern, escape) for each in texts)})"
     folded = value.type is not None and value.type.name == "sysname"
-    said = _literal_text(pattern)
-    if said is None or sign is None:
-        written = f"tsql.like_pattern({cast_value(pattern, NVARCHAR).text}, {told})"
+    pattern_text = _literal_text(pattern)
+    if pattern_text is None or sign is None:
+        written = f"tsql.like_pattern({cast_value(pattern, NVARCHAR).text}, {escape_sql})"
         return f"(lower({text}) ~ lower({written}))" if folded else f"({text} ~ {written})"
     if folded:
-        text, said = f"lower({text})", said.lower()
-    if "[" not in said and not sign:
-        escaped = said.replace("\\", "\\\\")
+        text, pattern_text = f"lower({text})", pattern_text.lower()
+    if "[" not in pattern_text and not sign:
+        escaped = pattern_text.replace("\\", "\\\\")
         return f"({text} LIKE {quote_string(escaped)})"
-    return f"({text} ~ {quote_string(pattern_to_regex(said, sign))})"
+    return f"({text} ~ {quote_string(pattern_to_regex(pattern_text, sign))})"
 
 
 def _literal_text(value: Sql) -> str | None:
-    found = _LITERAL.fullmatch(value.text) if value.is_untyped else None
-    return found[1].replace("''", "'") if found else None
+    match = _LITERAL.fullmatch(value.text) if value.is_untyped else None
+    return match[1].replace("''", "'") if match else None
 
 
 def pattern_to_regex(pattern: str, escape: str = "") -> str:
-    """The regular expression of a pattern; tsql.like_pattern does the same in PostgreSQL."""
+    """Convert a pattern to a regular expression, as tsql.like_pattern does in PostgreSQL."""
     out, at = ["^"], 0
     while at < len(pattern):
         sign = pattern[at]
@@ -88,7 +88,7 @@ def _class_to_regex(inside: str) -> str:
 
 
 def _rewrite_zero_ranges(members: str) -> str:
-    """Write ranges that begin or end with U+0000, the lowest character, which `ZERO` is not."""
+    """Rewrite ranges that begin or end with U+0000. It is the lowest character, but `ZERO`, its substitute, is not."""
     members = members.replace(f"{ZERO}-{ZERO}", ZERO)
     members = re.sub(f"{ZERO}-(?=.)", f"{ZERO}\\\\u0001-", members, flags=re.DOTALL)
     return re.sub(rf"(\\.|[^\\])-{ZERO}", "", members, flags=re.DOTALL)

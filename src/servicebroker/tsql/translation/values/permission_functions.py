@@ -1,4 +1,6 @@
-"""HAS_PERMS_BY_NAME and fn_my_permissions: what who works may do. The session answers; a statement names what is asked."""
+"""HAS_PERMS_BY_NAME and fn_my_permissions: permissions of the current principal. The session answers them as
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ CURRENT_DATABASE = "="
 
 
 def permissions_parameter(writer: Writer, name: str, nodes: list[exp.Expression]) -> str:
-    """The parameter of the session that answers.
+    """Return the name of the parameter that holds the session's answer.
 
     Raises:
-        TsqlError: 40515 for an argument that each row would give anew.
+        TsqlError: 40515 an argument that is neither constant nor variable.
     """
     return PERMISSIONS + json.dumps([name, *(_encode_argument(writer, name, node) for node in nodes)])
 
@@ -39,19 +41,19 @@ def _encode_argument(writer: Writer, name: str, node: exp.Expression) -> str | N
         and not node.expressions
     ):
         return CURRENT_DATABASE
-    raise not_supported(f"{name} of an expression", "Give it constants or variables.")
+    raise not_supported(f"{name} of an expression", "Use constants or variables.")
 
 
 def _has_perms_by_name(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if not 3 <= len(nodes) <= 5:
         raise argument_count_error("has_perms_by_name", 3, 5)
     if not all(isinstance(node, exp.Null) for node in nodes[3:]):
-        raise not_supported("A permission on columns", "Ask for the table.")
+        raise not_supported("A permission on columns", "Check the permission on the table.")
     return Sql(writer.parameter(permissions_parameter(writer, "HAS_PERMS_BY_NAME", nodes[:3]), INT), INT)
 
 
 def _my_permissions(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    raise not_supported("FN_MY_PERMISSIONS as a value", "It is a table: write it in FROM.")
+    raise not_supported("FN_MY_PERMISSIONS as a value", "It returns a table. Use it in FROM.")
 
 
 SPECIAL |= {"has_perms_by_name": _has_perms_by_name, "fn_my_permissions": _my_permissions}

@@ -1,6 +1,4 @@
-"""Functions of T-SQL whose arguments are not plain values, but for dates: IS_MEMBER and its kin
-too; and those that are not here.
-"""
+"""Functions whose arguments are not plain values, except date functions: ISNULL, CONCAT, IS_MEMBER and others."""
 
 from __future__ import annotations
 
@@ -108,22 +106,26 @@ def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     value = write_value(writer, nodes[0])
     if value.type == VARIANT:
         return Sql(f"octet_length(tsql.variant_bytes({value.text}))", INT)
-    of, text = value.type, typed_text(value)
-    if value.is_untyped and of is None:
+    sql_type, text = value.type, typed_text(value)
+    if value.is_untyped and sql_type is None:
         return Sql("NULL::integer", INT)
-    if of is not None and of.name in _BYTES_OF:
-        return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {_BYTES_OF[of.name]} END)", INT)
-    if of is not None and of.name in PADDED and of.length and not value.is_untyped:  # with its blanks
-        size = of.length * (2 if of.name == "nchar" else 1)
+    if sql_type is not None and sql_type.name in _BYTES_OF:
+        return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {_BYTES_OF[sql_type.name]} END)", INT)
+    if (
+        sql_type is not None and sql_type.name in PADDED and sql_type.length and not value.is_untyped
+    ):  # including padding
+        size = sql_type.length * (2 if sql_type.name == "nchar" else 1)
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
-    if of is not None and of.name == "decimal":
-        size = next(size for digits, size in ((9, 5), (19, 9), (28, 13), (38, 17)) if (of.precision or 38) <= digits)
+    if sql_type is not None and sql_type.name == "decimal":
+        size = next(
+            size for digits, size in ((9, 5), (19, 9), (28, 13), (38, 17)) if (sql_type.precision or 38) <= digits
+        )
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
-    if of is not None and of.name in _DATE_BYTES:
-        scale = 7 if of.scale is None else of.scale
-        size = _DATE_BYTES[of.name] + (0 if scale < 3 else 1 if scale < 5 else 2)
+    if sql_type is not None and sql_type.name in _DATE_BYTES:
+        scale = 7 if sql_type.scale is None else sql_type.scale
+        size = _DATE_BYTES[sql_type.name] + (0 if scale < 3 else 1 if scale < 5 else 2)
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
-    is_single = of is not None and of.name in ("varchar", "char", "text")
+    is_single = sql_type is not None and sql_type.name in ("varchar", "char", "text")
     return Sql(f"tsql.datalength{'_single' if is_single else ''}({text})", INT)
 
 
@@ -145,7 +147,7 @@ def _extreme(word: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
 def _cursor_status(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "cursor_status")
     name = write_argument(write_value(writer, nodes[1]), "s")
-    write_value(writer, nodes[0])  # local or global: a name means one cursor here
+    write_value(writer, nodes[0])  # local and global cursors are not distinguished
     states = f"{writer.parameter('cursor states', NVARCHAR)}::jsonb"
     return Sql(f"coalesce(({states} ->> lower({name}))::smallint, -3::smallint)", SMALLINT)
 
@@ -174,7 +176,7 @@ def _suser_sid(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         raise argument_count_error("suser_sid", 0, 1)
     if nodes:
         return Sql(f"tsql.login_sid({cast_to_text(write_value(writer, nodes[0]))})", _SID)
-    name = write_session_value(writer, "suser_name").text  # who works as a user without a login has a sid too
+    name = write_session_value(writer, "suser_name").text  # a user without a login has a sid too
     return Sql(f"coalesce(tsql.login_sid({name}), tsql.login_sid(0, {name}))", _SID)
 
 
@@ -186,7 +188,7 @@ def _refusing(name: str, instead: str) -> Callable[[Writer, list[exp.Expression]
 
 
 def _empty_binary(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """What 0x is respelled as."""
+    """Write the literal 0x, which is rewritten as this call."""
     return Sql("'\\x'::bytea", VARBINARY)
 
 
@@ -207,8 +209,8 @@ SPECIAL |= {
     "suser_sid": _suser_sid,
     "sql_variant_property": _variant_property,
     "session_context": _session_context,
-    "string_split": _refusing("STRING_SPLIT as a value", "It is a table: write it in FROM."),
-    "generate_series": _refusing("GENERATE_SERIES as a value", "It is a table: write it in FROM."),
+    "string_split": _refusing("STRING_SPLIT as a value", "It returns a table. Use it in FROM."),
+    "generate_series": _refusing("GENERATE_SERIES as a value", "It returns a table. Use it in FROM."),
 }
 
 
@@ -222,7 +224,7 @@ def _trim(writer: Writer, node: exp.Trim) -> Sql:
     return Sql(f"{function}({value}, {removed})", NVARCHAR)
 
 
-# those of SQL Server, and the roles of PostgreSQL that own the instance
+# SQL Server's administrators, and the PostgreSQL roles that own the instance
 _ADMINISTRATORS = (
     "SELECT 'sa' UNION ALL SELECT 'dbo' UNION ALL SELECT lower(r.rolname) FROM pg_roles r "
     "JOIN pg_namespace n ON pg_has_role(r.oid, n.nspowner, 'usage') WHERE n.nspname = 'servicebroker'"
@@ -243,7 +245,7 @@ def _is_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 
 def _is_server_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """Who works as dbo of the instance's owner may do everything; other fixed roles have no members."""
+    """Write IS_SRVROLEMEMBER. Only sysadmin and public have members: the owners of the instance."""
     role, *who = _write_arguments(writer, nodes, 2, "is_srvrolemember")
     login = who[0] if who else writer.parameter("suser_name", NVARCHAR)
     return Sql(f"(lower({role}) IN ('sysadmin', 'public') AND lower({login}) IN ({_ADMINISTRATORS}))::integer", INT)

@@ -1,4 +1,6 @@
-"""The type that wins where values of several types meet: numbers before strings, the wider before the narrower."""
+"""Type precedence: the type of an operation on values of several types. Numbers win over strings, wide types over
+narrow.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ _NUMBER_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "m
 
 
 def wider_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
-    """The type of an operation on two numbers."""
+    """Return the wider one of two number types."""
     if left is None or right is None:
         return None
     if left.name not in _NUMBER_ORDER or right.name not in _NUMBER_ORDER:
         return left if left == right else None
-    found = max(left, right, key=lambda of: _NUMBER_ORDER.index(of.name))
-    if found.name == "decimal":
+    widest = max(left, right, key=lambda sql_type: _NUMBER_ORDER.index(sql_type.name))
+    if widest.name == "decimal":
         scale = max(left.scale or 0, right.scale or 0, 4 if "money" in left.name + right.name else 0)
         return SqlType("decimal", None, 38, scale)
-    return INT if found.name == "bit" else found
+    return INT if widest.name == "bit" else widest
 
 
 def arithmetic_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
-    """The type of +, -, *, / and % of two numbers; decimals get the digits that the result may need, 38 at most.
+    """Return the type of +, -, *, / and % of two numbers. Decimals get the digits that the result needs, 38 at most.
 
-    The rules are those of "Precision, scale, and length" of Transact-SQL.
+    The rules are in "Precision, scale, and length" of the Transact-SQL reference.
     """
-    of = wider_type(left.type, right.type)
-    if of is None or of.name != "decimal":
-        return of
+    sql_type = wider_type(left.type, right.type)
+    if sql_type is None or sql_type.name != "decimal":
+        return sql_type
     (p1, s1), (p2, s2) = (_digits(value) for value in (left, right))
     whole, scale = {
         "*": (p1 - s1 + p2 - s2 + 1, s1 + s2),
@@ -43,15 +45,15 @@ def arithmetic_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
 
 
 def concatenated_type(left: SqlType | None, right: SqlType | None) -> SqlType:
-    """The type of two strings, or two binaries, one behind the other; what may become too long for a length has MAX."""
-    types = [of for of in (left, right) if of is not None]
-    if any(of.name in BINARIES for of in types):
+    """Return the type of two concatenated strings or binaries. It is MAX if the length may exceed the type's limit."""
+    types = [sql_type for sql_type in (left, right) if sql_type is not None]
+    if any(sql_type.name in BINARIES for sql_type in types):
         kind, longest = "varbinary", 8000
-    elif any(of.name in NATIONAL for of in types):
+    elif any(sql_type.name in NATIONAL for sql_type in types):
         kind, longest = "nvarchar", 4000
     else:
         kind, longest = "varchar", 8000
-    lengths = [-1 if of.length is None else of.length for of in types]
+    lengths = [-1 if sql_type.length is None else sql_type.length for sql_type in types]
     total = sum(lengths)
     return SqlType(kind, -1 if min(lengths, default=0) < 0 or total > longest else max(1, total))
 
@@ -60,32 +62,36 @@ _DATE_ORDER = ("date", "smalldatetime", "datetime", "datetime2", "datetimeoffset
 
 
 def union_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
-    """The type of a column that comes from two queries, which has room for what comes from either."""
+    """Return the type of a column of two combined queries. It has room for the values of both."""
     if left is None or right is None or left == right:
         return left or right
     for family, wide, national in ((STRINGS, "varchar", "nvarchar"), (BINARIES, "varbinary", "")):
         if left.name in family and right.name in family:
             name = national if NATIONAL & {left.name, right.name} else wide
-            lengths = [-1 if of.length is None else of.length for of in (left, right)]
+            lengths = [-1 if sql_type.length is None else sql_type.length for sql_type in (left, right)]
             return SqlType(left.name if left.name == right.name else name, -1 if min(lengths) < 0 else max(lengths))
     if left.name in _DATE_ORDER and right.name in _DATE_ORDER:
-        return max(right, left, key=lambda of: (_DATE_ORDER.index(of.name), of.scale or 0))
+        return max(right, left, key=lambda sql_type: (_DATE_ORDER.index(sql_type.name), sql_type.scale or 0))
     return wider_type(left, right) or left
 
 
 def _digits(value: Sql) -> tuple[int, int]:
-    """Precision and scale of a number as a decimal; a whole number that is written has as many digits as it has."""
-    of = value.type
+    """Return precision and scale of a number as a decimal. A literal has as many digits as are written."""
+    sql_type = value.type
     if value.text.isdigit():
         return len(value.text), 0
-    if of is None or of.name != "decimal":
+    if sql_type is None or sql_type.name != "decimal":
         digits = {"bit": 1, "tinyint": 3, "smallint": 5, "int": 10, "bigint": 19, "money": 19, "smallmoney": 10}
-        return digits.get(of.name if of else "", 19), 4 if of is not None and "money" in of.name else 0
-    return of.precision or 38, of.scale or 0
+        return digits.get(
+            sql_type.name if sql_type else "", 19
+        ), 4 if sql_type is not None and "money" in sql_type.name else 0
+    return sql_type.precision or 38, sql_type.scale or 0
 
 
 def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
-    """Values of which one is taken, brought to the type that wins: numbers before strings."""
+    """Convert alternative values to the type with the highest precedence. Return it, or None if unknown, and the
+    texts.
+    """
     types = [value.type for value in values if value.type is not None]
     kinds = {value.kind for value in values if value.kind is not None}
     known = all(value.type is not None or value.is_untyped for value in values)
@@ -94,15 +100,15 @@ def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
     if VARIANT in types:
         return VARIANT, [cast_value(value, VARIANT).text for value in values]
     if kinds == {"string"}:
-        national = any(of.name in NATIONAL for of in types)
+        national = any(sql_type.name in NATIONAL for sql_type in types)
         return (NVARCHAR if national else VARCHAR) if known else None, [typed_text(value) for value in values]
-    others = [of for of in types if of.name not in STRINGS]
+    others = [sql_type for sql_type in types if sql_type.name not in STRINGS]
     winner: SqlType | None = others[0]
-    for of in others[1:]:
-        winner = wider_type(winner, of) if winner else None
+    for sql_type in others[1:]:
+        winner = wider_type(winner, sql_type) if winner else None
     if winner is None:
         return None, [value.text for value in values]
-    winner = INT if winner == BIT and "number" in kinds and len({of.name for of in others}) > 1 else winner
+    winner = INT if winner == BIT and "number" in kinds and len({sql_type.name for sql_type in others}) > 1 else winner
     return winner, [_convert_to(value, winner) for value in values]
 
 

@@ -1,4 +1,6 @@
-"""Views and functions of SQL Server's catalog that are not here, so that the error says more than that nobody knows the name."""
+"""Views and functions of SQL Server's catalog without a counterpart here, so that the error explains what to use
+instead.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,10 @@ import re
 
 from servicebroker.tsql.statement_errors import TsqlError
 
-_USE_POSTGRES_VIEWS = "PostgreSQL's own views, such as pg_stat_activity, say how the server is."
-_USE_TIMER = (
-    "The jobs of SQL Server Agent are not here: use a conversation timer, or the scheduler of the operating system."
-)
+_USE_POSTGRES_VIEWS = "Use PostgreSQL's own views, such as pg_stat_activity."
+_USE_TIMER = "SQL Server Agent is not supported. Use a conversation timer, or the scheduler of the operating system."
 _SEE_BACKUPS = "See the page on backups."
-_NO_COUNTERPART = "Nothing here stands behind this view of SQL Server."
+_NO_COUNTERPART = "This view of SQL Server is not supported."
 
 _OF_THE_SERVER = re.compile(r"dm_\w+|fn_\w+|sysperfinfo|syslockinfo|syscacheobjects|trace\w*|system_internals_\w+")
 _OF_THE_CATALOG = re.compile(
@@ -33,10 +33,10 @@ _OF_BACKUPS = re.compile(r"backup\w+|restore\w+|suspect_pages|logmark\w+")
 
 
 def refuse_unsupported_view(database: str, schema: str, name: str, shown: str) -> None:
-    """Of a name that stands for nothing here, in lower case.
+    """Refuse a name of SQL Server's catalog. All names are in lower case.
 
     Raises:
-        TsqlError: 208 SQL Server has something of this name, with what to do instead.
+        TsqlError: 208 SQL Server has a view or function of this name. The text has the advice.
     """
     of_system = schema == "sys" or (database == "master" and schema in ("", "dbo") and name.startswith("sys"))
     if of_system and _OF_THE_SERVER.fullmatch(name):
