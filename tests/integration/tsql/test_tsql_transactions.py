@@ -210,7 +210,7 @@ def test_insert_exec_fires_triggers_once_and_leaves_the_identity(database: sb.Da
 def test_insert_exec_takes_more_rows_than_one_statement_has_values(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servicebroker.tsql.interpreter.queries._PARAMETERS", 100)
+    monkeypatch.setattr("servicebroker.tsql.interpreter.queries._MAX_PARAMETERS", 100)
     many = "EXEC ('SELECT value, value + 1 FROM GENERATE_SERIES(1, 120)')"
     script = f"CREATE TABLE #Many (a INT, b INT) INSERT #Many {many} SELECT @@ROWCOUNT, SUM(b - a) FROM #Many"
     assert told(database, script) == [[(120, 120)]]

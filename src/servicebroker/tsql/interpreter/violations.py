@@ -70,7 +70,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
     constraint = constraint or find_spelling(diagnostics.constraint_name or "", statement)
     match = _VERB.search(statement)
     verb = " ".join(match[0].upper().split()) if match else "INSERT"
-    shown = f"{schema}.{name}"
+    table_name = f"{schema}.{name}"
     if error.sqlstate == "23502":
         columns = fetch(
             machine.connection,
@@ -78,21 +78,21 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
             _FIND_COLUMN,
             (*table, diagnostics.column_name),
         )
-        own = columns[0][0] if columns else diagnostics.column_name
+        column_name = columns[0][0] if columns else diagnostics.column_name
         return TsqlError(
-            515, f"Cannot insert the value NULL into column '{own}', table '{database}.{shown}'; column does not allow "
+            515, f"Cannot insert the value NULL into column '{column_name}', table '{database}.{table_name}'; column does not allow "
             f"nulls. {verb} fails.", state=2,
         )  # fmt: skip
     if error.sqlstate == "23505":
-        return _duplicate_key(kind, constraint, shown, from_postgres(diagnostics.message_detail or ""))
+        return _duplicate_key(kind, constraint, table_name, from_postgres(diagnostics.message_detail or ""))
     if error.sqlstate not in ("23503", "23514"):
         return None
-    kind_word, shown_place, place_column = "CHECK", shown, column
+    kind_word, shown_place, place_column = "CHECK", table_name, column
     if error.sqlstate == "23503":
         is_missing = "is not present in table" in (diagnostics.message_detail or "")
         kind_word = "FOREIGN KEY" if is_missing else "REFERENCE"
         shown_place, place_column = (
-            (f"{referenced_schema}.{referenced_table}", referenced_column) if is_missing else (shown, column)
+            (f"{referenced_schema}.{referenced_table}", referenced_column) if is_missing else (table_name, column)
         )
     column_clause = f", column '{place_column}'" if place_column else ""
     return TsqlError(
