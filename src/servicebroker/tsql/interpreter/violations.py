@@ -80,8 +80,8 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
         )
         column_name = columns[0][0] if columns else diagnostics.column_name
         return TsqlError(
-            515, f"Cannot insert the value NULL into column '{column_name}', table '{database}.{table_name}'; column does not allow "
-            f"nulls. {verb} fails.", state=2,
+            515, f"Cannot insert the value NULL into column '{column_name}', table '{database}.{table_name}'; column "
+            f"does not allow nulls. {verb} fails.", state=2,
         )  # fmt: skip
     if error.sqlstate == "23505":
         return _duplicate_key(kind, constraint, table_name, from_postgres(diagnostics.message_detail or ""))

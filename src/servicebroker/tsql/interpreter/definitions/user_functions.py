@@ -52,28 +52,32 @@ def _object_type(statement: Function) -> str:
 
 def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
     """Yield the statements that create the function in PostgreSQL. The function may call itself."""
-    known = read_signature(statement, scope)
-    inside = body_scope(statement, known, scope)
+    user_function = read_signature(statement, scope)
+    inside = body_scope(statement, user_function, scope)
     assert scope.user_functions is not None
-    functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # read only
+    functions = ChainMap({name: user_function}, scope.user_functions)  # type: ignore[arg-type] # read only
     inside = replace(inside, user_functions=functions)
     if _object_type(statement) == "IF":
         text, columns = translate_inline(statement, inside)
         language = "sql stable"
     else:
-        body = write_body(statement, name, known, inside)
+        body = write_body(statement, name, user_function, inside)
         text, columns = body.text, body.columns
         language = "plpgsql volatile" if body.has_tables else "plpgsql stable"
-    known = known._replace(columns=columns)
-    returns = f"table ({returns_table_sql(columns)})" if known.returns is None else postgres_type(known.returns)
+    user_function = user_function._replace(columns=columns)
+    returns = (
+        f"table ({returns_table_sql(columns)})"
+        if user_function.returns is None
+        else postgres_type(user_function.returns)
+    )
     yield f"create schema if not exists {postgres_schema(database, statement.name.schema)}"
     yield f"drop function if exists {name}"
     strict = " strict" if statement.is_strict else ""
     yield (
-        f"create function {name}({parameter_list(statement, known)}) returns {returns} "
+        f"create function {name}({parameter_list(statement, user_function)}) returns {returns} "
         f"language {language}{strict} as {quote_string(text)}"
     )
-    yield f"comment on function {name} is {quote_string(write_function_note(known))}"
+    yield f"comment on function {name} is {quote_string(write_function_note(user_function))}"
 
 
 @defines("DROP", "FUNCTION")
