@@ -25,7 +25,7 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
-from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold, undoes_all
+from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
@@ -47,6 +47,7 @@ from servicebroker.operations.receive import Receive
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import run_alone
+from servicebroker.store.server_errors import undoes_all
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database

@@ -11,7 +11,7 @@ import psycopg
 from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction, translated
-from servicebroker.api.turns import Procedure, hold, undoes_all
+from servicebroker.api.turns import Procedure, hold
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -19,6 +19,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
+from servicebroker.store.server_errors import undoes_all
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database

@@ -3,7 +3,8 @@
 
 A request is a transaction of BEGIN DIALOG and SEND; taking its answer is another one, of RECEIVE and END CONVERSATION.
 Between them no connection is held. For each queue one watcher of the process waits at the doorbell: when messages have
-come, one statement says which of the requests have them, and only their callers wake.
+come, one statement says which of the requests have them, and only their callers wake. Under load requests share both
+transactions (request_batches.py).
 
 The rule of late answers needs nobody but the request's own group (model/requests.py): it says until when the answer is
 the caller's, whatever becomes of the caller.
@@ -20,6 +21,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from servicebroker.api.request_batches import MIN_TOGETHER, Asked, RequestSender, begin, take_answers
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.conversation.requests import AnswerQueue
@@ -56,11 +58,17 @@ class Waiter:
         handle: the conversation.
         ready: set when there may be something to receive.
         watcher: wakes it.
+        taking: set when the transaction has ended in which the watcher receives the answer; None without one.
+        messages: what the watcher has received.
+        problem: why nobody knows whether that was committed.
     """
 
     def __init__(self, handle: UUID, watcher: Watcher) -> None:
         self.handle, self.watcher = handle, watcher
         self.ready = Event()
+        self.taking: Event | None = None
+        self.messages: list[Message] = []
+        self.problem: Exception | None = None
 
     def rejoin(self, watcher: Watcher) -> None:
         """Let another watcher wake it."""
@@ -73,28 +81,25 @@ def request(verbs: Verbs, operation: Request) -> Message:
     """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
-    group = operation.group(database.instance.clock(), uuid4())
     deadline = time.monotonic() + operation.timeout
-    waiter: Waiter | None = None
+    asked = Asked(operation, operation.group(database.instance.clock(), uuid4()))
     try:
-        with database.transaction() as transaction:
-            handle = _begin(transaction, operation, group)
-            watcher = database.instance.watchers.of_service(transaction, operation.from_service, handle)
-            waiter = Waiter(handle, watcher)
-            watcher.enter(waiter)  # before the COMMIT: no answer comes unseen
-        return _wait(database, waiter, operation.timeout, deadline)
+        database.instance.watchers.begin(database, asked)
+        assert asked.waiter is not None
+        return _wait(database, asked.waiter, operation.timeout, deadline)
     finally:
-        if waiter is not None:
-            waiter.watcher.leave(waiter)
+        asked.has_left = True
+        if asked.waiter is not None:
+            asked.waiter.watcher.leave(asked.waiter)
 
 
 def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
     """Run `BeginRequest`, in the caller's transaction if there is one."""
     group = operation.group(verbs.instance.clock(), uuid4())
     if verbs is not verbs.database:
-        return _begin(verbs, operation, group)
+        return begin(verbs, operation, group)
     with verbs.database.transaction() as transaction:
-        return _begin(transaction, operation, group)
+        return begin(transaction, operation, group)
 
 
 def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
@@ -128,12 +133,6 @@ def process_late_answers(database: Database, queue: str, procedure: Procedure) -
             return done
 
 
-def _begin(verbs: Verbs, operation: Request | BeginRequest, group: UUID) -> UUID:
-    handle = verbs._begin_in(operation.begin(), group)
-    verbs.run(operation.send(handle))
-    return handle
-
-
 def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -> Message:
     """Sleep until the watcher wakes this caller, and take the answer.
 
@@ -145,8 +144,9 @@ def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -
         waiter.ready.wait(max(0.0, deadline - time.monotonic()))
         waiter.ready.clear()
         is_last = time.monotonic() >= deadline
+        messages: list[Message] | None = waiter.watcher.taken(waiter)
         try:
-            messages = database._unless_away(partial(_take, database, waiter), deadline)
+            messages = messages or database._unless_away(partial(_take, database, waiter), deadline)
         except Unreachable as problem:
             raise RequestTimeout(handle, timeout, str(problem)) from problem
         answer = answer_in(handle, messages or [])
@@ -236,6 +236,17 @@ class Watchers:
         self._lock = Lock()
         self._by_queue: dict[tuple[User, int], Watcher] = {}
         self._by_service: dict[tuple[User, str], Watcher] = {}
+        self._senders: dict[User, RequestSender] = {}
+
+    def begin(self, database: Database, asked: Asked) -> None:
+        """Begin a request, and let its caller be woken by the watcher of its queue."""
+        self._senders.setdefault(database.user, RequestSender(self)).begin(database, asked)
+
+    def enter(self, verbs: Verbs, service: str, handle: UUID) -> Waiter:
+        """Return a caller that waits for the answer on a conversation, which was begun from a service."""
+        waiter = Waiter(handle, self.of_service(verbs, service, handle))
+        waiter.watcher.enter(waiter)
+        return waiter
 
     def of_service(self, verbs: Verbs, service: str, handle: UUID) -> Watcher:
         """Return the watcher for the queue of a service, from which a conversation was begun.
@@ -306,11 +317,23 @@ class Watcher:
         """Forget a waiter."""
         with self._lock:
             self._entered.discard(waiter)  # not there when it was interrupted before
-            waiters = self._watched.get(waiter.handle, [])
-            if waiter in waiters:
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._watched[waiter.handle]
+            self._let_be(waiter)
+
+    def taken(self, waiter: Waiter) -> list[Message]:
+        """Return what this watcher has received for a waiter that is awake, once no transaction of it goes on.
+
+        Raises:
+            InstanceError: the connection was lost during COMMIT.
+        """
+        with self._lock:
+            self._let_be(waiter)
+            taking = waiter.taking
+        while taking is not None and not taking.wait(_STOP_PATIENCE_S):
+            pass
+        if waiter.problem is not None:
+            raise waiter.problem
+        messages, waiter.messages = waiter.messages, []
+        return messages
 
     def stop(self) -> None:
         """End with the next poll, and wake all callers."""
@@ -350,8 +373,35 @@ class Watcher:
         if not handles:
             return 0
         answered = self._database._do(self._database.engine.find_answered(self.queue.queue_id, handles))
+        if len(answered) >= MIN_TOGETHER:
+            self._take(answered)
         self._wake(answered)
         return len(answered)
+
+    def _take(self, handles: list[UUID]) -> None:
+        """Receive answers for their callers, as far as that is possible at once."""
+        done = Event()
+        with self._lock:
+            takers = {handle: waiters[0] for handle in handles if (waiters := self._watched.get(handle))}
+            for waiter in takers.values():
+                waiter.taking = done
+        try:
+            taken = take_answers(self._database, self.queue, list(takers))
+            for handle, messages in taken.answers.items():
+                takers[handle].problem = taken.problem
+                takers[handle].messages = messages
+        finally:
+            for waiter in takers.values():
+                waiter.taking = None
+            done.set()
+
+    def _let_be(self, waiter: Waiter) -> None:
+        """Wake a waiter no more."""
+        waiters = self._watched.get(waiter.handle, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._watched[waiter.handle]
 
     def _wake(self, handles: list[UUID]) -> None:
         for handle in handles:

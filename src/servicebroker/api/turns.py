@@ -17,12 +17,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TypeAlias
 
-import psycopg
-
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine.catalog.catalog import Queue
-from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
@@ -34,8 +31,6 @@ Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 SAVEPOINT = b"savepoint servicebroker_procedure"
 _UNDO = b"rollback to savepoint servicebroker_procedure"
 _RELEASE = b"release savepoint servicebroker_procedure"
-_DEADLOCK_ERROR = 1205
-_TRANSACTION_ROLLBACK = "40"  # the class of SQLSTATE of deadlocks and serialization failures
 
 
 class Turn:
@@ -120,17 +115,6 @@ def answer_ends(transaction: Transaction, queue_id: int, turns: list[GroupTurn])
     done = [turn for turn in turns if answered.issuperset(message.conversation_handle for message in turn.messages)]
     turns[:] = [turn for turn in turns if turn not in done]
     return [message for turn in done for message in turn.messages]
-
-
-def undoes_all(problem: BaseException | None) -> bool:
-    """Return whether a failure is one of the whole transaction: a deadlock, or a conflict with another transaction."""
-    while problem is not None:
-        if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
-            return True
-        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK_ERROR:
-            return True
-        problem = problem.__cause__
-    return False
 
 
 def _nothing() -> None:

@@ -75,6 +75,12 @@ def late_groups(now: datetime, late: LateAnswers) -> tuple[UUID, UUID]:
     return _group(0, late, 0), _group(math.floor(now.timestamp()), late, _RANDOM_MASK)
 
 
+def groups_of(late: LateAnswers) -> tuple[UUID, UUID]:
+    """Return the lowest and the highest group of the requests whose late answers are treated so, as `late_groups`."""
+    lowest = _MARKS[late] << _MARK_SHIFT
+    return UUID(int=lowest), UUID(int=lowest + (1 << _MARK_SHIFT) - 1)
+
+
 def is_request(group: UUID) -> bool:
     """Check whether a conversation group is that of a request."""
     return group.version == 8 and group.int >> _MARK_SHIFT in _MARKS.values()

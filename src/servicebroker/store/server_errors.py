@@ -37,6 +37,8 @@ _SENTENCES: dict[str, str] = {
     "57P": _LOST,
 }
 _LOCK_FUNCTION = re.compile(r"pg_(try_)?advisory_\w*lock")
+_DEADLOCK = 1205
+_TRANSACTION_ROLLBACK = "40"  # the class of SQLSTATE of deadlocks and serialization failures
 _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
 
 
@@ -98,6 +100,17 @@ def _where(problem: psycopg.Error) -> str:
 def concerns_the_transaction(problem: psycopg.Error) -> bool:
     """Check whether the transaction or its connection is lost, not only a statement refused."""
     return not problem.sqlstate or problem.sqlstate.startswith(_OF_THE_TRANSACTION)
+
+
+def undoes_all(problem: BaseException | None) -> bool:
+    """Return whether a failure is one of the whole transaction: a deadlock, or a conflict with another transaction."""
+    while problem is not None:
+        if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
+            return True
+        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK:
+            return True
+        problem = problem.__cause__
+    return False
 
 
 def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:

@@ -18,16 +18,20 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+import servicebroker.api.aio.request_batches
 import servicebroker.api.aio.requesting
 import servicebroker.api.aio.upkeep
+import servicebroker.api.request_batches
 import servicebroker.api.requesting
 from portal import StandIn, upkeep
 from servicebroker import api
+from servicebroker.engine.conversation import plain_verbs
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import judge
 from servicebroker.model.requests import is_request
 from servicebroker.store.running import run
 from servicebroker.store.statement_counts import counts_of
+from servicebroker.store.statements import Statement
 from support import (
     CONTRACT,
     ORDER,
@@ -144,7 +148,7 @@ def test_an_error_of_the_broker_raises(database: sb.Database) -> None:
 def test_many_wait_at_a_time_and_each_gets_its_own_answer(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller looks when its own answer is there, and not with each message of the queue."""
+    """A caller looks when its own answer is there, if that was not received together with others."""
     each, callers = 5, 24
     looks: list[UUID] = []
 
@@ -165,7 +169,80 @@ def test_many_wait_at_a_time_and_each_gets_its_own_answer(
 
     with answering(database, 4):
         together(*(partial(caller, number) for number in range(callers)))
-    assert len(looks) == len(set(looks)) == each * callers
+    assert len(looks) == len(set(looks)) < each * callers
+
+
+def test_a_request_that_is_refused_refuses_no_other(database: sb.Database) -> None:
+    """Requests that are begun in one transaction get each its own answer, or its own error."""
+    outcomes: dict[int, object] = {}
+
+    def caller(number: int) -> None:
+        kind = "//test/unknown" if number % 4 == 0 else ORDER
+        try:
+            outcomes[number] = database.request(
+                ORDERS, STOCK, kind, b"%d" % number, contract=CONTRACT, timeout=20
+            ).message_body
+        except sb.BrokerError as refused:
+            outcomes[number] = refused.number
+
+    with answering(database):
+        together(*(partial(caller, number) for number in range(24)))
+    assert outcomes == {number: b"%d" % number if number % 4 else 8428 for number in range(24)}
+    assert [state(database, handle) for (handle,) in endpoints(database)].count("CO") == 0
+
+
+def test_requests_that_wait_for_a_commit_leave_with_the_next(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers, begun = 12, []
+
+    def noted(begin_all: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(sender: Any, of: Any, together: list[Any]) -> Any:
+            begun.append(len(together))
+            return begin_all(sender, of, together)
+
+        return noting
+
+    for kind in (api.request_batches.RequestSender, api.aio.request_batches.AsyncRequestSender):
+        monkeypatch.setattr(kind, "_begin_all", noted(kind._begin_all))
+    with answering(database):
+        together(*(partial(ask, database) for _ in range(callers)))
+    assert sum(begun) == callers
+    assert len(begun) < callers
+
+
+@pytest.mark.parametrize("late_answers", ["drop", "handle"])
+def test_answers_are_received_together_if_nobody_needs_them_late(database: sb.Database, late_answers: str) -> None:
+    """Where somebody holds a group, or a late answer has a handler, each caller receives for itself."""
+    handles = [unanswered(database, body=b"%d" % number, late_answers=late_answers) for number in range(6)]
+    for _ in handles:
+        answer_one(database)
+    with database.transaction() as tx:
+        (held,) = tx.receive(ORDERS_QUEUE, conversation_handle=handles[0])
+        waiting = [in_thread(database.wait_for_answer, handle, timeout=20) for handle in handles[1:]]
+        assert sorted(answered.result(20).message_body or b"" for answered in waiting) == [b"1", b"2", b"3", b"4", b"5"]
+        assert held.message_body == b"0"
+    assert [is_gone(database, handle) for handle in handles] == [False, *[True] * 5]
+
+
+def test_a_transaction_that_takes_answers_together_may_fail(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then each caller receives its answer by itself, and no rollback counts against the queue."""
+    failures = 0
+
+    def failing(database_id: int, queue: Any, handles: list[UUID]) -> Any:
+        nonlocal failures
+        failures += 1
+        yield Statement("test.fail", "select 1 / 0")
+
+    for module in (api.requesting, api.aio.requesting):
+        monkeypatch.setattr(module, "MIN_TOGETHER", 1)
+    monkeypatch.setattr(plain_verbs.requests, "receive_answers", failing)
+    with answering(database):
+        for number in range(8):
+            assert ask(database, b"%d" % number).message_body == b"%d" % number
+    assert failures >= 8
 
 
 def test_the_reason_of_a_timeout_is_told(database: sb.Database) -> None:

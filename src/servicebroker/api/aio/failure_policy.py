@@ -23,7 +23,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold, undoes_all
+from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
@@ -46,6 +46,7 @@ from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.concurrency import StopDetector, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
+from servicebroker.store.server_errors import undoes_all
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase

@@ -9,7 +9,7 @@ import psycopg
 
 from servicebroker.api.aio.failure_policy import AsyncFailureHandler
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
-from servicebroker.api.aio.turns import Procedure, hold, undoes_all
+from servicebroker.api.aio.turns import Procedure, hold
 from servicebroker.api.shared import tracing
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
@@ -18,6 +18,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.concurrency import StopDetector
 from servicebroker.store.aio.direct import AsyncDirectConnection
+from servicebroker.store.server_errors import undoes_all
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase

@@ -2,7 +2,8 @@
 
 A request is a transaction of BEGIN DIALOG and SEND; taking its answer is another one, of RECEIVE and END CONVERSATION.
 Between them no connection is held. For each queue one watcher of the process waits at the doorbell: when messages have
-come, one statement says which of the requests have them, and only their callers wake.
+come, one statement says which of the requests have them, and only their callers wake. Under load requests share both
+transactions (request_batches.py).
 
 The rule of late answers needs nobody but the request's own group (model/requests.py): it says until when the answer is
 the caller's, whatever becomes of the caller.
@@ -19,6 +20,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from servicebroker.api.aio.request_batches import MIN_TOGETHER, AsyncAsked, AsyncRequestSender, begin, take_answers
 from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.conversation.requests import AnswerQueue
@@ -55,11 +57,17 @@ class AsyncWaiter:
         handle: the conversation.
         ready: set when there may be something to receive.
         watcher: wakes it.
+        taking: set when the transaction has ended in which the watcher receives the answer; None without one.
+        messages: what the watcher has received.
+        problem: why nobody knows whether that was committed.
     """
 
     def __init__(self, handle: UUID, watcher: AsyncWatcher) -> None:
         self.handle, self.watcher = handle, watcher
         self.ready = Event()
+        self.taking: Event | None = None
+        self.messages: list[Message] = []
+        self.problem: Exception | None = None
 
     async def rejoin(self, watcher: AsyncWatcher) -> None:
         """Let another watcher wake it."""
@@ -72,28 +80,25 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
     """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
-    group = operation.group(database.instance.clock(), uuid4())
     deadline = time.monotonic() + operation.timeout
-    waiter: AsyncWaiter | None = None
+    asked = AsyncAsked(operation, operation.group(database.instance.clock(), uuid4()))
     try:
-        async with database.transaction() as transaction:
-            handle = await _begin(transaction, operation, group)
-            watcher = await database.instance.watchers.of_service(transaction, operation.from_service, handle)
-            waiter = AsyncWaiter(handle, watcher)
-            await watcher.enter(waiter)  # before the COMMIT: no answer comes unseen
-        return await _wait(database, waiter, operation.timeout, deadline)
+        await database.instance.watchers.begin(database, asked)
+        assert asked.waiter is not None
+        return await _wait(database, asked.waiter, operation.timeout, deadline)
     finally:
-        if waiter is not None:
-            await finish(waiter.watcher.leave(waiter))
+        asked.has_left = True
+        if asked.waiter is not None:
+            await finish(asked.waiter.watcher.leave(asked.waiter))
 
 
 async def begin_request(verbs: AsyncVerbs, operation: BeginRequest) -> UUID:
     """Run `BeginRequest`, in the caller's transaction if there is one."""
     group = operation.group(verbs.instance.clock(), uuid4())
     if verbs is not verbs.database:
-        return await _begin(verbs, operation, group)
+        return await begin(verbs, operation, group)
     async with verbs.database.transaction() as transaction:
-        return await _begin(transaction, operation, group)
+        return await begin(transaction, operation, group)
 
 
 async def wait_for_answer(verbs: AsyncVerbs, operation: WaitForAnswer) -> Message:
@@ -127,12 +132,6 @@ async def process_late_answers(database: AsyncDatabase, queue: str, procedure: P
             return done
 
 
-async def _begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUID) -> UUID:
-    handle = await verbs._begin_in(operation.begin(), group)
-    await verbs.run(operation.send(handle))
-    return handle
-
-
 async def _wait(database: AsyncDatabase, waiter: AsyncWaiter, timeout: float, deadline: float) -> Message:
     """Sleep until the watcher wakes this caller, and take the answer.
 
@@ -144,8 +143,9 @@ async def _wait(database: AsyncDatabase, waiter: AsyncWaiter, timeout: float, de
         await waiter.ready.wait(max(0.0, deadline - time.monotonic()))
         waiter.ready.clear()
         is_last = time.monotonic() >= deadline
+        messages: list[Message] | None = await waiter.watcher.taken(waiter)
         try:
-            messages = await database._unless_away(partial(_take, database, waiter), deadline)
+            messages = messages or await database._unless_away(partial(_take, database, waiter), deadline)
         except Unreachable as problem:
             raise RequestTimeout(handle, timeout, str(problem)) from problem
         answer = answer_in(handle, messages or [])
@@ -235,6 +235,17 @@ class AsyncWatchers:
         self._lock = Lock()
         self._by_queue: dict[tuple[User, int], AsyncWatcher] = {}
         self._by_service: dict[tuple[User, str], AsyncWatcher] = {}
+        self._senders: dict[User, AsyncRequestSender] = {}
+
+    async def begin(self, database: AsyncDatabase, asked: AsyncAsked) -> None:
+        """Begin a request, and let its caller be woken by the watcher of its queue."""
+        await self._senders.setdefault(database.user, AsyncRequestSender(self)).begin(database, asked)
+
+    async def enter(self, verbs: AsyncVerbs, service: str, handle: UUID) -> AsyncWaiter:
+        """Return a caller that waits for the answer on a conversation, which was begun from a service."""
+        waiter = AsyncWaiter(handle, await self.of_service(verbs, service, handle))
+        await waiter.watcher.enter(waiter)
+        return waiter
 
     async def of_service(self, verbs: AsyncVerbs, service: str, handle: UUID) -> AsyncWatcher:
         """Return the watcher for the queue of a service, from which a conversation was begun.
@@ -305,11 +316,23 @@ class AsyncWatcher:
         """Forget a waiter."""
         async with self._lock:
             self._entered.discard(waiter)  # not there when it was interrupted before
-            waiters = self._watched.get(waiter.handle, [])
-            if waiter in waiters:
-                waiters.remove(waiter)
-                if not waiters:
-                    del self._watched[waiter.handle]
+            self._let_be(waiter)
+
+    async def taken(self, waiter: AsyncWaiter) -> list[Message]:
+        """Return what this watcher has received for a waiter that is awake, once no transaction of it goes on.
+
+        Raises:
+            InstanceError: the connection was lost during COMMIT.
+        """
+        async with self._lock:
+            self._let_be(waiter)
+            taking = waiter.taking
+        while taking is not None and not await taking.wait(_STOP_PATIENCE_S):
+            pass
+        if waiter.problem is not None:
+            raise waiter.problem
+        messages, waiter.messages = waiter.messages, []
+        return messages
 
     def stop(self) -> None:
         """End with the next poll, and wake all callers."""
@@ -349,8 +372,35 @@ class AsyncWatcher:
         if not handles:
             return 0
         answered = await self._database._do(self._database.engine.find_answered(self.queue.queue_id, handles))
+        if len(answered) >= MIN_TOGETHER:
+            await self._take(answered)
         self._wake(answered)
         return len(answered)
+
+    async def _take(self, handles: list[UUID]) -> None:
+        """Receive answers for their callers, as far as that is possible at once."""
+        done = Event()
+        async with self._lock:
+            takers = {handle: waiters[0] for handle in handles if (waiters := self._watched.get(handle))}
+            for waiter in takers.values():
+                waiter.taking = done
+        try:
+            taken = await take_answers(self._database, self.queue, list(takers))
+            for handle, messages in taken.answers.items():
+                takers[handle].problem = taken.problem
+                takers[handle].messages = messages
+        finally:
+            for waiter in takers.values():
+                waiter.taking = None
+            done.set()
+
+    def _let_be(self, waiter: AsyncWaiter) -> None:
+        """Wake a waiter no more."""
+        waiters = self._watched.get(waiter.handle, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._watched[waiter.handle]
 
     def _wake(self, handles: list[UUID]) -> None:
         for handle in handles:

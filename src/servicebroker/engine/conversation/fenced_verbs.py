@@ -193,6 +193,11 @@ class Fenced(Direct):
         rows = yield call("answered", queue_id, list(handles))
         return [handle for (handle,) in rows]
 
+    def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
+        """Nothing is received of several requests at once: each RECEIVE asks for the permission."""
+        return Received((), 0)
+        yield
+
     def find_late(self, queue_id: int) -> Steps[list[LateAnswer]]:
         """Return requests in the queue whose answer is late and has to be handled."""
         lowest, highest = late_groups(self.settings.clock(), LateAnswers.HANDLE)

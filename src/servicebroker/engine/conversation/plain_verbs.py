@@ -229,6 +229,12 @@ class Direct:
         """Return those of the conversations that have messages in the queue."""
         return requests.find_answered(queue_id, handles)
 
+    def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
+        """RECEIVE from several requests at once; nothing of a principal whose permissions have to be asked for."""
+        if not self.user.is_dbo:
+            return Received((), 0)
+        return (yield from requests.receive_answers(self.catalog, queue_id, handles))
+
     def find_late(self, queue_id: int) -> Steps[list[requests.LateAnswer]]:
         """Return requests in the queue whose answer is late and has to be handled."""
         return authorization.authorized(

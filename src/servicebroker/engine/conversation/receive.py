@@ -105,16 +105,16 @@ def receive(
     if received is None:
         yield from _check(queue, handle, group)
     elif received.rows:
-        _note(catalog, queue, received.rows)
+        note_taken(catalog, queue.queue_id, received.rows)
     return received or Received((), 0)
 
 
-def _note(catalog: Catalog, queue: Queue, rows: Rows) -> None:
+def note_taken(catalog: Catalog, queue_id: int, rows: Rows) -> None:
     """Cache what the next verbs on the conversations of these messages need."""
     first = rows[0][_SERVICE]  # a row without a service id has that of the first row
     kinds = {row[_HANDLE]: (row[_SERVICE] or first, row[_KIND] >> _TYPE_BITS) for row in rows}
     ended = {row[_HANDLE] for row in rows if row[_KIND] & _TYPE == names.END_DIALOG_ID}
-    catalog.took(queue.queue_id, kinds, ended)
+    catalog.took(queue_id, kinds, ended)
 
 
 def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:

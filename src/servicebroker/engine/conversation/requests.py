@@ -8,10 +8,13 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.endpoints import keep_lock
+from servicebroker.engine.conversation.receive import Received, note_taken, taken
 from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.requests import LateAnswers, is_request, late_groups
+from servicebroker.model.requests import LateAnswers, groups_of, is_request, late_groups
 from servicebroker.operations.end import EndConversation
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
@@ -73,6 +76,48 @@ def find_answered(queue_id: int, handles: Sequence[UUID]) -> Steps[list[UUID]]:
         (list(handles),),
     )
     return [handle for (handle,) in rows]
+
+
+def receive_answers(catalog: Catalog, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
+    """RECEIVE from several conversations of a queue, which are requests whose late answers are dropped.
+
+    Conversations whose group somebody holds are left out. Nothing is received of a queue that is off, that a monitor or
+    a pipeline reads, or that retains messages: the usual RECEIVE does what they ask for.
+    """
+    held = yield Statement(
+        "requests.receive_answers.lock",
+        "select conversation_handle, conversation_group_id, priority from servicebroker.conversation_endpoints e "
+        f"where conversation_handle = any ($1) and queue_id = {queue_id} "
+        "and conversation_group_id between $2 and $3 and case when exists ("
+        f"select from servicebroker.queue_{queue_id} m where m.priority = e.priority "
+        "and m.conversation_group_id = e.conversation_group_id and m.conversation_handle = e.conversation_handle) "
+        f"then pg_try_advisory_xact_lock({locks.GROUP}, uuid_hash(e.conversation_group_id)) end",
+        (list(handles), *groups_of(LateAnswers.DROP)),
+    )
+    if not held:
+        return Received((), 0)
+    rows = yield Statement(
+        "requests.receive_answers",
+        "with usual as materialized (select from servicebroker.queues "
+        f"where queue_id = {queue_id} and is_receive_enabled and not is_monitored and not keeps_retained "
+        f"and pg_try_advisory_xact_lock_shared({locks.PIPELINE}, {queue_id})), "
+        f"gone as (delete from servicebroker.queue_{queue_id} where ctid = any (array("
+        "select m.ctid from usual, unnest($1::uuid[], $2::uuid[], $3::smallint[]) as w (handle, own, level) "
+        f"cross join lateral (select q.ctid from servicebroker.queue_{queue_id} q where q.priority = w.level "
+        "and q.conversation_group_id = w.own and q.conversation_handle = w.handle offset 0) m)) "
+        "returning *, xmax as deleter) "
+        "select (-priority)::smallint, uuid_send(conversation_handle), rank::bigint << 61 | queuing_order, "
+        "message_sequence_number, service_contract_id::bigint << 32 | message_type_id, validation, "
+        "case when is_shared then servicebroker.take_shared_body(message_body) else message_body end, "
+        "message_enqueue_time, conversation_group_id, service_id, pg_current_xact_id(), "
+        "deleter <> pg_current_xact_id()::xid from gone order by conversation_group_id",
+        tuple([*column] for column in zip(*held, strict=True)),
+    )
+    received = yield from taken(rows, keep_lock)
+    if received is None:
+        return Received((), 0)
+    note_taken(catalog, queue_id, received.rows)
+    return received
 
 
 def find_late(queue_id: int, now: datetime, late: LateAnswers) -> Steps[list[LateAnswer]]:

@@ -1,0 +1,188 @@
+# Made from aio/request_batches.py by tools/make_sync.py: change that file, then run `make sync`.
+"""Requests that share transactions: under load, the server's work for BEGIN and COMMIT is that of many requests.
+
+While a COMMIT of requests is under way, others that are asked for wait for it, and leave together with the next one.
+Answers that have come for several callers are received, and their conversations ended, in one transaction of the
+watcher. A request at a time waits for nobody, and so do tracing and those who watch conversations, who see each by
+itself.
+
+The rules:
+
+* A request that is refused must not refuse others: then each is begun by its own caller, who gets its error.
+* Of an answer that cannot be received at once nothing is waited for. Its caller does so, as if it were alone.
+* Only answers that may be dropped when they are late are received together. So an answer that its caller does not take,
+  since the caller was interrupted meanwhile, needs nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.api.shared import tracing
+from servicebroker.engine.conversation.requests import AnswerQueue
+from servicebroker.engine.diagnosis.totals import RECEIVES
+from servicebroker.model.errors import InstanceError, ServiceBrokerError
+from servicebroker.model.messages import Message
+from servicebroker.operations.request import BeginRequest, Request, is_over
+from servicebroker.store.concurrency import Lock
+from servicebroker.store.server_errors import undoes_all
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+    from servicebroker.api.instance import Instance
+    from servicebroker.api.requesting import Waiter, Watchers
+    from servicebroker.api.transaction import Transaction
+    from servicebroker.api.verbs import Verbs
+
+MAX_BEGUN = 100  # requests in one transaction
+MIN_TOGETHER = 3  # answers that are received together: for fewer, that costs more than a RECEIVE for each
+
+_INTERRUPTED = (
+    "The request was begun together with another one, whose caller was interrupted: look whether it was sent before "
+    "you send it again."
+)
+
+
+class Asked:
+    """A request of a caller.
+
+    Attributes:
+        operation, group: what it is begun with.
+        waiter: its caller, once it is begun.
+        problem: why the transaction has failed in which it was begun.
+        has_left: whether its caller waits no more.
+    """
+
+    def __init__(self, operation: Request, group: UUID) -> None:
+        self.operation, self.group = operation, group
+        self.waiter: Waiter | None = None
+        self.problem: Exception | None = None
+        self.has_left = False
+
+
+class TakenAnswers(NamedTuple):
+    """What was received together, by conversation, and why nobody knows whether it was committed."""
+
+    answers: dict[UUID, list[Message]]
+    problem: Exception | None = None
+
+
+class RequestSender:
+    """Begins the requests of one principal: those that wait for a COMMIT leave together with the next one."""
+
+    def __init__(self, watchers: Watchers) -> None:
+        self._watchers = watchers
+        self._lock = Lock()  # of who begins what has been asked for
+        self._asked: list[Asked] = []
+
+    def begin(self, database: Database, asked: Asked) -> None:
+        """Begin a request, in a transaction with others or in one of its own.
+
+        Raises:
+            Exception: what BEGIN DIALOG, SEND or COMMIT raises.
+        """
+        if not _is_seen_alone(database.instance):
+            self._asked.append(asked)
+            with self._lock:
+                if asked in self._asked:
+                    first, self._asked[:MAX_BEGUN] = self._asked[:MAX_BEGUN], []
+                    self._begin_together(database, [one for one in first if not one.has_left])
+        if asked.problem is not None:
+            raise asked.problem
+        if asked.waiter is None:
+            self._begin_all(database, [asked])
+
+    def _begin_together(self, database: Database, together: list[Asked]) -> None:
+        """Begin requests in one transaction. One that is refused leaves all of them to their callers."""
+        if len(together) == 1:
+            self._begin_all(database, together)
+            return
+        is_known = False
+        try:
+            self._begin_all(database, together)
+            is_known = True
+        except (InstanceError, psycopg.Error) as problem:
+            is_known = True
+            if not undoes_all(problem):
+                for asked in together:
+                    asked.problem = problem
+        except Exception:
+            is_known = True
+        finally:
+            if not is_known:
+                for asked in together:
+                    asked.problem = InstanceError(_INTERRUPTED)
+
+    def _begin_all(self, database: Database, together: list[Asked]) -> None:
+        waiters: list[Waiter] = []
+        is_begun = False
+        try:
+            with database.transaction() as transaction:
+                for asked in together:
+                    handle = begin(transaction, asked.operation, asked.group)
+                    service = asked.operation.from_service
+                    waiters.append(self._watchers.enter(transaction, service, handle))  # no answer comes unseen
+            is_begun = True
+        finally:
+            for asked, waiter in zip(together, waiters, strict=False):
+                asked.waiter = waiter if is_begun else None
+                if asked.has_left or not is_begun:
+                    waiter.watcher.leave(waiter)
+
+
+def begin(verbs: Verbs, operation: Request | BeginRequest, group: UUID) -> UUID:
+    """Begin the conversation of a request, in a group that is made for it, and send its message."""
+    handle = verbs._begin_in(operation.begin(), group)
+    verbs.run(operation.send(handle))
+    return handle
+
+
+def take_answers(database: Database, queue: AnswerQueue, handles: list[UUID]) -> TakenAnswers:
+    """Receive from several conversations of a queue, and end those that are over, in one transaction.
+
+    What cannot be received at once is left, and all of it if something is refused: their callers find out why.
+    """
+    if _is_seen_alone(database.instance):
+        return TakenAnswers({})
+    answers: dict[UUID, list[Message]] = {}
+    is_to_commit = False
+    try:
+        with database.transaction() as transaction:
+            try:
+                answers = _take(transaction, queue, handles)
+            except BaseException:
+                transaction._is_counted = False  # a rollback: those who try again, each alone, are
+                raise
+            is_to_commit = True
+    except (ServiceBrokerError, psycopg.Error) as problem:
+        return TakenAnswers(answers, problem) if is_to_commit else TakenAnswers({})
+    database.instance.tally.add(RECEIVES, len(answers))
+    database.instance.count_received(queue.queue_id, sum(map(len, answers.values())), filtered=True)
+    return TakenAnswers(answers)
+
+
+def _take(transaction: Transaction, queue: AnswerQueue, handles: list[UUID]) -> dict[UUID, list[Message]]:
+    engine = transaction.engine
+    rows, number = transaction._do(engine.receive_answers(queue.queue_id, handles))
+    if not rows:
+        return {}
+    transaction._works()
+    transaction._received(queue.queue_id, number)
+    answers: dict[UUID, list[Message]] = defaultdict(list)
+    for message in transaction._named(rows, alone=False):
+        answers[message.conversation_handle].append(message)
+    ends = [message for own in answers.values() for message in own if message.is_end_dialog]
+    ended = set(transaction._do(engine.answer_ends(queue.queue_id, ends))) if ends else set()
+    for handle, own in answers.items():
+        if is_over(own) and handle not in ended:
+            transaction.end_conversation(handle)
+    return answers
+
+
+def _is_seen_alone(instance: Instance) -> bool:
+    """Whether somebody looks at each request by itself."""
+    return tracing.is_on() or instance.events.watches_conversations
