@@ -95,7 +95,7 @@ class Instance(Network, Rights):
         engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
     """
 
-    works_as_user = False  # whether it is bound to one user of one database, as in an activated task
+    works_as_user = False  # True if it is bound to one user of one database, as in an activated task
 
     def __init__(
         self,

@@ -131,9 +131,9 @@ class ConversationPool:
     def answer(self, *, wait: float = 0.0) -> int:
         """Take what came back on the pool's conversations and answer it; returns how many messages.
 
-        A DialogTimer ends the stream, an EndDialog and an Error end this side; Errors are kept for `errors`. Other
-        messages of the queue are no business of a pool: a service that gets replies needs a procedure of its own,
-        with `note` for the three and `recycle` after its COMMIT.
+        A DialogTimer ends the stream, an EndDialog and an Error end this side; Errors are kept for `errors`. A pool
+        takes no other messages of the queue. A service that gets replies needs a procedure of its own, with `note` for
+        these three kinds and `recycle` after its COMMIT.
 
         Args:
             wait: seconds to wait for a message before it ends; float("inf") for ever.

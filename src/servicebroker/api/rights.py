@@ -31,7 +31,7 @@ class Rights(ABC):
     revoke_rights = operated(operations.RevokeRights)
 
     def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """Return what a role can really do, by PostgreSQL's catalogs; without one, of each role with rights here.
+        """Return the effective rights of a role, by PostgreSQL's catalogs; without a name, of each role with rights.
 
         Raises:
             BrokerError: 15007 no such role.

@@ -1,7 +1,7 @@
 """T-SQL through the API: scripts on a database, and inside a transaction. The asyncio form is written by hand too.
 
-T-SQL stands above the API, whose databases and transactions it uses: so the package says at its first use what runs
-scripts.
+T-SQL stands above the API and uses its databases and transactions. So the package sets `Interpreter.find`, which
+imports T-SQL at its first use.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Interpreter:
-    """What runs scripts.
+    """The T-SQL interpreter that runs scripts.
 
     Attributes:
-        find: returns the class of its sessions; the package sets it, and imports that module no sooner than asked.
+        find: returns the class of T-SQL sessions; the package sets it.
     """
 
     find: Callable[[], type[Session]]

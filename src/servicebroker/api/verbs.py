@@ -260,7 +260,7 @@ class Verbs(ABC):
         return services
 
     def _unless_away(self, look: Callable[[], T], deadline: float) -> T | None:
-        """Return what `look` finds; outside of a transaction None while the server is away, until the deadline."""
+        """Return the result of `look`; outside of a transaction None while the server is away, until the deadline."""
         if not self._is_alone():
             return look()
         try:

@@ -62,7 +62,7 @@ _GRANT = re.compile(rf"([A-Z ]+?)(?: ON ({'|'.join(GRANTED_ON)}) (.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What a database has, or is to have: objects by their names.
+    """The objects and rights of a database, as they are or as they should be: objects by their names.
 
     `grants` and `denials` are lists of texts for each user or role: `SEND ON SERVICE //shop/Stock`, `CREATE QUEUE`.
     """
@@ -79,7 +79,7 @@ class Application:
 
 
 class Change(NamedTuple):
-    """What is to be done: in words, and as an operation."""
+    """A change to make, in words and as an operation."""
 
     words: str
     operation: Definition[None]
@@ -203,7 +203,7 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """TOML writes texts, numbers, switches and lists as JSON does, but for DEL."""
+    """Return a text, number, switch or list in TOML, which writes them as JSON does, but for DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -211,7 +211,7 @@ def _value(value: Any) -> str:
 
 
 def changes(wanted: Application, there: Application) -> list[Change]:
-    """What makes a database that has the one have the other, in an order that works. Nothing is dropped.
+    """Return the changes from the application `there` to the one wanted, in an order that works. Nothing is dropped.
 
     Raises:
         InstanceError: a contract differs, which cannot be altered, or something is named wrongly.
@@ -229,7 +229,7 @@ def changes(wanted: Application, there: Application) -> list[Change]:
 
 
 def not_defined(wanted: Application, there: Application) -> list[str]:
-    """The objects that the database has and the definition does not name."""
+    """Return the objects that the database has and the definition does not name."""
     kinds = ("message_types", "contracts", "queues", "services", "routes", "users", "roles")
     return [
         f"{kind.removesuffix('s').replace('_', ' ')} {name}"
@@ -240,7 +240,7 @@ def not_defined(wanted: Application, there: Application) -> list[str]:
 
 
 def _found(name: str, among: Mapping[str, Any], *, exactly: bool) -> Any:
-    """What has the name: compared byte by byte, or without case and with dbo for no schema."""
+    """Return the value under a name, compared byte by byte, or without case and with dbo for no schema."""
     if exactly or name in among:
         return among.get(name)
     return next((value for key, value in among.items() if _folded(key) == _folded(name)), None)
@@ -301,7 +301,7 @@ def _clauses(options: Mapping[str, Any]) -> str:
 
 
 def _same_activation(one: Activation | None, other: Activation | None) -> bool:
-    """Whether they differ in how names are written only."""
+    """Return whether the two are equal but for the spelling of names."""
     if one is None or other is None:
         return one is other
     return _plain(one) == _plain(other)

@@ -19,19 +19,18 @@ from servicebroker.operations.operation import Operation
 class BeginDialog(Operation[UUID]):
     """BEGIN DIALOG: begin a conversation, and return its handle.
 
-    The target is not told, and not looked for: that happens with the first message. So a name that is wrong there
-    is no error here; the message waits (`servicebroker doctor`).
+    The target is looked up with the first message, not here. So a wrong name of it is no error here; the message
+    waits, and `servicebroker doctor` reports it.
 
     Args:
         from_service: a service of this database. Answers come into its queue.
         to_service: the service at the other end, here or in another instance. The name is compared byte by byte.
-        broker_instance: identifier of the target's database, where several have such a service; or
-            "CURRENT DATABASE".
-        contract: a contract of this database: what each side may send.
-        related_conversation: a handle. The new conversation joins the conversation group of that one.
-        related_conversation_group: the conversation group to join. It is made when it does not exist.
+        broker_instance: identifier of the target's database, if several have such a service; or "CURRENT DATABASE".
+        contract: a contract of this database, which says what each side may send.
+        related_conversation: the handle of a conversation whose group the new conversation joins.
+        related_conversation_group: the conversation group to join. It is created if it does not exist.
         lifetime: seconds after which both sides get an Error (-8489), 1 to 2,147,483,647.
-        encryption: whether dialog security is wanted. It matters only between instances.
+        encryption: whether dialog security is required. It matters only between instances.
 
     Raises:
         BrokerError: 8423 no such service, 8425 no such contract, 8426 no such related conversation, 9610 that is
@@ -55,7 +54,7 @@ class BeginDialog(Operation[UUID]):
 
     @property
     def handles(self) -> Sequence[UUID]:
-        """The related conversation: the handle of the new one is the result."""
+        """The related conversation, if any; the handle of the new conversation is the result."""
         return [] if self.related_conversation is None else [self.related_conversation]
 
     @property
@@ -65,7 +64,7 @@ class BeginDialog(Operation[UUID]):
 
     @property
     def target_broker(self) -> str | None:
-        """The broker instance in its usual spelling, CURRENT_DATABASE, or None where the routes say which.
+        """The broker instance in its usual spelling, CURRENT_DATABASE, or None if the routes decide.
 
         Raises:
             BrokerError: 1093 no identifier, 8413 too long, 402 another type.
@@ -118,8 +117,8 @@ class BeginDialog(Operation[UUID]):
 class BeginConversationTimer(Operation[None]):
     """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
 
-    A conversation has one timer: setting it again replaces it. It is a row of PostgreSQL, so it comes also when
-    this program has ended meanwhile.
+    A conversation has one timer: setting it again replaces it. The timer is a row of PostgreSQL, so its message comes
+    also if this program has ended meanwhile.
 
     Args:
         handle: the conversation.

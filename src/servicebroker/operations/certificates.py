@@ -64,7 +64,7 @@ class CreateCertificate(_NewCertificate, Definition[None]):
     Without `file` a new one that signs itself, with a key on the curve P-256.
 
     Args:
-        active_for_begin_dialog: whether conversations that begin may use it.
+        active_for_begin_dialog: whether new conversations may use the certificate.
 
     Raises:
         BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
@@ -84,7 +84,7 @@ class AlterCertificate(Definition[None]):
 
     Args:
         name: compared without case.
-        active_for_begin_dialog: whether conversations that begin may use it.
+        active_for_begin_dialog: whether new conversations may use the certificate.
         remove_private_key: whether its private key is removed.
         private_key_file: where the key comes from; without it, it is the one that is there.
         decryption_password: opens the key, if the master key does not.
@@ -104,7 +104,7 @@ class AlterCertificate(Definition[None]):
 
     @property
     def changes_key(self) -> bool:
-        """Whether a private key is given, or one is encrypted anew."""
+        """Return whether a private key is given, or one is encrypted anew."""
         given = self.private_key_file, self.decryption_password, self.encryption_password
         return any(one is not None for one in given)
 

@@ -16,7 +16,7 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class EndConversation(Operation[None]):
-    """END CONVERSATION: this side is done. Its messages that nobody has received are dropped.
+    """END CONVERSATION: end this side of a conversation. Its messages that were not received are dropped.
 
     The other side gets an EndDialog message, or the error, behind what was sent before. Each side ends the
     conversation for itself.
@@ -24,8 +24,7 @@ class EndConversation(Operation[None]):
     Args:
         handle: the conversation.
         error: WITH ERROR: a code above 0 and a description, which the other side receives as an Error message.
-        cleanup: WITH CLEANUP: the other side is not told anything. For a conversation whose other side is gone for
-            good.
+        cleanup: WITH CLEANUP: the other side gets no message. For a conversation whose other side is gone for good.
 
     Raises:
         BrokerError: 8426 no such conversation, 8427 it has ended on this side already, 8494 no permission, 8418 the
@@ -42,7 +41,7 @@ class EndConversation(Operation[None]):
 
     @property
     def deed(self) -> Deed:  # type: ignore[override] # of most operations it is a constant
-        """Which of the three forms."""
+        """The event of this form of the statement."""
         if self.cleanup:
             return Deed.END_WITH_CLEANUP
         return Deed.END if self.error is None else Deed.END_WITH_ERROR

@@ -18,16 +18,17 @@ class CreateEventNotification(Definition[None]):
     """CREATE EVENT NOTIFICATION name ON ... FOR events TO SERVICE: each event is a message to that service.
 
     The message is of the type EventNotification; `sb.read_event` reads its body. Without `on_queue` and `on_server` it
-    is ON DATABASE. DDL is told of when T-SQL has said it, with the commit of its transaction.
+    is ON DATABASE. DDL in T-SQL is reported with the commit of its transaction.
 
     Args:
         name: unique among those on the queue, the database, or the server; compared without case.
-        events: on a queue QUEUE_ACTIVATION, when it wants a reader, and BROKER_QUEUE_DISABLED, when it was switched off
-            by itself; elsewhere BROKER_QUEUE_DISABLED, DDL such as CREATE_TABLE, and groups such as DDL_SSB_EVENTS.
-        to_service: the service that is told; it accepts the contract PostEventNotification.
+        events: on a queue QUEUE_ACTIVATION, when it wants a reader, and BROKER_QUEUE_DISABLED, when poison detection
+            has disabled it; elsewhere BROKER_QUEUE_DISABLED, DDL such as CREATE_TABLE, and groups such as
+            DDL_SSB_EVENTS.
+        to_service: the service that gets the messages; it accepts the contract PostEventNotification.
         on_queue: a queue of this database.
-        on_server: what happens in all databases, and in none, as CREATE_LOGIN. Administrators make those, and in T-SQL
-            logins with the permission; the conversation is of this database.
+        on_server: events of all databases, and of the instance, as CREATE_LOGIN. Administrators make those, and in
+            T-SQL logins with the permission; the conversation is of this database.
         broker_instance: identifier of the database that has it, or "current database".
         with_fan_in: of several that the same login made for the same service, one message goes out.
 
@@ -50,7 +51,7 @@ class CreateEventNotification(Definition[None]):
 
     @property
     def scope(self) -> str:
-        """What it is on: QUEUE, SERVER or DATABASE."""
+        """The scope of the notification: QUEUE, SERVER or DATABASE."""
         return QUEUE if self.on_queue is not None else SERVER if self.on_server else DATABASE
 
 

@@ -14,9 +14,8 @@ class CreateLogin(Definition[None]):
 
     Args:
         name: compared without case.
-        from_windows: it is the member of a domain that the name says, as DOMAIN\\\\member, and needs CONNECT on the
-            endpoint.
-        from_certificate: one of the transport: modules that it has signed may what this login may.
+        from_windows: the login is the domain member of that name, DOMAIN\\\\member, and needs CONNECT on the endpoint.
+        from_certificate: a certificate of the transport: modules that it has signed have the permissions of this login.
 
     Raises:
         BrokerError: 15025 name taken, 15151 no such certificate, 15407 a member is not named like that, 15247, 402.
@@ -43,8 +42,8 @@ class _Connect(Definition[None]):
 
     Args:
         endpoint: compared without case.
-        login: which peers that are let in are; public for every peer that proves to have the key of its certificate,
-            also one that nobody has imported.
+        login: the login of peers; public for every peer that proves to have the key of its certificate, also without an
+            import.
     """
 
     permission: ClassVar[str] = "CONNECT ON ENDPOINT"
@@ -55,7 +54,7 @@ class _Connect(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class GrantConnect(_Connect):
-    """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers that are this login are let in.
+    """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers with this login are let in.
 
     Raises:
         BrokerError: 15151 no such endpoint or login, 15247.

@@ -1,4 +1,4 @@
-"""What every operation has, and how the method of a face is made from one."""
+"""The base of all operations, and how the method of a face is made from one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Operation(Generic[Result]):
 
     Attributes:
         permission: the row of `model.permissions.NEEDS` that says who may run it; None if it asks for none.
-        deed: what it does to the conversations of `handles`, for who watches them.
-        handles: the conversations that it changes.
-        joined_groups: those that a new conversation may join.
-        messages: how many it puts on each of them.
+        deed: the event of the conversations of `handles`, for observers.
+        handles: the conversations that the operation changes.
+        joined_groups: the conversation groups that a new conversation may join.
+        messages: how many messages it sends on each conversation.
         method: the name of its method, if that is not its own name.
     """
 
@@ -79,7 +79,7 @@ class Definition(Operation[Result]):
 
     Attributes:
         permission: the row of its statement, if it names no other one: CREATE MESSAGE TYPE for CreateMessageType.
-        exist_ok: whether one of its name may be there, so that there is nothing to do.
+        exist_ok: whether an object of its name may exist, so that nothing is done.
     """
 
     __slots__ = ()
@@ -121,7 +121,7 @@ def help_of(operation: type[Operation[Any]]) -> str:
 
 
 def summary_of(operation: type[Operation[Any]]) -> str:
-    """Return what the operation does: its help before the first section."""
+    """Return the summary of the operation: its help before the first section."""
     return _sections(inspect.cleandoc(operation.__doc__ or ""))[0]
 
 
@@ -130,9 +130,9 @@ def _sections(help_: str) -> list[str]:
 
 
 def arguments_of(operation: type[Operation[Any]]) -> dict[str, str]:
-    """Return what the help says of each field.
+    """Return the help of each field.
 
-    Fields that are shared with others are among them. What is as for another operation of the module is said instead.
+    Fields of shared bases are included. "as for" another operation of the module is replaced by the help there.
     """
     told: dict[str, str] = {}
     for base in reversed([base for base in operation.__mro__ if is_dataclass(base)]):
@@ -156,7 +156,7 @@ def statement_of(operation: type[Operation[Any]]) -> str:
 
 
 def result_of(operation: type[Operation[Any]]) -> object:
-    """Return the type of what the operation returns, as a signature shows it."""
+    """Return the type of the operation's result, as a signature shows it."""
     bases: tuple[Any, ...] = operation.__orig_bases__  # type: ignore[attr-defined] # one is Operation[...]
     (result,) = next(base.__args__ for base in bases if hasattr(base, "__args__"))
     if not isinstance(result, TypeVar):

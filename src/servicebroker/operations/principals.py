@@ -1,4 +1,4 @@
-"""CREATE and DROP of users and roles, and who is in a role."""
+"""CREATE and DROP of users and roles, and members of roles."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class CreateUser(Definition[None]):
 
     Args:
         name: compared without case.
-        postgres_role: who opens the instance as this role is the user by default.
+        postgres_role: sessions that open the instance as this PostgreSQL role are the user by default.
         for_login: a login of `Instance.create_login`.
-        from_certificate: a certificate of the database: modules that it has signed may what this user may.
+        from_certificate: a certificate of the database: modules that it has signed have the permissions of this user.
 
     Raises:
         BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15151 no such certificate, 15063 it has a
@@ -34,7 +34,7 @@ class CreateUser(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropUser(Named, Definition[None]):
-    """DROP USER. What somebody does as the user from now on is refused with 15517.
+    """DROP USER. From now on, statements as that user are refused with 15517.
 
     Raises:
         BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a

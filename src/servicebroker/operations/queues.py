@@ -34,9 +34,9 @@ class CreateQueue(Definition[None]):
     Args:
         name: `queue` or `schema.queue`.
         status: whether it is ON; False makes it OFF.
-        retention: what its services receive and send stays visible there until the conversation ends.
-        poison_message_handling: False lets no number of rollbacks switch it off.
-        activation: the procedure that reads it; on unless its `status` says otherwise.
+        retention: whether messages that its services receive and send stay visible until the conversation ends.
+        poison_message_handling: False lets no number of rollbacks disable the queue.
+        activation: the procedure that reads the queue; on unless its `status` is False.
         filegroup: PRIMARY, which is DEFAULT.
         exist_ok: whether one of that name may be there, which stays as it is.
 
@@ -74,14 +74,14 @@ class AlterQueue(Definition[None]):
 
     Args:
         name: `queue` or `schema.queue`.
-        status: OFF (False): RECEIVE raises 9617, and what is sent waits in the transmission queue. ON (True) delivers
-            that in order.
-        retention: True keeps what is received and sent from now on visible until the conversation ends. After False,
-            what is kept stays until then.
-        poison_message_handling: True lets five rollbacks in a row of transactions that received switch the queue off.
+        status: OFF (False): RECEIVE raises 9617, and sent messages wait in the transmission queue. ON (True) delivers
+            them in order.
+        retention: True keeps messages that are received and sent from now on visible until the conversation ends. After
+            False, the kept ones stay until then.
+        poison_message_handling: True lets five rollbacks in a row of transactions that received disable the queue.
         activation: its fields that are given change; "DROP" takes it away.
-        rebuild: give the unused space of the queue's tables back, of what is kept too. Readers and senders wait.
-        reorganize: give back what lies at the end of the tables. Nobody waits.
+        rebuild: give back the unused space of the queue's tables, also of kept messages. Readers and senders wait.
+        reorganize: give back the space at the end of the tables, without a lock.
         move_to: the filegroup PRIMARY, or DEFAULT, in which the queue is.
 
     Raises:

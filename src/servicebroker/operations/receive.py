@@ -1,4 +1,4 @@
-"""RECEIVE, and GET CONVERSATION GROUP, which locks what RECEIVE would take from; each may wait (WAITFOR)."""
+"""RECEIVE, and GET CONVERSATION GROUP, which locks the group of the next RECEIVE; each may wait (WAITFOR)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class Receive(Operation[list[Message]]):
-    """RECEIVE: take messages of one conversation group, in order. An empty list when there is nothing to take.
+    """RECEIVE: take messages of one conversation group, in order. Return an empty list if there is no message.
 
-    The group is locked until the transaction ends: other readers take from other groups meanwhile. A ROLLBACK
+    The group is locked until the transaction ends; other readers take from other groups meanwhile. A ROLLBACK
     puts the messages back.
 
     Args:
         queue: its name, compared without case; `schema.queue` when the schema is not dbo.
         top: at most so many of a group; None for all that it has.
-        groups: take from at most so many groups, those of the oldest messages; one group's messages after the other's.
+        groups: take from at most so many groups, those with the oldest messages. The messages are ordered by group.
         conversation_handle: take from this conversation only, waiting for its group's lock.
         conversation_group_id: take from this group only, waiting for its lock.
         wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
@@ -46,27 +46,27 @@ class Receive(Operation[list[Message]]):
 
     @property
     def patience(self) -> float:
-        """How many seconds there is something to wait for: TOP (0) takes nothing."""
+        """Seconds to wait; 0 for TOP (0), which takes no message."""
         return 0.0 if self.top == 0 else self.wait
 
     @property
     def of_one(self) -> Receive:
-        """The same RECEIVE of a single message."""
+        """A RECEIVE of a single message with these options."""
         return replace(self, top=1, groups=1)
 
     @property
     def at_once(self) -> Receive:
-        """The same RECEIVE without waiting."""
+        """A RECEIVE with these options that does not wait."""
         return replace(self, wait=0.0)
 
     @property
     def held(self) -> Hold:
-        """The first half of it, which leaves the messages in the queue."""
+        """The first half of this RECEIVE, which leaves the messages in the queue."""
         return Hold(self.queue, top=self.top, groups=self.groups)
 
     @property
     def has_condition(self) -> bool:
-        """Whether WHERE names a conversation or a group: if that has no messages, the queue may have others."""
+        """True if WHERE names a conversation or a group: without messages there, the queue may still have others."""
         return self.conversation_handle is not None or self.conversation_group_id is not None
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ class Receive(Operation[list[Message]]):
             raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
 
     def check_wait(self) -> None:
-        """Refuse an impossible WAITFOR, before anything is looked for.
+        """Refuse an impossible WAITFOR before the first look.
 
         Raises:
             BrokerError: 402.
@@ -107,10 +107,10 @@ class Hold(Receive):
 
 @dataclass(frozen=True, slots=True)
 class GetConversationGroup(Operation[UUID | None]):
-    """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
+    """GET CONVERSATION GROUP: return the group that `receive` would take from, or None.
 
-    The group is locked until the transaction ends, also when nothing is received from it; several calls can
-    lock several groups.
+    The group is locked until the transaction ends, also if no message is received from it. Several calls can lock
+    several groups.
 
     Args:
         queue: its name, as for `receive`.
@@ -129,12 +129,12 @@ class GetConversationGroup(Operation[UUID | None]):
 
     @property
     def patience(self) -> float:
-        """How many seconds to wait."""
+        """Seconds to wait."""
         return self.wait
 
     @property
     def has_condition(self) -> bool:
-        """It takes any group."""
+        """False: the statement takes any group."""
         return False
 
     def check_wait(self) -> None:

@@ -17,12 +17,12 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Composite
 from servicebroker.operations.send import Send
 
-KEEP_S = 60.0  # longer than two rounds of upkeep: who waits on at once finds the answer
+KEEP_S = 60.0  # longer than two rounds of upkeep: a caller that waits again at once finds the answer
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What BEGIN DIALOG and SEND of a request say."""
+    """The options of BEGIN DIALOG and SEND of a request."""
 
     from_service: str
     to_service: str
@@ -74,7 +74,7 @@ class BeginRequest(Composite[UUID], _Asked):
         broker_instance: as for `request`.
         lifetime: as for `request`.
         encryption: as for `request`.
-        keep: seconds for which the answer is kept for who waits for it; an answer after that is late.
+        keep: seconds for which the answer is kept for its caller; a later answer is late.
         late_answers: as for `request`.
 
     Raises:
@@ -100,21 +100,21 @@ class Request(Composite[Message], _Asked):
     time, on threads or as tasks. A timeout or a cancellation undoes nothing: the conversation stays until its answer.
 
     Args:
-        from_service: a service of this database. Nobody else reads its queue with RECEIVE without WHERE.
-        to_service: the service that is asked.
+        from_service: a service of this database. No other reader may use RECEIVE without WHERE on its queue.
+        to_service: the service that answers.
         message_type: that of the request.
         body: as for `send`.
         contract: a contract of this database.
         broker_instance: as for `begin_dialog`.
         lifetime: as for `begin_dialog`. A request that nobody answers is open for so long.
         encryption: as for `begin_dialog`.
-        keep: seconds after the timeout for which the answer is kept for who waits on; an answer after that is late.
-        late_answers: "drop" to end the conversation when a late answer is there, which an open instance does within its
-            interval of upkeep; "handle" to leave it to `process_late_answers`. Both hold also if this program ends.
+        keep: seconds after the timeout for which the answer is kept for a caller that waits again; a later one is late.
+        late_answers: "drop" lets an open instance end the conversation when a late answer has come, within its interval
+            of upkeep; "handle" leaves it to `process_late_answers`. Both hold also if this program ends.
         timeout: seconds to wait for the answer.
 
     Raises:
-        RequestTimeout: no answer has come in time. It says why, and has the handle.
+        RequestTimeout: no answer has come in time. It has the reason and the handle.
         RequestError: the other side has ended the conversation with an error or without an answer.
         BrokerError: as `begin_dialog` and `send`; 226 the caller has a transaction open, 402 `timeout`, `keep` or
             `late_answers`, 9617 the own queue is off.
@@ -146,8 +146,8 @@ class WaitForAnswer(Composite[Message]):
     Raises:
         RequestTimeout: as `request`.
         RequestError: as `request`.
-        BrokerError: 8426 no such conversation: its answer was given to somebody, or was late; 226 the caller has a
-            transaction open, 9617 the own queue is off, 402 `timeout`, 8418 the handle is missing.
+        BrokerError: 8426 no such conversation: its answer was taken by another caller, or was late; 226 the caller has
+            a transaction open, 9617 the own queue is off, 402 `timeout`, 8418 the handle is missing.
     """
 
     permission: ClassVar[str] = "RECEIVE"
@@ -167,7 +167,7 @@ class WaitForAnswer(Composite[Message]):
 
 
 def answer_in(handle: UUID, messages: list[Message]) -> Message | None:
-    """Return the answer among what was received on the conversation of a request; None if nothing of it was.
+    """Return the answer among messages of the conversation of a request, or None.
 
     Raises:
         RequestError: the other side, or the broker, has ended the conversation.

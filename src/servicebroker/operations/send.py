@@ -27,14 +27,14 @@ Numbers = TypeVar("Numbers", int, list[int])
 class Send(Operation[Numbers]):
     """SEND one message, and return its sequence number: 0, 1, 2 ... in each direction of a conversation.
 
-    It counts from COMMIT on. Within `pipeline()` the place in the block is returned instead.
+    It is sent with the COMMIT. Within `pipeline()` the place in the block is returned instead.
 
     Args:
-        handle: the conversation. With a list of handles the message goes on each of them, or on none when one is
-            refused; its body is stored once, and the numbers come back in their order.
+        handle: the conversation. With a list of handles the message is sent on each of them, or on none if one is
+            refused. The body is stored once, and the numbers are returned in the order of the handles.
         message_type: one that the contract lets this side send.
-        body: bytes; a str, which is sent as UTF-8; or an object for which there is a `servicebroker.codec` of that
-            message type. One that is omitted or empty is received as None.
+        body: bytes; a str, which is sent as UTF-8; or an object, if the message type has a `servicebroker.codec`. An
+            omitted or empty body is received as None.
 
     Raises:
         BodyError: the body is not what messages of this type carry.
@@ -65,7 +65,7 @@ class Send(Operation[Numbers]):
 
     @property
     def is_single(self) -> bool:
-        """Whether it goes on one conversation; one without a handle is refused as such."""
+        """True for one conversation; a missing handle counts as one, and is refused later."""
         handle = self.handle
         return isinstance(handle, UUID) or handle is None
 
@@ -92,7 +92,7 @@ class Send(Operation[Numbers]):
 class SendBatch(Operation[int]):
     """SEND many messages of one type, in their order, and return the first sequence number.
 
-    It is one statement, and many times as fast as as many calls of `send`. When it raises, none was sent.
+    It is one statement, and many times as fast as a call of `send` for each message. If it raises, none was sent.
 
     A body that the *receiver* refuses fails the conversation, as with `send`: the messages before it are
     delivered, those behind it are dropped.
@@ -126,7 +126,7 @@ class SendBatch(Operation[int]):
 
     @property
     def messages(self) -> int:  # type: ignore[override] # of most operations it is a constant
-        """How many; what cannot be counted is refused when the operation is run."""
+        """The number of messages; 1 for bodies that cannot be counted, which are refused later."""
         return len(self.bodies) if isinstance(self.bodies, Sized) else 1
 
     def contents(self, maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:

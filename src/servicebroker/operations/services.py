@@ -11,12 +11,12 @@ from servicebroker.operations.operation import Definition, ExactlyNamed
 
 @dataclass(frozen=True, slots=True)
 class CreateService(Definition[None]):
-    """CREATE SERVICE on a queue. Messages that wait for it are delivered.
+    """CREATE SERVICE on a queue. Messages that wait for the service are delivered.
 
     Args:
         name: compared byte by byte.
-        queue: where its messages come; `schema.queue` when the schema is not dbo.
-        contracts: the contracts of which it is a target.
+        queue: the queue of its messages; `schema.queue` if the schema is not dbo.
+        contracts: the contracts on which the service is a target.
         authorization: the owner, a user or a role; the user that this object works as when it is not given.
         exist_ok: whether one of that name may be there, which stays as it is.
 
@@ -45,8 +45,8 @@ class AlterService(Definition[None]):
     Args:
         name: compared byte by byte.
         queue: another one; its messages move there.
-        add_contracts: contracts of which it is to be a target.
-        drop_contracts: contracts of which it is a target no more.
+        add_contracts: contracts on which the service becomes a target.
+        drop_contracts: contracts on which the service is a target no more.
 
     Raises:
         BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.

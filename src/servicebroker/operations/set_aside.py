@@ -1,4 +1,4 @@
-"""Messages that were set aside for an operator: list them, put one into its queue again, remove one."""
+"""Dead letters, messages that were set aside for an operator: list them, replay one, discard one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class SetAsideMessages(Operation[list[SetAsideMessage]]):
-    """The messages that were set aside, oldest first; of one queue when it is named.
+    """List the dead letters: messages that were set aside, oldest first, of all queues or of one.
 
     Args:
         queue: its name, as for `receive`; None for all of the database.
 
     Raises:
-        BrokerError: 15151 no such queue, 5011 no permission: they are for db_owner.
+        BrokerError: 15151 no such queue, 5011 no permission: dead letters are for db_owner.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -29,25 +29,25 @@ class SetAsideMessages(Operation[list[SetAsideMessage]]):
 
 @dataclass(frozen=True, slots=True)
 class ReplayMessage(Operation[UUID | None]):
-    """Put a message that was set aside into its queue again, in one transaction with its removal.
+    """Replay a message that was set aside: put it into its queue again, and remove it from the list.
 
-    While its conversation is open on both sides, it arrives there, behind what is in the queue. Otherwise it
+    If its conversation is open on both sides, it arrives there, behind the messages in the queue. Otherwise it
     arrives on a new conversation with the same service, whose queue gets the answers: end it there.
 
     Args:
-        set_aside_id: its number among those that were set aside.
-        body: what it carries from now on, instead of what it carried. The audit has that it was edited, by whom,
-            and neither body.
-        from_service: the service of this database that sends it, on a new conversation in any case. It is needed
-            where the conversation has ended and the sender is in another database or instance.
+        set_aside_id: its number in the list.
+        body: a new body. The audit records that the body was edited, and by whom, but neither body.
+        from_service: the service of this database that sends the message, on a new conversation. It is required if the
+            conversation has ended and the sender is in another database or instance.
 
     Returns:
-        The initiator's handle of the new conversation; None where it is on its own one.
+        The initiator's handle of a new conversation; None if the message is on its own conversation.
 
     Raises:
         BrokerError: 402 there is none of that number, or its message type refuses the body; 5011 no permission; as
             `begin_dialog`.
-        InstanceError: its conversation has ended and a new one needs `from_service`, or its service refuses it.
+        InstanceError: the conversation has ended and a new one needs `from_service`, or the service refuses the
+            message.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
@@ -59,7 +59,7 @@ class ReplayMessage(Operation[UUID | None]):
 
     @property
     def is_edited(self) -> bool:
-        """Whether it gets another body."""
+        """True if the message gets another body."""
         return not isinstance(self.body, Omitted)
 
     def check(self) -> None:
@@ -73,10 +73,10 @@ class ReplayMessage(Operation[UUID | None]):
 
 @dataclass(frozen=True, slots=True)
 class DiscardMessage(Operation[None]):
-    """Remove a message that was set aside.
+    """Discard a message that was set aside.
 
     Args:
-        set_aside_id: its number among those that were set aside.
+        set_aside_id: its number in the list.
 
     Raises:
         BrokerError: 402 there is none of that number, 5011 no permission.

@@ -11,9 +11,9 @@ from servicebroker.operations.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class GetTransmissionStatus(Operation[str]):
-    """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
+    """GET_TRANSMISSION_STATUS: return why the oldest message waits that was sent on this side of the conversation.
 
-    The same text as in sys.transmission_queue; '' when nothing waits, when it was not tried yet, and for a handle
+    The text is that of sys.transmission_queue; '' if no message waits, if it was not tried yet, and for a handle
     that is unknown in this database.
 
     Args:

@@ -80,7 +80,7 @@ def test_its_help_names_every_field_and_errors_that_exist(operation: type[Any]) 
 def test_its_permission_is_a_row_of_the_table(operation: type[Any]) -> None:
     if operation in (operations.GetTransmissionStatus, *OF_ROLES):
         assert operation.permission is None
-    elif "permission" not in inspect.signature(operation).parameters:  # who may grant a permission depends on it
+    elif "permission" not in inspect.signature(operation).parameters:  # GRANT: depends on the permission
         assert operation.permission in NEEDS
 
 
@@ -122,7 +122,7 @@ def test_the_fields_of_receive_are_spelled_in_few_files() -> None:
     spelled = [
         str(path.relative_to(package))
         for path, text in texts.items()
-        if all(re.search(word, text) for word in ("conversation_group", r"\btop\b", "receive"))
+        if all(re.search(word, text) for word in (r"\bconversation_group", r"\btop\b", "receive"))
         and not text.startswith("# Made from")
         and "migrations" not in path.parts
     ]

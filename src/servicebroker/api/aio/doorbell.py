@@ -2,8 +2,8 @@
 
 A waiting reader lists itself in a table, a SEND that sees it there notifies, and the reader's bell rings.
 
-Messages of one group wake one reader of the process, and the readers that wait for a certain conversation or group:
-woken all at once, sixteen readers would poll sixteen times for each message. If messages of several groups may have
+Messages of one group wake one reader of the process, and the readers that wait for a certain conversation or group.
+Woken all at once, sixteen readers would poll sixteen times for each message. If messages of several groups may have
 come, each woken reader wakes the next one as soon as it has found a message. A change of the queue itself wakes all.
 
 If notifications follow each other closely, the process leaves the table. One of its sleeping readers polls instead

@@ -1,8 +1,8 @@
 """T-SQL for asyncio: the same session, in a thread, on a connection of the instance's own pool.
 
 T-SQL is written once, for threads. A script runs in a thread of its own, which sees the instance as a blocking one
-(`ThreadInstance`): same catalog, counts, events and doorbell; what must be awaited is done by the event loop, and the
-thread waits for it. The connection that a script works on is lent from the pool, and used by the thread alone.
+(`ThreadInstance`), with the same catalog, counts, events and doorbell. The event loop awaits coroutines for the thread.
+The connection that a script works on is lent from the pool, and used by the thread alone.
 """
 
 from __future__ import annotations

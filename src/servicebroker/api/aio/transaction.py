@@ -222,7 +222,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         finally:
             self._pipeline = before
             if self.connection.closed or self.connection.pgconn.transaction_status == TransactionStatus.INERROR:
-                self.connection.waiting.verbs = None  # nothing of the transaction will be committed
+                self.connection.waiting.verbs = None  # the transaction can commit nothing
             await finish(self._send_what_waits())
 
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:

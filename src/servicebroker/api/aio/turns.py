@@ -3,10 +3,10 @@
 Alone in its transaction, a turn has received its messages before the savepoint, and only a ROLLBACK puts them back.
 
 Many groups in one transaction (decision 468): `hold` locks them and reads their messages, which stay in the queue. Each
-turn then sets a savepoint and takes the messages of its group behind it. So the savepoint undoes both, what the
-procedure did and the RECEIVE, and the messages are in the queue as they were: with their place, their body and what
-RETENTION keeps of them. A procedure that ends its transaction loses nothing of the groups that follow. Each turn adds
-one subtransaction to its backend.
+turn then sets a savepoint and takes the messages of its group behind it. So the savepoint undoes both the work of the
+procedure and the RECEIVE. The messages are in the queue as they were, with their place, their body and what RETENTION
+keeps of them. A procedure that ends its transaction loses nothing of the groups that follow. Each turn adds one
+subtransaction to its backend.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class AsyncVerbs(ABC):
         return services
 
     async def _unless_away(self, look: Callable[[], Awaitable[T]], deadline: float) -> T | None:
-        """Return what `look` finds; outside of a transaction None while the server is away, until the deadline."""
+        """Return the result of `look`; outside of a transaction None while the server is away, until the deadline."""
         if not self._is_alone():
             return await look()
         try:

@@ -39,7 +39,7 @@ class PollingMode:
         self._last_counted = -math.inf
 
     def needs_count(self, now: float) -> bool:
-        """Whether the next poll needs the number of messages that came, since the polls before found nothing."""
+        """Return whether the next poll needs the number of messages that came, since the polls before found nothing."""
         return self._is_idle and now >= self._last_counted + _COUNT_INTERVAL_S
 
     @property

@@ -1,8 +1,8 @@
 """OpenTelemetry: one trace through sender, message, receiver and reply. Nothing of it happens where nobody traces.
 
 A SEND under a span that is sampled makes a span of kind PRODUCER, whose context goes with the message. A RECEIVE in a
-process with a tracer provider that finds such contexts makes one of kind CONSUMER, a child of the first message's,
-with links to those of the others; it lives as long as the transaction and is the parent of what that sends.
+process with a tracer provider that finds such contexts makes one of kind CONSUMER. It is a child of the first
+message's span, with links to those of the others. It lives as long as the transaction and is the parent of its SENDs.
 
 opentelemetry-api is not imported here: a process that has not imported it traces nothing.
 
