@@ -35,7 +35,7 @@ class CatalogCache(Mapping[str, T]):
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._known = _entries.setdefault(machine.instance.doorbell, {}).setdefault(type(self), {})
+        self._cached = _entries.setdefault(machine.instance.doorbell, {}).setdefault(type(self), {})
 
     def _load(self, name: str) -> T | None:
         """Read an object from the catalog."""
@@ -51,24 +51,24 @@ class CatalogCache(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         now, key = time.monotonic(), (self._database_id(), name)
-        entry: tuple[float, T | None] | None = self._known.get(key)
+        entry: tuple[float, T | None] | None = self._cached.get(key)
         if entry is None or entry[0] < now:
             entry = now + _ENTRY_LIFETIME_S, self._load(name)
             if self._is_shared(name):
-                self._known[key] = entry
+                self._cached[key] = entry
         if entry[1] is None:
             raise KeyError(name)
         return entry[1]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for _, name in self._known)
+        return (name for _, name in self._cached)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cached)
 
     def invalidate(self) -> None:
         """Discard all entries, after a definition or a DROP."""
-        self._known.clear()
+        self._cached.clear()
 
 
 _FIND_TYPE = (

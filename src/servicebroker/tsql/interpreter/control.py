@@ -211,7 +211,7 @@ def _execute_as(machine: Machine, statement: ExecuteAs) -> None:
     """Run EXECUTE AS.
 
     Raises:
-        TsqlError: 15590 NO REVERT or COOKIE in a module or a text.
+        BrokerError: 15590 NO REVERT or COOKIE in a module or a text, 15533 the cookie is no varbinary.
     """
     frame = machine.frame
     if statement.name is None:
@@ -237,7 +237,8 @@ def _revert(machine: Machine, statement: Revert) -> None:
     """Run REVERT.
 
     Raises:
-        TsqlError: 15199, 15196 or 15591, each of which ends the batch; 15533 the cookie is no varbinary.
+        TsqlError: 15199, 15196 or 15591, each of which ends the batch.
+        BrokerError: 15533 the cookie is no varbinary.
     """
     cookie: object = None
     if statement.cookie is not None:
@@ -298,7 +299,7 @@ _TIME_PATTERN = re.compile(r"\s*(?:\d{4}-\d{2}-\d{2}\s+)?(\d{1,2}):(\d{1,2})(?::
 
 
 def seconds_until(kind: str, text: str, now: datetime) -> float:
-    """Return the seconds from `now`, in UTC: the length of a DELAY, or the time until the next TIME of that hour.
+    """Return the seconds that a WAITFOR sleeps from `now`, in UTC: the length of a DELAY, or up to the next such TIME.
 
     Raises:
         TsqlError: 148 the text is no time of less than 24 hours.

@@ -146,7 +146,7 @@ def refresh_current_row(machine: Machine, name: str, touched_count: int) -> None
         _NEWEST_ROW_VERSION.format(table=table),
         (table, row_id, touched_count),
     )
-    if not touched_count and (not rows or rows[0][0] != address):  # an INSTEAD OF trigger changes nothing
+    if not touched_count and (not rows or rows[0][0] != address):  # an INSTEAD OF trigger leaves the row as it was
         raise TsqlError(16934, "Optimistic concurrency check failed. The row was modified outside of this cursor.")
     if rows and cursor.row_addresses is not None:
         cursor.row_addresses[cursor.position] = rows[0][0]

@@ -15,8 +15,11 @@ from servicebroker.tsql.syntax import Expression, Print, Raiserror, Throw
 from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 
 _LOG = logging.getLogger("servicebroker.tsql")
-_MAX_PRINT_LENGTH = 4000  # characters of PRINT
-_MAX_ERROR_LENGTH = 2047
+_RAISED_ERROR_NUMBER = 50_000  # of RAISERROR with a text, and the lowest of THROW
+_MIN_MESSAGE_NUMBER = 13_000  # of sys.messages, for RAISERROR with a number
+_MAX_PRINT_CHARS = 4000
+_MAX_RAISERROR_CHARS = 2047
+_MAX_THROW_CHARS = 2048
 _PLACEHOLDER = re.compile(
     r"%(?P<flags>[-+ 0#]*)(?P<width>\*|[0-9]{1,9})?(?:\.(?P<precision>\*|[0-9]{1,9}))?(?:h|l|I64)?"
     r"(?P<kind>[diosuxXsS%])"
@@ -30,7 +33,7 @@ def _print(machine: Machine, statement: Print) -> None:
         text = "0x" + bytes(value).hex().upper()
     else:
         text = "" if value is None else _to_text(value, source)
-    machine.emit(Message(text[:_MAX_PRINT_LENGTH]))
+    machine.emit(Message(text[:_MAX_PRINT_CHARS]))
     machine.record_success(0)
 
 
@@ -47,7 +50,7 @@ def _raiserror(machine: Machine, statement: Raiserror) -> None:
     state = _evaluate_integer(machine, statement.state, 1)
     values = [evaluate(machine, argument) for argument in statement.arguments]
     if isinstance(message.value, int):
-        if message.value < 13000:
+        if message.value < _MIN_MESSAGE_NUMBER:
             raise TsqlError(2732, f"Error number {message.value} is invalid. The number must be from 13000 through "
                             "2147483647 and it cannot be 50000.")  # fmt: skip
         raise TsqlError(18054, f"Error {message.value}, severity {severity}, state {state} was raised, but no message "
@@ -58,7 +61,7 @@ def _raiserror(machine: Machine, statement: Raiserror) -> None:
                         "role, using the WITH LOG option.")  # fmt: skip
     if "LOG" in statement.options:
         _LOG.warning("Error: 50000, Severity: %s, State: %s. %s", severity, state, text)
-    number = 50000
+    number = _RAISED_ERROR_NUMBER
     if severity <= 10:
         machine.emit(Message(text, number, severity, state, statement.line, machine.frame.procedure))
         machine.record_success(0)
@@ -113,15 +116,15 @@ def format_message(text: str, values: list[Value]) -> str:
         is_escaped = (len(text_before) - len(text_before.rstrip("%"))) % 2
         if not is_escaped and not _PLACEHOLDER.match(text, percent.start()):
             raise TsqlError(2787, f"Invalid format specification: '{text[percent.start() : percent.start() + 10]}'.")
-    return _PLACEHOLDER.sub(fill_placeholder, text)[:_MAX_ERROR_LENGTH]
+    return _PLACEHOLDER.sub(fill_placeholder, text)[:_MAX_RAISERROR_CHARS]
 
 
 def _field_size(size: str | None, remaining: list[Value]) -> int | None:
     """Return a width or precision, at most the length of an error text. "*" takes the next value."""
     if size == "*":
         value = remaining.pop(0).value if remaining else 0
-        return min(value, _MAX_ERROR_LENGTH) if isinstance(value, int) else 0
-    return None if size is None else min(int(size), _MAX_ERROR_LENGTH)
+        return min(value, _MAX_RAISERROR_CHARS) if isinstance(value, int) else 0
+    return None if size is None else min(int(size), _MAX_RAISERROR_CHARS)
 
 
 def _format_integer(value: int, kind: str, flags: str, precision: int | None) -> str:
@@ -154,13 +157,13 @@ def _throw(machine: Machine, statement: Throw) -> None:
         rethrown.ends_batch = True
         raise rethrown
     number = _evaluate_integer(machine, statement.number, 0)
-    if number < 50000:
+    if number < _RAISED_ERROR_NUMBER:
         raise TsqlError(35100, f"Error number {number} in the THROW statement is outside the valid range. Specify an "
                         "error number in the valid range of 50000 to 2147483647.")  # fmt: skip
     value, source = evaluate(machine, statement.message)
     error = TsqlError(
         number,
-        "" if value is None else _to_text(value, source)[:2048],
+        "" if value is None else _to_text(value, source)[:_MAX_THROW_CHARS],
         state=_evaluate_integer(machine, statement.state, 1),
     )
     error.ends_batch = True

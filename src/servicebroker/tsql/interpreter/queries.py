@@ -117,7 +117,7 @@ class Queries:
             self._run_translated(text)  # a prepared plan is stale: the table has other columns now
 
     def _run_translated(self, text: str) -> None:
-        """Run a statement. On an error, forget the temporary table that it was about to create."""
+        """Run a statement. On an error, forget the name that was chosen for its temporary table."""
         machine = self.machine
         shadow = self._shadow_callers_table(text)
         try:
@@ -159,10 +159,8 @@ class Queries:
         self._run_translation(translation, text, changes=has_changes)
 
     def _run_translation(self, translation: Translation, text: str, *, changes: bool) -> None:
-        run_query, handle = (
-            functools.partial(self._execute, translation, text),
-            functools.partial(self._handle_result, translation, text),
-        )
+        run_query = functools.partial(self._execute, translation, text)
+        handle = functools.partial(self._handle_result, translation, text)
         if changes:
             self._run_with_triggers(text, run_query, handle)
         else:

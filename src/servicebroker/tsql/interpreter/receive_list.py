@@ -49,7 +49,7 @@ COLUMNS: dict[str, SqlType] = {
 }
 _ALL_COLUMNS = tuple(ReceiveItem(Expression(name, 0)) for name in COLUMNS)
 _VARIABLE_PREFIX = "@receive$"  # cannot be the name of a script's variable
-_COLUMN_VARIABLES = {_VARIABLE_PREFIX + name: of for name, of in COLUMNS.items()}
+_COLUMN_VARIABLES = {_VARIABLE_PREFIX + name: type_ for name, type_ in COLUMNS.items()}
 _AGGREGATES = frozenset(
     {"COUNT", "SUM", "AVG", "MIN", "MAX", "COUNT_BIG", "STRING_AGG", "STDEV", "VAR", "CHECKSUM_AGG"}
 )

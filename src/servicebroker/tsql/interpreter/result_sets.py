@@ -61,6 +61,11 @@ def _with_result_sets(machine: Machine, statement: ResultSets) -> None:
 
 
 def _convert_result_set(result: ResultSet, columns: list[tuple[ResultColumn, SqlType]], number: int) -> ResultSet:
+    """Return a result set with the names and types that the caller defines.
+
+    Raises:
+        TsqlError: 11537, 11538 or 11553.
+    """
     if len(result.columns) != len(columns):
         raise TsqlError(
             11537, f"{_FAILURE} {len(columns)} column(s) for result set number {number}, but the statement sent "
@@ -68,12 +73,12 @@ def _convert_result_set(result: ResultSet, columns: list[tuple[ResultColumn, Sql
         )  # fmt: skip
     rows = [
         tuple(
-            _convert_value(value, *pair, index, number)
-            for index, (value, pair) in enumerate(zip(row, columns, strict=True), 1)
+            _convert_value(value, *pair, column_number, number)
+            for column_number, (value, pair) in enumerate(zip(row, columns, strict=True), 1)
         )
         for row in result.rows
     ]
-    return ResultSet(tuple(index.name for index, _ in columns), rows)
+    return ResultSet(tuple(column.name for column, _ in columns), rows)
 
 
 def _convert_value(value: object, column: ResultColumn, type_: SqlType, column_number: int, set_number: int) -> Any:

@@ -1,7 +1,7 @@
 """Expressions that Python evaluates without the database: constants, variables, comparisons, sums and some functions.
 
-PostgreSQL evaluates every other expression: one with a subquery, function or operator that is missing here, and one
-whose values have types that this module does not handle. Both ways give the same answer.
+PostgreSQL evaluates every other expression: one with a subquery, function or operator that is missing here. An
+expression whose values turn out to have other types goes there too. Both ways give the same answer.
 """
 
 from __future__ import annotations

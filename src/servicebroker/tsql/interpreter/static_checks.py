@@ -83,7 +83,7 @@ class DeclaredNames(NamedTuple):
     variables: dict[str, SqlType]
     tables: dict[str, str]
     types: MutableMapping[str, UserType]
-    used: list[str]
+    used_databases: list[str]
 
     def within(self, statement: Statement) -> DeclaredNames:
         """Return the names that hold inside a statement. A module has its own variables and tables."""
@@ -124,7 +124,7 @@ def check_module_body(module: Procedure | Trigger, types: Mapping[str, UserType]
         TsqlError: the error of that statement, with its line.
     """
     module_types: dict[str, UserType] = {}
-    declared = DeclaredNames({}, {}, ChainMap(module_types, types), [])  # type: ignore[arg-type] # only `made` is written
+    declared = DeclaredNames({}, {}, ChainMap(module_types, types), [])  # type: ignore[arg-type] # only `module_types` is written
     for statement, names in _walk(module, declared.within(module)):
         if isinstance(statement, Unsupported):
             continue
@@ -197,7 +197,7 @@ def _check_clauses(statement: Statement, declared: DeclaredNames) -> None:
     """Apply the checks that need only the text of the statement."""
     if isinstance(statement, Definition):
         check_definition(statement)
-        if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used[-1:] == [MASTER]:
+        if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used_databases[-1:] == [MASTER]:
             check_alteration(statement)
     elif isinstance(statement, SetOption):
         check_options(statement)
@@ -206,7 +206,7 @@ def _check_clauses(statement: Statement, declared: DeclaredNames) -> None:
     elif isinstance(statement, Procedure | Trigger):
         check_module(statement)
     elif isinstance(statement, UseDatabase):
-        declared.used.append(statement.database.lower())
+        declared.used_databases.append(statement.database.lower())
     elif isinstance(statement, Execute):
         called = system_name(statement.procedure)
         if called in CALL_CHECKS:

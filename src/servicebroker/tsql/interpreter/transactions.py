@@ -86,8 +86,8 @@ class Transactions:
     def change_isolation(self, *, snapshot: bool) -> None:
         """Change the isolation level of a transaction whose BEGIN has not been sent yet."""
         self.connection.ahead[:] = [
-            Ahead(_BEGIN_COMMANDS[snapshot]) if ahead.command in _BEGIN_COMMANDS else ahead
-            for ahead in self.connection.ahead
+            Ahead(_BEGIN_COMMANDS[snapshot]) if piggybacked.command in _BEGIN_COMMANDS else piggybacked
+            for piggybacked in self.connection.ahead
         ]
         self.is_snapshot = snapshot
 
@@ -131,7 +131,7 @@ class Transactions:
         If they are the whole transaction and one statement, it runs alone.
         """
         ahead = self.connection.ahead
-        if self.dialogs.is_one_statement and [command.command for command in ahead] == [_BEGIN_COMMANDS[False]]:
+        if self.dialogs.is_one_statement and [piggybacked.command for piggybacked in ahead] == [_BEGIN_COMMANDS[False]]:
             ahead.clear()
             run_alone(self.connection, self.dialogs.take())
             return
@@ -194,7 +194,9 @@ class Transactions:
 
     def has_begun(self) -> bool:
         """Return True if BEGIN has been sent, or if conversations wait to be sent behind it."""
-        return bool(self.dialogs) or not any(ahead.command in _BEGIN_COMMANDS for ahead in self.connection.ahead)
+        return bool(self.dialogs) or not any(
+            piggybacked.command in _BEGIN_COMMANDS for piggybacked in self.connection.ahead
+        )
 
     def rollback(self) -> None:
         """Run ROLLBACK TRANSACTION of the whole transaction.
@@ -270,8 +272,8 @@ class Transactions:
 
     def is_outermost_name(self, name: str) -> bool:
         """Return True if the outermost BEGIN has this name, and no savepoint: ROLLBACK then ends the transaction."""
-        savepoints = [savepoint for savepoint, _ in self._savepoints]
-        return self.count > 0 and name.lower() == self._outermost_name and name.lower() not in savepoints
+        savepoint_names = [savepoint_name for savepoint_name, _ in self._savepoints]
+        return self.count > 0 and name.lower() == self._outermost_name and name.lower() not in savepoint_names
 
     def rollback_to(self, name: str) -> None:
         """Run ROLLBACK TRANSACTION to a savepoint.
@@ -293,7 +295,9 @@ class Transactions:
         del self._savepoints[positions[-1] + 1 :]
         restore = self.save_tables()
         self._has_guard = False
-        self.connection.ahead[:] = [command for command in self.connection.ahead if b"release" not in command.command]
+        self.connection.ahead[:] = [
+            piggybacked for piggybacked in self.connection.ahead if b"release" not in piggybacked.command
+        ]
         run_command(self.connection, f"rollback to savepoint {savepoint}".encode())
         self.on_undo()
         restore()
@@ -343,7 +347,7 @@ class Transactions:
         if not self.count or self.connection.closed:
             return
         self._has_guard = False
-        commands = [command.command for command in self.connection.ahead]
+        commands = [piggybacked.command for piggybacked in self.connection.ahead]
         if b"savepoint " + savepoint in commands:  # not sent yet
             del self.connection.ahead[commands.index(b"savepoint " + savepoint) :]
             return
@@ -370,7 +374,9 @@ class Transactions:
         if self._has_guard and not self.connection.closed:
             if self.connection.ahead:  # not sent yet
                 self.connection.ahead[:] = [
-                    command for command in self.connection.ahead if command.command != b"savepoint " + _GUARD_NAME
+                    piggybacked
+                    for piggybacked in self.connection.ahead
+                    if piggybacked.command != b"savepoint " + _GUARD_NAME
                 ]
                 self._has_guard = False
                 return

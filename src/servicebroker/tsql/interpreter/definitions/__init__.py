@@ -1,8 +1,7 @@
 """CREATE, ALTER and DROP in T-SQL: broker objects, objects of PostgreSQL, principals and permissions.
 
-**The problem.** T-SQL defines three kinds of things: broker objects, tables and functions of PostgreSQL, and objects
-that only T-SQL has, such as procedures, triggers and synonyms. Each kind has its own rules for names, owners and
-permissions.
+**The problem.** T-SQL defines broker objects, tables and functions of PostgreSQL, and objects that only T-SQL has.
+The last are procedures, triggers and synonyms. Each kind has its own rules for names, owners and permissions.
 
 **The flow.** The parser makes a statement. The function here with `@runs` for its kind, or `@defines` for its words,
 resolves the names in the session's database and asks for permissions. It then calls a method of the API or runs

@@ -80,7 +80,7 @@ def _check_database(machine: Machine, name: str, owner: str) -> None:
         if error.number not in (911, 916):
             raise
         raise BrokerError(15151, "find", "database", name) from None
-    _demand_control(machine, database, "database", name)
+    _require_control(machine, database, "database", name)
     machine.context.ask(find_owning_login(machine.context.server_login, owner))
 
 
@@ -94,7 +94,7 @@ def _check_endpoint(machine: Machine, name: str, owner: str) -> None:
 
 def _check_schema(machine: Machine, name: str, owner: str) -> None:
     database = machine.context.database
-    _demand_control(machine, database, "schema", name)
+    _require_control(machine, database, "schema", name)
     if not machine.context.ask(schema(name)(database.user)):
         raise BrokerError(15151, "find", "schema", name)
     machine.context.ask(find_owner(database.user, owner))
@@ -102,12 +102,12 @@ def _check_schema(machine: Machine, name: str, owner: str) -> None:
 
 def _check_role(machine: Machine, name: str, owner: str) -> None:
     database = machine.context.database
-    _demand_control(machine, database, "role", name)
+    _require_control(machine, database, "role", name)
     machine.context.ask(find_role("find", database.database_id, name))
     machine.context.ask(find_owner(database.user, owner))
 
 
-def _demand_control(machine: Machine, database: SessionDatabase, kind: str, name: str) -> None:
+def _require_control(machine: Machine, database: SessionDatabase, kind: str, name: str) -> None:
     machine.context.ask(authorize(database.user, "ALTER AUTHORIZATION ON DATABASE", subject=(kind, name)))
 
 

@@ -19,10 +19,8 @@ from servicebroker.tsql.syntax import Constant, Definition, Expression, Name, Va
 T = TypeVar("T")
 
 _KINDS_WITH_SCHEMA = frozenset({"QUEUE", "XML SCHEMA COLLECTION"})  # kinds whose names have two parts
-_SHOWN_KINDS = {
-    "schema_collection": "XML schema collection",
-    "queue": "queue",
-}  # in error texts, by clause
+# kinds of objects in error texts, by clause
+_SHOWN_KINDS = {"schema_collection": "XML schema collection", "queue": "queue"}
 
 
 def bind_operation(

@@ -56,7 +56,7 @@ def post_definition_event(machine: Machine, statement: Definition) -> None:
         )
 
 
-def post_permission_event(machine: Machine, statement: Permission, *, of_the_instance: bool) -> None:
+def post_permission_event(machine: Machine, statement: Permission, *, is_on_instance: bool) -> None:
     """Post the event of a GRANT, DENY or REVOKE."""
     elements: list[Element] = [
         ("Grantor", machine.database.user.name),
@@ -65,9 +65,9 @@ def post_permission_event(machine: Machine, statement: Permission, *, of_the_ins
         ("GrantOption", str(int(statement.grant_option))),
         ("CascadeOption", str(int(statement.cascade))),
     ]
-    event = f"{statement.verb}_{'SERVER' if of_the_instance else 'DATABASE'}"
+    event = f"{statement.verb}_{'SERVER' if is_on_instance else 'DATABASE'}"
     name = statement.name or Name((machine.database.name,))
-    kind = statement.kind or ("SERVER" if of_the_instance else "DATABASE")
+    kind = statement.kind or ("SERVER" if is_on_instance else "DATABASE")
     _post_event(machine, machine.database, event, name, kind, statement.text, elements)
 
 

@@ -133,8 +133,8 @@ def _backup_certificate(machine: Machine, statement: Definition) -> None:
 
     In master it exports a transport certificate for peers, or with its private key as a backup.
     """
-    is_of_the_transport = transport_certificates.is_in_master(machine)
-    if is_of_the_transport:
+    is_in_master = transport_certificates.is_in_master(machine)
+    if is_in_master:
         machine.context.require("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
-    target = machine.instance if is_of_the_transport else machine.database
+    target = machine.instance if is_in_master else machine.database
     target.run(bind_operation(machine, _flatten_private_key(statement), operations.BackupCertificate))

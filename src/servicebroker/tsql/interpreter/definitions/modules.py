@@ -252,17 +252,8 @@ def store_module(
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table, parameters) "
                 f"values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning {telling(10)}",
                 (
-                    *(
-                        database.database_id,
-                        schema,
-                        name,
-                        kind,
-                        to_postgres(statement.text),
-                        execute_as,
-                        creator,
-                        table,
-                    ),
-                    *(parameters, creator, face()),
+                    *(database.database_id, schema, name, kind, to_postgres(statement.text), execute_as, creator),
+                    *(table, parameters, creator, face()),
                 ),
             )
     except BaseException:

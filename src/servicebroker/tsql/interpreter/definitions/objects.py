@@ -157,13 +157,13 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
 # ---------------------------------------------------------------- endpoints and databases
 
 
-def _demand_endpoint_permission(machine: Machine, statement: Definition) -> None:
+def _require_endpoint_permission(machine: Machine, statement: Definition) -> None:
     machine.context.require(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
 
 
 def _check_endpoint(machine: Machine, statement: Definition) -> None:
     refuse_in_transaction(machine, f"{statement.verb} ENDPOINT")
-    _demand_endpoint_permission(machine, statement)
+    _require_endpoint_permission(machine, statement)
     owner = statement.clauses.get("authorization")
     if owner is not None:  # only checked: the instance owns all endpoints
         machine.context.ask(find_owning_login(machine.context.server_login, owner))
@@ -195,7 +195,7 @@ def _emit_warning(machine: Machine, warning: str | None) -> None:
 @defines("DROP", "ENDPOINT")
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
     refuse_in_transaction(machine, "DROP ENDPOINT")
-    _demand_endpoint_permission(machine, statement)
+    _require_endpoint_permission(machine, statement)
     run_drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.own)))
 
 

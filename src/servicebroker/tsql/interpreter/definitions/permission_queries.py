@@ -48,11 +48,8 @@ def _find_held_permissions(machine: Machine, name: str | None, kind: str) -> lis
         try:
             object_name = parse_name(name)
             if object_name.schema.lower() in ("sys", "information_schema"):
-                return (
-                    ["SELECT"]
-                    if _is_catalog_view(machine, ObjectName(object_name.own, object_name.schema, object_name.database))
-                    else None
-                )
+                view = ObjectName(object_name.own, object_name.schema, object_name.database)
+                return ["SELECT"] if _is_catalog_view(machine, view) else None
             if object_name.database:
                 user = machine.context.database_named(object_name.database).user
         except BrokerError:  # no name, or a database that the session may not enter

@@ -171,9 +171,7 @@ def _permission(machine: Machine, statement: Permission) -> None:
         if stored:
             run = _run_on_instance if _is_on_instance(statement) else _run_on_object
             run(machine, replace(statement, permissions=stored))
-    post_permission_event(
-        machine, statement, of_the_instance=statement.kind == "ENDPOINT" or _is_on_instance(statement)
-    )
+    post_permission_event(machine, statement, is_on_instance=statement.kind == "ENDPOINT" or _is_on_instance(statement))
     machine.record_success(0)
 
 
@@ -222,8 +220,7 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
     """Run GRANT, DENY or REVOKE of permissions of logins, on the instance or on another login.
 
     Raises:
-        TsqlError: 4621 the current database is not master, 40515 WITH GRANT OPTION.
-        BrokerError: 4613 or 15151 no permission.
+        BrokerError: 4621 the current database is not master, 4613 or 15151 no permission.
     """
     if machine.database.name.lower() != MASTER:
         raise BrokerError(4621)

@@ -127,7 +127,7 @@ def has_triggers(machine: Machine) -> bool:
 
     A statement may reach the tables of every database, also through a view, so the current database does not decide.
     """
-    expires_at, is_any = _answers.get(machine.instance.doorbell, (0.0, False))
+    expires_at, has_any = _answers.get(machine.instance.doorbell, (0.0, False))
     now = time.monotonic()
     if expires_at < now:
         rows = fetch(
@@ -136,9 +136,9 @@ def has_triggers(machine: Machine) -> bool:
             "select from servicebroker.tsql_modules where kind = 'TR' limit 1",
             (),
         )
-        is_any = bool(rows)
-        _answers[machine.instance.doorbell] = (now + _ANSWER_LIFETIME_S, is_any)
-    return is_any
+        has_any = bool(rows)
+        _answers[machine.instance.doorbell] = (now + _ANSWER_LIFETIME_S, has_any)
+    return has_any
 
 
 def invalidate(machine: Machine) -> None:
@@ -259,9 +259,9 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
     machine.record_success(row_count)
 
 
-def _is_recursive(machine: Machine, number: int) -> bool:
+def _is_recursive(machine: Machine, object_id: int) -> bool:
     """Return True if an AFTER trigger would fire itself directly, which it does not: RECURSIVE_TRIGGERS is OFF."""
-    return next((frame.object_id for frame in reversed(machine.frames) if frame.is_after_trigger), None) == number
+    return next((frame.object_id for frame in reversed(machine.frames) if frame.is_after_trigger), None) == object_id
 
 
 def _run_trigger(

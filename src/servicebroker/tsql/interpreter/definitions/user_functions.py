@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 @runs(Function)
 def _define_function(machine: Machine, statement: Function) -> None:
+    """Create or alter a function: store its text, and define it in PostgreSQL with the permissions of its author."""
     database = database_of(machine, statement.name)
     name = postgres_function(database.name, statement.name.schema, statement.name.own)
-    noted: dict[Use, None] = {}
+    uses: dict[Use, None] = {}
     with machine.atomic():
         store_module(machine, statement, _object_type(statement))
-        scope = replace(machine.queries.scope(), recorded_uses=noted)
+        scope = replace(machine.queries.scope(), recorded_uses=uses)
         definition = "; ".join(_definition(statement, name, scope, database.name))
-        machine.queries.authorize(noted, is_module=True)
+        machine.queries.authorize(uses, is_module=True)
         machine.queries.define(definition)
     machine.queries.user_functions.invalidate()
     machine.record_success(0)
@@ -53,15 +54,15 @@ def _object_type(statement: Function) -> str:
 def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
     """Yield the statements that create the function in PostgreSQL. The function may call itself."""
     user_function = read_signature(statement, scope)
-    inside = body_scope(statement, user_function, scope)
+    function_scope = body_scope(statement, user_function, scope)
     assert scope.user_functions is not None
     functions = ChainMap({name: user_function}, scope.user_functions)  # type: ignore[arg-type] # read only
-    inside = replace(inside, user_functions=functions)
+    function_scope = replace(function_scope, user_functions=functions)
     if _object_type(statement) == "IF":
-        text, columns = translate_inline(statement, inside)
+        text, columns = translate_inline(statement, function_scope)
         language = "sql stable"
     else:
-        body = write_body(statement, name, user_function, inside)
+        body = write_body(statement, name, user_function, function_scope)
         text, columns = body.text, body.columns
         language = "plpgsql volatile" if body.has_tables else "plpgsql stable"
     user_function = user_function._replace(columns=columns)

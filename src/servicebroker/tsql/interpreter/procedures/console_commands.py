@@ -18,7 +18,7 @@ select t.session_id, a.name, to_char(a.transaction_begin_time at time zone 'UTC'
 """
 
 
-def _demand_owner(machine: Machine, command: str) -> None:
+def _require_owner(machine: Machine, command: str) -> None:
     user = machine.database.user
     if not user.is_dbo:
         raise TsqlError(2571, f"User '{user.name}' does not have permission to run {command}.", severity=14)
@@ -47,7 +47,7 @@ def _find_database(machine: Machine, arguments: list[Operand]) -> SessionDatabas
 
 
 def _emit_oldest(machine: Machine, statement: Definition) -> None:
-    _demand_owner(machine, "DBCC OPENTRAN")
+    _require_owner(machine, "DBCC OPENTRAN")
     _ = machine.spid  # draws the session's number
     rows = fetch(machine.connection, "console_commands.emit_oldest", _FIND_OLDEST)
     if statement.clauses["shows_table"]:
@@ -77,7 +77,7 @@ def _input_buffer(machine: Machine, statement: Definition) -> None:
     """
     number = evaluate_integer(machine, statement.clauses["given"][0]) if statement.clauses["given"] else None
     if number != machine.spid:
-        _demand_owner(machine, "DBCC INPUTBUFFER")
+        _require_owner(machine, "DBCC INPUTBUFFER")
     rows = fetch(
         machine.connection,
         "console_commands.input_buffer",

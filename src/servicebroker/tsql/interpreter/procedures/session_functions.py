@@ -22,14 +22,10 @@ def _caught_error_value(attribute: str) -> Callable[[Machine], object]:
     """Return a function for ERROR_NUMBER() and the like: an attribute of the error that the innermost CATCH handles."""
 
     def value(machine: Machine) -> object:
-        error = machine.caught_errors[-1] if machine.caught_errors else None
-        return (
-            None
-            if error is None
-            else getattr(error, attribute) or None
-            if attribute == "procedure"
-            else getattr(error, attribute)
-        )
+        if not machine.caught_errors:
+            return None
+        attribute_value = getattr(machine.caught_errors[-1], attribute)
+        return attribute_value or None if attribute == "procedure" else attribute_value  # NULL outside of procedures
 
     return value
 
