@@ -138,7 +138,7 @@ def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
     """Judge a statement, then the statements inside it."""
     declared = declared.within(statement)
     if isinstance(statement, Declarations):
-        for declaration in statement.made:
+        for declaration in statement.declarations:
             with contextlib.suppress(BrokerError, UnknownColumns):  # reported at the DECLARE itself
                 check_statement(declaration, declared)
         return
@@ -217,8 +217,8 @@ def _check_notification(statement: Definition) -> tuple[Verdict, str, Row]:
     Raises:
         BrokerError: 1084, 1098.
     """
-    wanted = events_of(statement.clauses["events"], statement.clauses["on"])
-    silent = [event for event in wanted if event in RAISED_BY_NOTHING]
+    events = events_of(statement.clauses["events"], statement.clauses["on"])
+    silent = [event for event in events if event in RAISED_BY_NOTHING]
     if not silent:
         return Verdict.RUNS, "", Row.NONE
     return Verdict.DIFFERS, f"These events are never raised: {', '.join(silent[:5])}.", Row.TRACED

@@ -234,22 +234,22 @@ class Context:
     @property
     def login(self) -> str:
         """The name of the current login: SUSER_SNAME()."""
-        who = self.principal
-        if who is None:
+        principal = self.principal
+        if principal is None:
             return self.original_login
-        if isinstance(who, Login) or who.is_dbo:
-            return who.name
-        if who not in self._logins:
-            self._logins[who] = self.ask(find_login_of(who, everywhere=False)).name
-        return self._logins[who]
+        if isinstance(principal, Login) or principal.is_dbo:
+            return principal.name
+        if principal not in self._logins:
+            self._logins[principal] = self.ask(find_login_of(principal, everywhere=False)).name
+        return self._logins[principal]
 
     @property
     def server_login(self) -> Login:
         """The current login for permissions on the instance. A user of a database has none there."""
-        who = self.principal
-        if who is None:
+        principal = self.principal
+        if principal is None:
             return Login(self.original_login, is_administrator=self._begun_as.is_dbo)
-        return who if isinstance(who, Login) else Login(who.name)
+        return principal if isinstance(principal, Login) else Login(principal.name)
 
     def require(self, statement: str, *subject: object) -> None:
         """Check a permission on the instance. `subject` is named in the error.
@@ -305,10 +305,10 @@ class Context:
         """
         if name.lower() == self.database.name.lower():
             return self.database
-        machine, who = self._machine, self.principal
+        machine, principal = self._machine, self.principal
         if name.lower() in _SYSTEM_DATABASES:
             self._ensure(name.lower())
-        user = self.ask(_find_user_in(who, name, self._machine.frame.signers))
+        user = self.ask(_find_user_in(principal, name, self._machine.frame.signers))
         return SessionDatabase(machine, user.database, user)
 
     def _ensure(self, name: str) -> None:
@@ -375,10 +375,10 @@ class Context:
         self._work_as(module_user, module_user)
 
     def _work_as(
-        self, user: User, who: Login | User, place: str = "", no_revert: bool = False, cookie: bytes | None = None
+        self, user: User, principal: Login | User, place: str = "", no_revert: bool = False, cookie: bytes | None = None
     ) -> None:
         self._before.append(_SavedContext(self.database, self._principal, place, no_revert, cookie))
-        self.database, self._principal = SessionDatabase(self._machine, user.database, user), who
+        self.database, self._principal = SessionDatabase(self._machine, user.database, user), principal
 
     def revert(self, down_to: int, cookie: bytes | None = None) -> None:
         """REVERT: undo one EXECUTE AS. Does nothing at depth `down_to`, which belongs to the caller.
@@ -388,20 +388,20 @@ class Context:
         """
         if self.depth <= down_to or not self._before[-1].place:
             return
-        before = self._before[-1]
-        if before.place.lower() != self.database.name.lower():
+        saved = self._before[-1]
+        if saved.place.lower() != self.database.name.lower():
             raise BrokerError(15199, "Execute As")
-        if before.no_revert:
+        if saved.no_revert:
             raise BrokerError(15196)
-        if before.cookie != cookie:
+        if saved.cookie != cookie:
             raise BrokerError(15591)
         self.unwind(self.depth - 1)
 
     def unwind(self, depth: int) -> None:
         """Undo the EXECUTE AS of modules and dynamic SQL that have ended, down to `depth`."""
         while self.depth > depth:
-            before = self._before.pop()
-            self.database, self._principal = before.database, before.principal
+            saved = self._before.pop()
+            self.database, self._principal = saved.database, saved.principal
 
     @property
     def depth(self) -> int:
@@ -413,19 +413,19 @@ class Context:
     def commit(self) -> None:
         """COMMIT TRANSACTION. Raises as `Transactions.commit`."""
         transactions = self._machine.transactions
-        took = {queue_id for _, queue_id in transactions.received_from}
+        queue_ids = {queue_id for _, queue_id in transactions.received_from}
         if transactions.commit():
             self.has_definitions = self.has_worked = False
             transactions.received_from.clear()
-            if took:
-                self._machine.instance.poison.committed(took)
+            if queue_ids:
+                self._machine.instance.poison.committed(queue_ids)
 
     def roll_back(self) -> None:
         """Roll back the whole transaction, and count it for the poison message detection. Raises as
         `Transactions.rollback`.
         """
         transactions = self._machine.transactions
-        took = {queue_id for _, queue_id in transactions.received_from}
+        queue_ids = {queue_id for _, queue_id in transactions.received_from}
         transactions.rollback()
         transactions.received_from.clear()
         if self.has_worked:
@@ -433,8 +433,8 @@ class Context:
             self._machine.instance.tally.add(ROLLBACKS)
         if self.has_definitions:
             self._forget()
-        if took:
-            self._machine.instance.poison.rolled_back(self._machine.connection, took)
+        if queue_ids:
+            self._machine.instance.poison.rolled_back(self._machine.connection, queue_ids)
 
     def _forget(self) -> None:
         """Drop cached definitions that the rollback has undone."""
@@ -450,19 +450,19 @@ def _ensure_without_waiting(name: str) -> Steps[int]:
     return (yield from ensure_database(name))
 
 
-def _find_user_in(who: ActingPrincipal, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
+def _find_user_in(principal: ActingPrincipal, name: str, signers: Sequence[bytes] = ()) -> Steps[User]:
     """Return the user of a principal in a database. `signers` have signed the calling module."""
     database_id = yield from find_database(name)
-    if who is None:
+    if principal is None:
         return (yield from find_user(database_id))
-    if isinstance(who, User):
-        if who.database_id == database_id:
-            return who
-        is_believed = yield from is_trustworthy(who.database_id)
+    if isinstance(principal, User):
+        if principal.database_id == database_id:
+            return principal
+        is_believed = yield from is_trustworthy(principal.database_id)
         if signers and not is_believed:
             is_believed = yield from are_believed(database_id, name, signers)
-        who = yield from find_login_of(who, everywhere=is_believed)
-    user = yield from find_user_of(database_id, who)
+        principal = yield from find_login_of(principal, everywhere=is_believed)
+    user = yield from find_user_of(database_id, principal)
     return user._replace(also=(yield from users_of(database_id, signers))) if signers and not user.is_dbo else user
 
 

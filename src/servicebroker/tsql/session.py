@@ -262,17 +262,17 @@ def _cached_batches(script: str) -> tuple[Batch, ...]:
     return tuple(batches(script))
 
 
-def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
-    """Return the statements of a batch with the parameters `known`, from the cache if possible."""
+def statements_of(batch: Batch, parameters: frozenset[str]) -> tuple[Statement, ...]:
+    """Return the statements of a batch with these `parameters`, from the cache if possible."""
     tokens = batch.tokens
     text = tokens.source[tokens.starts[0] : tokens.starts[-1]]
     if len(text) > _MAX_CACHED_BATCH_CHARS:
-        return parse(tokens, known)
-    key = (text, tokens.line(0), known)
+        return parse(tokens, parameters)
+    key = (text, tokens.line(0), parameters)
     if key not in _parse_cache:
         if len(_parse_cache) >= _MAX_CACHED_TEXTS:
             del _parse_cache[next(iter(_parse_cache))]  # the oldest
-        _parse_cache[key] = parse(tokens, known)
+        _parse_cache[key] = parse(tokens, parameters)
     return _parse_cache[key]
 
 

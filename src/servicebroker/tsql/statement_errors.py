@@ -93,6 +93,6 @@ SYNTAX_ERROR = 102
 UNSUPPORTED_ERROR = 40515
 
 
-def unsupported(what: str, instead: str, line: int) -> TsqlError:
+def unsupported(feature: str, advice: str, line: int) -> TsqlError:
     """Build error 40515: the construct is known and not supported. `instead` is the advice."""
-    return TsqlError(UNSUPPORTED_ERROR, f"{what} is not supported here. {instead}", line=line)
+    return TsqlError(UNSUPPORTED_ERROR, f"{feature} is not supported here. {advice}", line=line)

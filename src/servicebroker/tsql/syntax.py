@@ -178,7 +178,7 @@ class Declarations(Statement):
     runs.
     """
 
-    made: tuple[DeclareVariable | DeclareTable, ...]
+    declarations: tuple[DeclareVariable | DeclareTable, ...]
 
 
 @dataclass(frozen=True, slots=True)

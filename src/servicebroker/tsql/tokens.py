@@ -109,7 +109,7 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
     ends: list[int] = []
     match = _TOKEN.match
     length = len(source)
-    first = place
+    batch_start = place
     times = 1
     while True:
         token = match(source, place)
@@ -119,7 +119,7 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
         start, end = token.span(token.lastindex)  # type: ignore[arg-type] # each alternative of the pattern is named
         if group == "w":
             word = source[start:end].upper()
-            if word == "GO" and separate and _is_first_on_line(source, start, first):
+            if word == "GO" and separate and _is_first_on_line(source, start, batch_start):
                 separator = _GO.match(source, end)
                 if separator:
                     times = int(separator[1] or 1)
@@ -150,9 +150,9 @@ def _read_batch(source: str, lines: list[int], place: int, *, separate: bool = T
     return Tokens(source, words, kinds, starts, ends, lines), place, times
 
 
-def _is_first_on_line(source: str, place: int, first: int) -> bool:
+def _is_first_on_line(source: str, place: int, batch_start: int) -> bool:
     """Check that only blanks precede `place` on its line, which GO requires."""
-    before = source[max(source.rfind("\n", 0, place) + 1, first) : place]
+    before = source[max(source.rfind("\n", 0, place) + 1, batch_start) : place]
     return not before.strip(" \t\r\ufeff")
 
 
@@ -177,8 +177,8 @@ def _lexical_error(source: str, lines: list[int], place: int) -> TsqlError:
     if source[place : place + 2].upper() == "N'":
         place += 1
     if source[place] in "'\"[":
-        shown = source[place + 1 : place + 31].split("\n")[0]
-        text = f"Unclosed quotation mark after the character string '{shown}'."
+        excerpt = source[place + 1 : place + 31].split("\n")[0]
+        text = f"Unclosed quotation mark after the character string '{excerpt}'."
         return TsqlError(105, text, severity=15, line=line)
     return TsqlError(102, f"Incorrect syntax near '{source[place]}'.", severity=15, line=line)
 

@@ -42,7 +42,7 @@ TEMPORARY = re.compile(rf"\bINTO\s+{_TEMPDB}(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+{_
 _MAX_CACHED_TEXTS = 2000
 # an unsupported construct such as CONTAINS parses as a function call and fails with one of these
 _CONDITION_EXPECTED_ERROR, _UNKNOWN_FUNCTION_ERROR = 4145, 195
-_MAX_SCOPES_PER_TEXT = 4  # more would only hold translations of tables that have changed since
+_MAX_SCOPES_PER_TEXT = 4  # sets of scope answers kept for each text
 _CHANGE_VERBS = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _READING_STATEMENTS = frozenset({"SELECT", "UPDATE", "DELETE"})
 _DEFINITION_VERBS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})

@@ -158,7 +158,7 @@ def _declare(machine: Machine, statement: DeclareVariable) -> None:
 @runs(Declarations)
 def _declare_early(machine: Machine, statement: Declarations) -> None:
     """Declare the variables of a whole batch. A variable whose type does not exist yet is left to its own DECLARE."""
-    for declaration in statement.made:
+    for declaration in statement.declarations:
         with contextlib.suppress(TsqlError):
             if isinstance(declaration, DeclareTable):
                 _declare_table(machine, declaration)

@@ -45,11 +45,11 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.tokens import STRING, Tokens, tokenize
 
 
-def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Statement, ...]:
+def parse(tokens: Tokens, parameters: Collection[str] | None = None) -> tuple[Statement, ...]:
     """Parse the statements of a batch.
 
-    `known` are the names of its parameters. If it is None, the use of undeclared variables is not checked, as for a
-    module that was checked by CREATE.
+    `parameters` are variables that have values from outside. If it is None, the use of undeclared variables is not
+    checked, as for a module that was checked by CREATE.
 
     Raises:
         TsqlError: 102 and others of level 15 the syntax is wrong; 137 and 1087 a variable is not declared before its
@@ -57,8 +57,8 @@ def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Stateme
     """
     parser = Parser(tokens)
     statements = parser.body()
-    if known is not None:
-        check_variables(tokens, parser.declared, parser.arguments, known)
+    if parameters is not None:
+        check_variables(tokens, parser.declared, parser.arguments, parameters)
     return statements
 
 
@@ -88,9 +88,9 @@ def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] |
             pass
 
 
-def parse_text(text: str, known: Collection[str] | None = None) -> tuple[Statement, ...]:
+def parse_text(text: str, parameters: Collection[str] | None = None) -> tuple[Statement, ...]:
     """Parse the statements of a text without GO."""
-    return parse(tokenize(text), known)
+    return parse(tokenize(text), parameters)
 
 
 _RELATIONAL_KINDS = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE")
@@ -223,17 +223,17 @@ class Parser(ObjectParser):
 
     def _unsupported(self, line: int, feature: Feature) -> Statement:
         """Parse a statement without a counterpart here."""
-        behind = self.at + feature.length
+        end_of_name = self.at + feature.length
         inspect = {
             "DBCC CHECKIDENT": self._check_identity,
             "DBCC OPENTRAN": self._dbcc,
             "DBCC INPUTBUFFER": self._dbcc,
         }.get(feature.name.upper())
         if inspect is not None:
-            self.at = behind
+            self.at = end_of_name
             return inspect(line)
-        self.at = feature_end(self.tokens, behind)
-        if not feature.can_precede(self.words[behind : self.at]):
+        self.at = feature_end(self.tokens, end_of_name)
+        if not feature.can_precede(self.words[end_of_name : self.at]):
             self.at -= 1
             self.fail()
         if not feature.alternative:

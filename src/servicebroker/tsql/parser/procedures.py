@@ -92,7 +92,7 @@ class ProcedureParser(ControlFlowParser):
         """Refuse NATIVE_COMPILATION."""
         self.refuse("NATIVE_COMPILATION", "Omit it, and write BEGIN for BEGIN ATOMIC WITH (...).")
 
-    def must_be_first(self, what: str, begin: int) -> None:
+    def must_be_first(self, statement: str, begin: int) -> None:
         """Refuse a statement that is not the first one of its batch.
 
         Raises:
@@ -100,7 +100,7 @@ class ProcedureParser(ControlFlowParser):
         """
         if begin:
             raise TsqlError(
-                111, f"'{what}' must be the first statement in a query batch.", severity=15,
+                111, f"'{statement}' must be the first statement in a query batch.", severity=15,
                 line=self.tokens.line(begin),
             )  # fmt: skip
 

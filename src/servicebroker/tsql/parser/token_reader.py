@@ -92,13 +92,13 @@ class TokenReader:
             )
         return syntax_error(self.tokens.text(self.at)[:60], self.line)
 
-    def refuse(self, what: str, instead: str) -> NoReturn:
+    def refuse(self, feature: str, advice: str) -> NoReturn:
         """Raise error 40515: the clause is known and not supported."""
-        raise self.refusal(what, instead)
+        raise self.refusal(feature, advice)
 
-    def refusal(self, what: str, instead: str) -> TsqlError:
+    def refusal(self, feature: str, advice: str) -> TsqlError:
         """Build error 40515: the clause is known and not supported."""
-        return unsupported(what, instead, self.line)
+        return unsupported(feature, advice, self.line)
 
     # ------------------------------------------------------------ names and values
 

@@ -12,7 +12,7 @@ _TABLE_KEYWORDS = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "INSERT", "DELETE
 
 
 def check_variables(
-    tokens: Tokens, declared: Mapping[str, int], arguments: Collection[int], known: Collection[str]
+    tokens: Tokens, declared: Mapping[str, int], arguments: Collection[int], parameters: Collection[str]
 ) -> None:
     """Check the variables of a batch.
 
@@ -22,15 +22,15 @@ def check_variables(
     Raises:
         TsqlError: 137, 1087 a variable is not declared.
     """
-    for place, kind in enumerate(tokens.kinds):
-        if kind != VARIABLE or place in arguments:
+    for place, token_kind in enumerate(tokens.kinds):
+        if token_kind != VARIABLE or place in arguments:
             continue
         written = tokens.text(place)
         name = written.lower()
-        if name in GLOBALS or name in known or declared.get(name, place + 1) <= place:
+        if name in GLOBALS or name in parameters or declared.get(name, place + 1) <= place:
             continue
-        number, what = (1087, "table") if _is_table(tokens, place) else (137, "scalar")
-        text = f'Must declare the {what} variable "{written}".'
+        number, kind = (1087, "table") if _is_table(tokens, place) else (137, "scalar")
+        text = f'Must declare the {kind} variable "{written}".'
         raise TsqlError(number, text, severity=15, line=tokens.line(place))
 
 

@@ -239,12 +239,12 @@ class Writer:
         if sources is None:
             yield
             return
-        kept = self.sources
-        self.sources = [each for each in kept if each is not sources]
+        outer = self.sources
+        self.sources = [each for each in outer if each is not sources]
         try:
             yield
         finally:
-            self.sources = kept
+            self.sources = outer
 
     def column(self, alias: str, name: str) -> tuple[Source, Column] | None:
         """Return the table and column that a name refers to, or None if unknown."""
@@ -391,22 +391,22 @@ def operator_of(node: exp.Expression) -> str:
     return re.sub(r"(?<!^)(?=[A-Z][a-z])", " ", type(node).__name__).upper()
 
 
-def node_not_supported(node: exp.Expression, instead: str = "") -> TsqlError:
+def node_not_supported(node: exp.Expression, advice: str = "") -> TsqlError:
     """Build error 40515 for a node."""
-    return not_supported(operator_of(node), instead)
+    return not_supported(operator_of(node), advice)
 
 
-def not_supported(what: str, instead: str = "") -> TsqlError:
+def not_supported(feature: str, advice: str = "") -> TsqlError:
     """Build error 40515: the construct is known and not supported."""
-    return TsqlError(40515, f"{what} is not supported here.{' ' + instead if instead else ''}")
+    return TsqlError(40515, f"{feature} is not supported here.{' ' + advice if advice else ''}")
 
 
-def allow_only(node: exp.Expression, *known: str) -> None:
-    """Refuse a node with arguments other than `known`, so that none is dropped silently."""
+def allow_only(node: exp.Expression, *allowed: str) -> None:
+    """Refuse a node with arguments other than `allowed`, so that none is dropped silently."""
     for name, value in node.args.items():
-        if value and name not in known:
-            what = name.strip("_").replace("_", " ").upper()
-            raise not_supported(f"{what} of {operator_of(node)}")
+        if value and name not in allowed:
+            argument = name.strip("_").replace("_", " ").upper()
+            raise not_supported(f"{argument} of {operator_of(node)}")
 
 
 def quote_string(text: str) -> str:

@@ -159,9 +159,9 @@ def write_body(function: Function, name: str, signature: UserFunction, scope: Sc
         declared += f"    returned {postgres_type(signature.returns)};\n"
     text = "\n".join([
         f"#variable_conflict use_column\ndeclare\n    found_row record;\n{declared}begin",
-        *entry_lines(name, body.made),
+        *entry_lines(name, body.table_variables),
         f"<<body>>\nbegin\n{lines}\nend;",
-        *exit_lines(name, body.made),
+        *exit_lines(name, body.table_variables),
         "return returned;" if function.table is None else body.tables[function.table.name].returned(),
         "end",
     ])  # fmt: skip
@@ -182,7 +182,7 @@ class _BodyWriter:
         self.declared: dict[str, SqlType] = {}
 
     @property
-    def made(self) -> list[TableVariable]:
+    def table_variables(self) -> list[TableVariable]:
         return list(self.tables.values())
 
     def declare_returned(self, statement: DeclareTable) -> tuple[Column, ...]:

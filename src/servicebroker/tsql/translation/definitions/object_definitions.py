@@ -180,10 +180,10 @@ def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) 
     reader.take("CONSTRAINT")
     names = "NULL"
     if not reader.take("ALL"):
-        wanted = [reader.identifier()]
+        constraint_names = [reader.identifier()]
         while reader.take(","):
-            wanted.append(reader.identifier())
-        names = f"ARRAY[{', '.join(map(quote_string, wanted))}]"
+            constraint_names.append(reader.identifier())
+        names = f"ARRAY[{', '.join(map(quote_string, constraint_names))}]"
     return f"SELECT tsql.switch_constraints({quote_string(table)}, {names}, {holds}, {checks_again})"
 
 
@@ -251,8 +251,8 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
         skip_collation(reader)
     reader.take("SPARSE")
     written = column_type(sql_type)
-    column, known = quote_identifier(name), (writer.table_columns(table) or {}).get(name.lower())
-    actions = [f"ALTER COLUMN {column} TYPE {written}{_using_clause(column, known, sql_type)}"]
+    column, old_column = quote_identifier(name), (writer.table_columns(table) or {}).get(name.lower())
+    actions = [f"ALTER COLUMN {column} TYPE {written}{_using_clause(column, old_column, sql_type)}"]
     if reader.take("NOT", "NULL"):
         actions.append(f"ALTER COLUMN {column} SET NOT NULL")
     elif reader.take("NULL"):
@@ -260,19 +260,23 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
     skip_storage(reader)
     return [
         f"ALTER TABLE {table} {', '.join(actions)}",
-        *column_comments(table, [Column(name, sql_type, default=known.default if known is not None else "")]),
+        *column_comments(table, [Column(name, sql_type, default=old_column.default if old_column is not None else "")]),
     ]
 
 
-def _using_clause(column: str, known: Column | None, sql_type: SqlType) -> str:
+def _using_clause(column: str, old_column: Column | None, sql_type: SqlType) -> str:
     """Return the USING clause that converts values. A column refuses strings that are too long, which a cast would
     cut.
     """
-    if known is None or known.type.name == "unknown":
+    if old_column is None or old_column.type.name == "unknown":
         return f" USING {column}::{column_type(sql_type)}"
     if sql_type.name in STRINGS:
-        return "" if known.type.name in STRINGS else f" USING {cast_value(Sql(column, known.type), VARCHAR).text}"
-    return f" USING {cast_value(Sql(column, known.type), sql_type).text}"
+        return (
+            ""
+            if old_column.type.name in STRINGS
+            else f" USING {cast_value(Sql(column, old_column.type), VARCHAR).text}"
+        )
+    return f" USING {cast_value(Sql(column, old_column.type), sql_type).text}"
 
 
 def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> list[str]:
@@ -330,7 +334,7 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
     outputs = translated.outputs or []
     if named and len(named) == len(outputs):
         outputs = [each._replace(name=name) for name, each in zip(named, outputs, strict=True)]
-    known = columns_of(outputs)
+    view_columns = columns_of(outputs)
     text = translated.text
     if set(writer.parameters) <= _CONNECTION_FUNCTIONS:  # other session values depend on who reads the view
         text = inline_settings(writer, text)
@@ -345,7 +349,9 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
         f"COMMENT ON VIEW {view} IS {quote_string(note)}",
     ]
     return statements + (
-        column_comments(view, list(known.values())) if known and len(named or outputs) == len(outputs) else []
+        column_comments(view, list(view_columns.values()))
+        if view_columns and len(named or outputs) == len(outputs)
+        else []
     )
 
 
@@ -367,10 +373,10 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     if reader.take("WHERE"):
         end = reader.piece.find("WITH", "ON", after=reader.at)
         stop = end if end is not None else len(reader.piece.words)
-        wanted = reader.piece.part(reader.at, stop)
+        where = reader.piece.part(reader.at, stop)
         reader.at = stop
-        known = list((writer.table_columns(table) or {}).values())
-        text += f" WHERE {write_condition(writer, wanted, Elements(columns=known))}"
+        table_columns = list((writer.table_columns(table) or {}).values())
+        text += f" WHERE {write_condition(writer, where, Elements(columns=table_columns))}"
     skip_storage(reader)
     return [text, _index_comment(table, own, name)]
 

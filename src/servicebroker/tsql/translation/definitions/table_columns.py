@@ -443,12 +443,12 @@ def _add_constraint(writer: Writer, reader: PieceReader, table_elements: Element
     elif reader.word in ("PRIMARY", "UNIQUE"):
         table_elements.members.append(label + _write_key(reader, ""))
     elif reader.take("DEFAULT"):
-        known = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
+        columns = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
         place = reader.piece.find("FOR", after=reader.at)
         if place is None:
             raise reader.failure()
         name = unquote(reader.tokens.text(place + 1))
-        column = known.get(name.lower(), Column(name, SqlType("unknown")))
+        column = columns.get(name.lower(), Column(name, SqlType("unknown")))
         if column.default:
             raise TsqlError(1781, "Column already has a DEFAULT bound to it.")
         text = _write_default(writer, reader, column)

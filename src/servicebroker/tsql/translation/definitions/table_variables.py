@@ -38,10 +38,10 @@ def define_table_variable(scope: Scope, function: str, statement: DeclareTable) 
         TsqlError: see CREATE TABLE.
     """
     table = f'pg_temp."{statement.name[:40]}_{_digest(function + statement.columns)}"'
-    inside = replace(scope, tables={"#variable": table}, is_body=False, variables={})
-    definition = translate(f"CREATE TABLE #variable {statement.columns}", inside).sql
+    definition_scope = replace(scope, tables={"#variable": table}, is_body=False, variables={})
+    definition = translate(f"CREATE TABLE #variable {statement.columns}", definition_scope).sql
     piece = slice_text(statement.columns)
-    table_elements = read_elements(Writer(inside), table, piece.part(1, len(piece.words) - 1), statement.name)
+    table_elements = read_elements(Writer(definition_scope), table, piece.part(1, len(piece.words) - 1), statement.name)
     return TableVariable(table, tuple(table_elements.columns), definition)
 
 

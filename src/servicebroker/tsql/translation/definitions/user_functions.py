@@ -33,14 +33,15 @@ def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
     Raises:
         TsqlError: 4121 no such function, 317 the function returns a table, 313 and 8144 too few or too many arguments.
     """
-    name, shown = _resolve_name(writer, node)
+    name, written_name = _resolve_name(writer, node)
     writer.record_use(name, "EXECUTE")
-    function = _find_function(writer, name, shown)
+    function = _find_function(writer, name, written_name)
     if function is not None and function.returns is None:
         raise TsqlError(
-            317, f"Table-valued function '{shown}' cannot be used as a value: write SELECT ... FROM {shown}(...)."
+            317,
+            f"Table-valued function '{written_name}' cannot be used as a value: write SELECT ... FROM {written_name}(...).",
         )
-    text = _write_call(writer, name, shown, function, list(node.expression.expressions))
+    text = _write_call(writer, name, written_name, function, list(node.expression.expressions))
     return Sql(text, None if function is None else function.returns)
 
 
@@ -53,21 +54,21 @@ def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | Non
     call = _call_in(node)
     if call is None:
         return None
-    name, shown = _resolve_name(writer, node)
+    name, written_name = _resolve_name(writer, node)
     writer.record_use(name, "SELECT")
-    function = _find_function(writer, name, shown, number=208)
+    function = _find_function(writer, name, written_name, number=208)
     if function is not None and function.returns is not None:
-        raise TsqlError(208, f"Invalid object name '{shown}': the function returns a value, not a table.")
-    text = _write_call(writer, name, shown, function, list(call.expressions))
-    known = alias.name if alias is not None and alias.name else _own_name(call)
+        raise TsqlError(208, f"Invalid object name '{written_name}': the function returns a value, not a table.")
+    text = _write_call(writer, name, written_name, function, list(call.expressions))
+    alias_name = alias.name if alias is not None and alias.name else _own_name(call)
     renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
     columns = None if function is None else {column.name.lower(): column for column in function.columns}
     if renamed and columns is not None and len(renamed) == len(columns):
         pairs = zip(renamed, columns.values(), strict=True)
         columns = {new.lower(): column._replace(name=new) for new, column in pairs}
-    sources.append(Source(known.lower(), columns))
-    listed = f" ({', '.join(quote_identifier(each) for each in renamed)})" if renamed else ""
-    return f"{text} AS {quote_identifier(known)}{listed}"
+    sources.append(Source(alias_name.lower(), columns))
+    column_list = f" ({', '.join(quote_identifier(each) for each in renamed)})" if renamed else ""
+    return f"{text} AS {quote_identifier(alias_name)}{column_list}"
 
 
 def _call_in(node: exp.Expression) -> exp.Anonymous | None:
@@ -94,14 +95,14 @@ def _resolve_name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
         raise no_linked_server(parts[0])
     database = parts[0] if len(parts) == 2 else writer.scope.database
     schema = parts[-1] if parts else ""  # optional for a function in FROM
-    own = shown = _own_name(call)
+    own = written_name = _own_name(call)
     base = writer.synonym(database, schema or "dbo", own)
     if base is not None:
         database, schema, own = base.parts
     name = postgres_function(database, schema, own)
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
     writer.table_uses[name] = Use("SELECT", schema or "dbo", own, elsewhere)
-    return name, ".".join([*parts, shown])
+    return name, ".".join([*parts, written_name])
 
 
 def _qualifiers(node: exp.Expression) -> list[str]:
@@ -116,39 +117,40 @@ def _qualifiers(node: exp.Expression) -> list[str]:
     return []
 
 
-def _find_function(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFunction | None:
+def _find_function(writer: Writer, name: str, written_name: str, number: int = 4121) -> UserFunction | None:
     """Return the signature of a function, or None if the catalog was not read."""
     functions = writer.scope.user_functions
     function = None if functions is None else functions.get(name)
     writer.scope_answers["function of users", name] = function
     if function is None and functions is not None:
         text = (
-            f"Invalid object name '{shown}'."
+            f"Invalid object name '{written_name}'."
             if number == 208
-            else f'Cannot find either column "{shown.split(".")[0]}" or the user-defined function or aggregate '
-            f'"{shown}", or the name is ambiguous.'
+            else f'Cannot find either column "{written_name.split(".")[0]}" or the user-defined function or aggregate '
+            f'"{written_name}", or the name is ambiguous.'
         )
         raise TsqlError(number, text)
     return function
 
 
 def _write_call(
-    writer: Writer, name: str, shown: str, function: UserFunction | None, arguments: list[exp.Expression]
+    writer: Writer, name: str, written_name: str, function: UserFunction | None, arguments: list[exp.Expression]
 ) -> str:
     if function is None:
         return f"{name}({', '.join(typed_text(write_value(writer, each)) for each in arguments)})"
     if len(arguments) < len(function.parameters):
         raise TsqlError(
-            313, f"An insufficient number of arguments were supplied for the procedure or function {shown}."
+            313, f"An insufficient number of arguments were supplied for the procedure or function {written_name}."
         )
     if len(arguments) > len(function.parameters):
-        raise TsqlError(8144, f"Procedure or function {shown} has too many arguments specified.", state=2)
+        raise TsqlError(8144, f"Procedure or function {written_name} has too many arguments specified.", state=2)
     texts = []
     for each, sql_type, default in zip(arguments, function.parameters, function.defaults, strict=True):
         if isinstance(each, exp.Column) and not each.table and each.name.upper() == "DEFAULT":
             if default is None:
                 raise TsqlError(
-                    313, f"An insufficient number of arguments were supplied for the procedure or function {shown}."
+                    313,
+                    f"An insufficient number of arguments were supplied for the procedure or function {written_name}.",
                 )
             texts.append(default)
         else:

@@ -30,7 +30,7 @@ class DocumentRows(NamedTuple):
     text: str
 
 
-def read_options(clause: exp.Expression, known: frozenset[str], what: str) -> dict[str, str]:
+def read_options(clause: exp.Expression, allowed: frozenset[str], clause_name: str) -> dict[str, str]:
     """Return the options of the clause by name. The value is that in parentheses, "" for none.
 
     Raises:
@@ -46,11 +46,11 @@ def read_options(clause: exp.Expression, known: frozenset[str], what: str) -> di
                 value = "''"
             option = option.this
         name = option.name.upper()
-        if name not in known:
-            raise not_supported(f"{what} {name}")
+        if name not in allowed:
+            raise not_supported(f"{clause_name} {name}")
         options[name] = value
     if len(_DOCUMENT_MODES & options.keys()) != 1:
-        raise syntax_error(what, 0)
+        raise syntax_error(clause_name, 0)
     return options
 
 

@@ -53,13 +53,14 @@ def _is_json(node: exp.Expression) -> bool:
 def _write_object(members: list[tuple[list[str], str]], nulls: bool) -> str:
     parts = []
     for (nested, name), group in groupby(members, key=lambda member: (len(member[0]) > 1, member[0][0])):
-        several = list(group)
+        group_members = list(group)
         key = quote_string(json.dumps(name, ensure_ascii=False) + ":")
         if nested:
-            inside = _write_object([(path[1:], text) for path, text in several], nulls)
-            parts.append(f"{key} || nullif({inside}, '{{}}')")
+            nested_object = _write_object([(path[1:], text) for path, text in group_members], nulls)
+            parts.append(f"{key} || nullif({nested_object}, '{{}}')")
         else:
             parts += [
-                f"{key} || {f'coalesce({text}, {chr(39)}null{chr(39)})' if nulls else text}" for _, text in several
+                f"{key} || {f'coalesce({text}, {chr(39)}null{chr(39)})' if nulls else text}"
+                for _, text in group_members
             ]
     return f"'{{' || concat_ws(',', {', '.join(parts)}) || '}}'"

@@ -75,7 +75,7 @@ def _levels(node: exp.Expression, members: list[Member]) -> list[tuple[str, list
     for member in members:
         source = member[2].source if member[2].source in names else source
         groups.setdefault(source, []).append(member)
-    return [(names[source], several) for source, several in groups.items()]
+    return [(names[source], group_members) for source, group_members in groups.items()]
 
 
 def _table_names(node: exp.Expression) -> dict[str, str]:
@@ -123,13 +123,13 @@ def _write_nested(levels: list[tuple[str, list[Member]]], rows: str, declared: s
     )
     source = f"SELECT *, {groups} FROM ({source}) document"
     for level in range(len(outer) - 1, -1, -1):
-        kept = "".join(
+        outer_columns = "".join(
             f"min(opened{above}) AS opened{above}, min(group{above}) AS group{above}, " for above in range(level)
         )
         inside = (
             f"min(opened{level}) || string_agg(inside, '' ORDER BY place) || {quote_string(f'</{outer[level][0]}>')}"
         )
-        source = f"SELECT {kept}min(place) AS place, {inside} AS inside FROM ({source}) document GROUP BY group{level}"
+        source = f"SELECT {outer_columns}min(place) AS place, {inside} AS inside FROM ({source}) document GROUP BY group{level}"
     return "string_agg(inside, '' ORDER BY place)", f"({source}) document"
 
 
@@ -189,11 +189,11 @@ def _write_start(name: str, members: list[Member], declared: str) -> tuple[str, 
 def _write_content(members: list[Member], nil: bool) -> str:
     parts = []
     for inner, group in groupby(members, key=lambda member: (len(member[0]) > 1, member[0][0])):
-        several = list(group)
+        group_members = list(group)
         if not inner[0]:
-            parts += [_write_leaf(path[0], field, output, nil) for path, field, output in several]
+            parts += [_write_leaf(path[0], field, output, nil) for path, field, output in group_members]
         else:
-            below = [(path[1:], field, output) for path, field, output in several]
+            below = [(path[1:], field, output) for path, field, output in group_members]
             fields = ", ".join(field for _, field, _ in below)
             parts.append(
                 f"CASE WHEN num_nonnulls({fields}) = 0 THEN '' ELSE {_write_element(_xml_name(inner[1]), below, '', nil)} END"

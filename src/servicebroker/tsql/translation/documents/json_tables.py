@@ -30,19 +30,19 @@ def open_json(writer: Writer, node: exp.OpenJSON, alias: exp.Expression | None, 
     path = node.args.get("path")
     if path:
         arguments += ", " + cast_to_text(write_value(writer, path))
-    known = alias.name if alias is not None and alias.name else "openjson"
+    alias_name = alias.name if alias is not None and alias.name else "openjson"
     if not node.expressions:
         columns = {"key": NVARCHAR, "value": NVARCHAR, "type": INT}
-        sources.append(Source(known.lower(), {name: Column(name, sql_type) for name, sql_type in columns.items()}))
-        return f"tsql.openjson({arguments}) AS {quote_identifier(known)}"
+        sources.append(Source(alias_name.lower(), {name: Column(name, sql_type) for name, sql_type in columns.items()}))
+        return f"tsql.openjson({arguments}) AS {quote_identifier(alias_name)}"
     fields, columns_by_name = [], {}
     for each in node.expressions:
         name, sql_type, text = _field(each)
         fields.append(f"{text} AS {quote_identifier(name)}")
         columns_by_name[name.lower()] = Column(name, sql_type)
-    sources.append(Source(known.lower(), columns_by_name))
+    sources.append(Source(alias_name.lower(), columns_by_name))
     rows = f"tsql.json_items({arguments}) AS document (item)"
-    return f"LATERAL (SELECT {', '.join(fields)} FROM {rows}) AS {quote_identifier(known)}"
+    return f"LATERAL (SELECT {', '.join(fields)} FROM {rows}) AS {quote_identifier(alias_name)}"
 
 
 def _field(node: exp.Expression) -> tuple[str, SqlType, str]:

@@ -37,8 +37,8 @@ class _Change(NamedTuple):
     content: str  # PostgreSQL's expression of the content, in jsonb
 
 
-def write_modify(writer: Writer, xml: Sql, text: str, shown: str) -> Sql:
-    """Write the document after the change. `shown` is the name of the value in errors.
+def write_modify(writer: Writer, xml: Sql, text: str, value_name: str) -> Sql:
+    """Write the document after the change. `value_name` is the name of the value in errors.
 
     Raises:
         TsqlError: 2209 wrong syntax, 2226 and 2337 the path may find several nodes, 2356 the value of an element, 40515
@@ -57,7 +57,7 @@ def write_modify(writer: Writer, xml: Sql, text: str, shown: str) -> Sql:
     attribute = "NULL" if change.target.attribute is None else quote_string(change.target.attribute)
     return Sql(
         f"(SELECT tsql.xml_written(tsql.xml_changed(tree.node, {numbers}, '{change.action}', {attribute}, {change.content})) "
-        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({xml.text}), {quote_string(shown)})) AS tree (node))",
+        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({xml.text}), {quote_string(value_name)})) AS tree (node))",
         XML,
     )
 

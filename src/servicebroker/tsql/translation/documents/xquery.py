@@ -187,11 +187,11 @@ class Compiler:
                 return f"jsonb_array_length({self.sequence(expression, within)}) > 0"
             case Sequence((inside,)):
                 return self.condition(inside, within)
-            case Quantified(is_every, clauses, wanted):
+            case Quantified(is_every, clauses, condition):
                 sources, _, inner = self._sources(clauses, within)
                 negated = "NOT " if is_every else ""
-                asked = f"{negated}({self.condition(wanted, inner)})"
-                return f"{negated}EXISTS (SELECT FROM {', '.join(sources)} WHERE {asked})"
+                test = f"{negated}({self.condition(condition, inner)})"
+                return f"{negated}EXISTS (SELECT FROM {', '.join(sources)} WHERE {test})"
             case Call(name, arguments) if name in _CONDITIONS:
                 return self._asked(name, arguments, within)
         return f"tsql.xq_true({self.sequence(expression, within)})"
@@ -298,13 +298,13 @@ class Compiler:
         alias = self._alias()
         inner = replace(within, item=f"{alias}.item", place=f"{alias}.place", last=f"{alias}.last")
         if _is_numeric(predicate):
-            wanted = f"{alias}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
+            condition = f"{alias}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
         else:
-            wanted = self.condition(predicate, inner)
+            condition = self.condition(predicate, inner)
         return (
             f"(SELECT coalesce(jsonb_agg({alias}.item ORDER BY {alias}.place), '[]') FROM (SELECT item, place, "
             f"count(*) OVER () AS last FROM jsonb_array_elements({items}) WITH ORDINALITY AS e (item, place)) AS {alias} "
-            f"WHERE {wanted})"
+            f"WHERE {condition})"
         )
 
     # ---------------------------------------------------------------- for, let, where, order by, return
@@ -338,11 +338,11 @@ class Compiler:
             for key in expression.order
         ]
         order = ", ".join([*keys, *places])
-        wanted = [self.condition(clause.of, inner) for clause in expression.clauses if clause.kind == "where"]
+        conditions = [self.condition(clause.of, inner) for clause in expression.clauses if clause.kind == "where"]
         return (
             f"tsql.xq_flat((SELECT coalesce(jsonb_agg({self.sequence(expression.result, inner)}"
             f"{f' ORDER BY {order}' if order else ''}), '[]') FROM {', '.join(sources)}"
-            f"{' WHERE ' + ' AND '.join(wanted) if wanted else ''}))"
+            f"{' WHERE ' + ' AND '.join(conditions) if conditions else ''}))"
         )
 
     # ---------------------------------------------------------------- functions, casts, constructors

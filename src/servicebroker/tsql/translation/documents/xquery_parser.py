@@ -200,12 +200,12 @@ def parse(text: str, namespaces: Mapping[str, str]) -> Expression:
     Raises:
         TsqlError: 2209 wrong syntax, 2229 unknown prefix, 40515 not supported.
     """
-    known = dict(namespaces)
+    all_namespaces = dict(namespaces)
     rest = text
     while (declaration := PROLOG.match(rest)) is not None:
-        known[declaration[1] or ""] = declaration[2] if declaration[2] is not None else declaration[3]
+        all_namespaces[declaration[1] or ""] = declaration[2] if declaration[2] is not None else declaration[3]
         rest = rest[declaration.end() :]
-    reader = _XQueryReader(rest, known)
+    reader = _XQueryReader(rest, all_namespaces)
     expression = reader.expression()
     if reader.place < len(rest):
         raise reader.wrong()

@@ -34,14 +34,18 @@ def translate_accumulation(writer: Writer, node: exp.Select, targets: list[str])
     fields = [exp.alias_(column.copy(), f"c{number}") for number, column in enumerate(columns)]
     rows.set("expressions", [exp.alias_(_row_number(rows), "n"), *fields])
     numbered = translate_query(writer, rows, outermost=False)
-    known = {
+    row_columns = {
         output.name: Column(output.name, output.type) for output in numbered.outputs or [] if output.type is not None
     }
-    kept = {f"v{number}": Column(f"v{number}", writer.variable_type(name)) for number, name in enumerate(targets)}
-    names = ", ".join(kept)
+    value_columns = {
+        f"v{number}": Column(f"v{number}", writer.variable_type(name)) for number, name in enumerate(targets)
+    }
+    names = ", ".join(value_columns)
     start = ", ".join(_with_collation(writer.variable(name).text, writer.variable_type(name)) for name in targets)
     steps = [value.transform(lambda each: _refer_to_row(each, columns)) for value in values]
-    with writer.query([Source(_ROWS, known if len(known) > len(columns) else None), Source(_VALUES, kept)]):
+    with writer.query(
+        [Source(_ROWS, row_columns if len(row_columns) > len(columns) else None), Source(_VALUES, value_columns)]
+    ):
         texts = _write_steps(writer, steps, targets)
     most = f" AND {_ROWS}.n <= {writer.scope.row_limit}" if writer.scope.row_limit else ""
     text = (

@@ -36,26 +36,26 @@ def make_common_target(writer: Writer, common_table: CommonTable) -> CommonTarge
     Raises:
         TsqlError: 4403 aggregates, DISTINCT or GROUP BY; 4405 joined tables; 40515 other queries.
     """
-    node, shown = common_table.query, common_table.name
+    node, name = common_table.query, common_table.name
     if not isinstance(node, exp.Select) or node.args.get("with_") or node.args.get("for_"):
-        raise not_supported(f"A change of {shown}, which is not a query of a single table", "Change the table itself.")
+        raise not_supported(f"A change of {name}, which is not a query of a single table", "Change the table itself.")
     if any(node.args.get(part) for part in ("distinct", "group", "having")) or _has_node(node, exp.AggFunc):
         raise TsqlError(
             4403,
-            f"Cannot update the view or function '{shown}' because it contains aggregates, or a DISTINCT or GROUP BY "
+            f"Cannot update the view or function '{name}' because it contains aggregates, or a DISTINCT or GROUP BY "
             "clause, or PIVOT or UNPIVOT operator.",
         )
     source: Any = node.args["from_"].this if node.args.get("from_") else None
     if node.args.get("joins") or (isinstance(source, exp.Table) and source.args.get("joins")):
         raise TsqlError(
             4405,
-            f"View or function '{shown}' is not updatable because the modification affects multiple base tables.",
+            f"View or function '{name}' is not updatable because the modification affects multiple base tables.",
         )
     is_table = isinstance(source, exp.Table) and (
         isinstance(source.this, exp.Parameter) or not isinstance(source.this, exp.Func)
     )
     if not is_table or (not source.db and is_common_table(writer, source.name)):
-        raise not_supported(f"A change of {shown}, which does not read a table directly", "Change the table itself.")
+        raise not_supported(f"A change of {name}, which does not read a table directly", "Change the table itself.")
     own = object_name(source)
     table = resolve_table(writer, own)
     alias = quote_identifier(source.alias or own.name)

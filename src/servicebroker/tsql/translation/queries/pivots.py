@@ -43,29 +43,29 @@ def write_pivot(writer: Writer, node: exp.Pivot, text: str, sources: list[Source
             unknown table.
         UnknownColumns: 40515 the columns of the source are unknown.
     """
-    what = "UNPIVOT" if node.args.get("unpivot") else "PIVOT"
+    operator = "UNPIVOT" if node.args.get("unpivot") else "PIVOT"
     alias = node.args.get("alias")
     if alias is None or not alias.name or node.args.get("include_nulls") is not None:
-        raise syntax_error(what, 0)
+        raise syntax_error(operator, 0)
     if alias.args.get("columns"):
-        raise not_supported(f"Names of columns behind {what}", "Name them in the select list.")
-    pivot_input = _PivotInput(text, sources, _columns(writer, what, sources))
-    listed = _read_names(node, alias.name)
+        raise not_supported(f"Names of columns behind {operator}", "Name them in the select list.")
+    pivot_input = _PivotInput(text, sources, _columns(writer, operator, sources))
+    new_names = _read_names(node, alias.name)
     with writer.query(sources):
-        pivot_sql, columns = (_unpivot if what == "UNPIVOT" else _pivot)(writer, node, pivot_input, listed)
-    known = {column.name.lower(): column for column in columns if column is not None}
+        pivot_sql, columns = (_unpivot if operator == "UNPIVOT" else _pivot)(writer, node, pivot_input, new_names)
+    column_map = {column.name.lower(): column for column in columns if column is not None}
     return f"{pivot_sql} AS {quote_identifier(alias.name)}", Source(
-        alias.name.lower(), known if None not in columns else None
+        alias.name.lower(), column_map if None not in columns else None
     )
 
 
-def _columns(writer: Writer, what: str, sources: list[Source]) -> dict[str, tuple[Source, Column]]:
+def _columns(writer: Writer, operator: str, sources: list[Source]) -> dict[str, tuple[Source, Column]]:
     columns: dict[str, tuple[Source, Column]] = {}
     for source in sources:
         if source.columns is None or source.is_catalog:
             if source.table in writer.table_uses and writer.scope.user_functions is not None:
                 raise TsqlError(208, f"Invalid object name '{writer.table_uses[source.table].name}'.")
-            raise UnknownColumns(what)
+            raise UnknownColumns(operator)
         for name, column in source.columns.items():
             if name in columns:
                 raise _duplicate_column(column.name, source.alias)
@@ -103,7 +103,7 @@ def _find_column(pivot_input: _PivotInput, name: str) -> tuple[Source, Column]:
 
 
 def _remaining_columns(
-    pivot_input: _PivotInput, leaving: Iterable[str], new: Iterable[str], what: str
+    pivot_input: _PivotInput, leaving: Iterable[str], new: Iterable[str], operator: str
 ) -> list[tuple[Source, Column]]:
     """Return the columns that remain unchanged."""
     gone = {name.lower() for name in leaving}
@@ -111,8 +111,8 @@ def _remaining_columns(
     for name in new:
         if name.lower() in staying:
             raise TsqlError(
-                265, f'The column name "{name}" specified in the {what} operator conflicts with the existing column '
-                f"name in the {what} argument."
+                265, f'The column name "{name}" specified in the {operator} operator conflicts with the existing column '
+                f"name in the {operator} argument."
             )  # fmt: skip
     return list(staying.values())
 
@@ -126,7 +126,7 @@ def _result_column(column: Column) -> Column:
 
 
 def _pivot(
-    writer: Writer, node: exp.Pivot, pivot_input: _PivotInput, listed: list[str]
+    writer: Writer, node: exp.Pivot, pivot_input: _PivotInput, new_names: list[str]
 ) -> tuple[str, list[Column | None]]:
     """Write PIVOT. Each value of IN aggregates its rows. The columns not mentioned form the groups."""
     call = node.expressions[0]
@@ -137,11 +137,11 @@ def _pivot(
     value, by = _column_name(operands[0]), _column_name(node.args["fields"][0].this)
     _find_column(pivot_input, value)
     sql_type = _find_column(pivot_input, by)[1].type
-    staying = _remaining_columns(pivot_input, (value, by), listed, "PIVOT")
+    staying = _remaining_columns(pivot_input, (value, by), new_names, "PIVOT")
     groups = [_column_text(writer, *each) for each in staying]
     parts = [f"{text} AS {quote_identifier(column.name)}" for text, (_, column) in zip(groups, staying, strict=True)]
     columns: list[Column | None] = [_result_column(column) for _, column in staying]
-    for name in listed:
+    for name in new_names:
         _check_value(name, sql_type)
         of_value = call.copy()
         operand = of_value.this if isinstance(of_value.this, exp.Expression) else of_value.expressions[0]
@@ -167,13 +167,13 @@ def _check_value(name: str, sql_type: SqlType) -> None:
 
 
 def _unpivot(
-    writer: Writer, node: exp.Pivot, pivot_input: _PivotInput, listed: list[str]
+    writer: Writer, node: exp.Pivot, pivot_input: _PivotInput, source_names: list[str]
 ) -> tuple[str, list[Column | None]]:
     """Write UNPIVOT. Each column of IN becomes a row with its name and value, unless the value is NULL."""
     value, name = _column_name(node.expressions[0]), _column_name(node.args["fields"][0].this)
-    wanted = [_find_column(pivot_input, each) for each in listed]
-    sql_type = wanted[0][1].type
-    for _, column in wanted:
+    unpivoted = [_find_column(pivot_input, each) for each in source_names]
+    sql_type = unpivoted[0][1].type
+    for _, column in unpivoted:
         if column.type != sql_type:
             raise TsqlError(
                 8167, f'The type of column "{column.name}" conflicts with the type of other columns specified in the '
@@ -181,10 +181,10 @@ def _unpivot(
             )  # fmt: skip
     if value.lower() == name.lower():
         raise _duplicate_column(name, "UNPIVOT")
-    staying = _remaining_columns(pivot_input, listed, (value, name), "UNPIVOT")
+    staying = _remaining_columns(pivot_input, source_names, (value, name), "UNPIVOT")
     parts = [f"{_column_text(writer, *each)} AS {quote_identifier(each[1].name)}" for each in staying]
     parts += [f"tsql_unpivoted.{quote_identifier(each)}" for each in (value, name)]
-    rows = ", ".join(f"({_column_text(writer, *each)}, {quote_string(each[1].name)}::text)" for each in wanted)
+    rows = ", ".join(f"({_column_text(writer, *each)}, {quote_string(each[1].name)}::text)" for each in unpivoted)
     lateral = f"(VALUES {rows}) AS tsql_unpivoted ({quote_identifier(value)}, {quote_identifier(name)})"
     text = (
         f"(SELECT {', '.join(parts)} FROM {pivot_input.text} CROSS JOIN LATERAL {lateral} "

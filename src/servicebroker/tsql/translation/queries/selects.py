@@ -162,32 +162,32 @@ def _cast(text: str, sql_type: SqlType | None) -> str:
     return text if sql_type is None else f"{text}::{postgres_type(sql_type)}"
 
 
-def _match_anchor(name: str, column: str, first: SqlType | None, recursive: Output) -> str:
+def _match_anchor(name: str, column: str, anchor_type: SqlType | None, recursive: Output) -> str:
     """Write a column of the recursive part with the type of the anchor's column.
 
     Raises:
         TsqlError: 240 the types differ. Lengths of strings and bytes may differ.
     """
-    own, next_ = Sql("", first), Sql("", None if recursive.is_null else recursive.type)
+    own, next_ = Sql("", anchor_type), Sql("", None if recursive.is_null else recursive.type)
     if own.type is None or next_.type is None:
-        return _cast(quote_identifier(column), first if recursive.is_null else None)
+        return _cast(quote_identifier(column), anchor_type if recursive.is_null else None)
     is_alike = own.kind == next_.kind and own.kind in ("string", "binary")
     if not is_alike and own.type != next_.type:
         raise TsqlError(
             240, f'Types don\'t match between the anchor and the recursive part in column "{column}" of recursive query '
             f'"{name}".',
         )  # fmt: skip
-    return quote_identifier(column) if is_alike else _cast(quote_identifier(column), first)
+    return quote_identifier(column) if is_alike else _cast(quote_identifier(column), anchor_type)
 
 
 def _add_level(names: list[str], types: list[SqlType | None]) -> dict[str, Column] | None:
     """Return the columns of a recursive expression, typed as in its anchor, or None if a type is unknown."""
-    known = {
+    columns = {
         name.lower(): Column(name, sql_type)
         for name, sql_type in zip(names, types, strict=True)
         if sql_type is not None
     }
-    return {**known, _LEVEL_COLUMN: Column(_LEVEL_COLUMN, INT)} if len(known) == len(names) else None
+    return {**columns, _LEVEL_COLUMN: Column(_LEVEL_COLUMN, INT)} if len(columns) == len(names) else None
 
 
 def _find_self_reference(node: exp.Select, name: str) -> exp.Table | None:
@@ -269,8 +269,8 @@ def _rename_columns(text: str, columns: list[str], names: list[str]) -> str:
     fields = [f"c{place}" for place in range(len(columns))]
     if columns == fields:
         return text
-    listed = ", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True))
-    return f"SELECT {listed} FROM ({text}) AS tsql_part ({', '.join(fields)})"
+    select_list = ", ".join(f"{column} AS {name}" for column, name in zip(columns, names, strict=True))
+    return f"SELECT {select_list} FROM ({text}) AS tsql_part ({', '.join(fields)})"
 
 
 def _result_names(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:

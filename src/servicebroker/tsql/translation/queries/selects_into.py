@@ -95,10 +95,14 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
         f"COMMENT ON COLUMN {table}.{quote_identifier(column.name)} IS {quote_string(column_comment(column))}"
         for column in columns
     ]
-    first = ExtraStatement(f"DO {quote_string('BEGIN ' + '; '.join(statements) + '; END')}", ())
+    create_table = ExtraStatement(f"DO {quote_string('BEGIN ' + '; '.join(statements) + '; END')}", ())
     text = f"INSERT INTO {table} ({named}){overriding} {apply_row_limit(writer, translated.text)}"
     return Translation(
-        text, tuple(writer.parameters), "count", before=(first, *writer.locks), after=_advance_identity(table, columns)
+        text,
+        tuple(writer.parameters),
+        "count",
+        before=(create_table, *writer.locks),
+        after=_advance_identity(table, columns),
     )
 
 

@@ -90,13 +90,15 @@ def _write_item(writer: Writer, node: exp.Expression, from_clause: From) -> str:
 
 def _apply_pivot(writer: Writer, node: exp.Pivot, text: str, from_clause: From, first: int) -> str:
     """Write PIVOT or UNPIVOT of the visible tables from index `first` on. The result replaces them."""
-    inside = from_clause.sources[first:]
+    pivoted_sources = from_clause.sources[first:]
     del from_clause.sources[first:]
-    if any(source in inside and (hints.locks_rows or hints.skips_locked) for source, hints in from_clause.hints):
+    if any(
+        source in pivoted_sources and (hints.locks_rows or hints.skips_locked) for source, hints in from_clause.hints
+    ):
         raise not_supported("A hint that locks rows beside PIVOT and UNPIVOT", "Omit the hint.")
-    from_clause.hints = [(source, hints) for source, hints in from_clause.hints if source not in inside]
+    from_clause.hints = [(source, hints) for source, hints in from_clause.hints if source not in pivoted_sources]
     with writer.hidden(from_clause.sources):
-        text, source = write_pivot(writer, node, text, inside)
+        text, source = write_pivot(writer, node, text, pivoted_sources)
     from_clause.sources.append(source)
     return text
 
@@ -106,14 +108,14 @@ def _write_join(writer: Writer, node: exp.Expression, from_clause: From) -> str:
     side, kind = node.args.get("side") or "", node.args.get("kind") or ""
     if isinstance(node.this, exp.Lateral):
         return _write_apply(writer, node.this, from_clause)
-    inside = _write_item(writer, node.this, from_clause)
+    source_sql = _write_item(writer, node.this, from_clause)
     on = node.args.get("on")
     if on is None:
         if side or kind not in ("", "CROSS"):
             raise TsqlError(102, "Incorrect syntax: a JOIN without ON.", severity=15)
-        return f" CROSS JOIN {inside}"
+        return f" CROSS JOIN {source_sql}"
     condition = write_predicate(writer, on)
-    return f" {(side or 'INNER')} JOIN {inside} ON {condition}"
+    return f" {(side or 'INNER')} JOIN {source_sql} ON {condition}"
 
 
 def _write_apply(writer: Writer, node: exp.Lateral, from_clause: From) -> str:
@@ -150,8 +152,8 @@ def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | Non
     renamed = [each.name for each in alias.args.get("columns") or []]
     check_named(outputs, renamed, alias.name)
     if renamed and columns is not None and len(renamed) == len(columns):
-        known = zip(renamed, columns.values(), strict=True)
-        columns = {name.lower(): column._replace(name=name) for name, column in known}
+        renamed_columns = zip(renamed, columns.values(), strict=True)
+        columns = {name.lower(): column._replace(name=name) for name, column in renamed_columns}
     from_clause.sources.append(Source(alias.name.lower(), columns))
     return f"({text}) AS {quote_identifier(alias.name)}{_column_list(renamed)}"
 
@@ -353,13 +355,15 @@ def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression 
     nodes = write_nodes_call(writer, node, alias, from_clause.sources)
     if nodes is not None:
         return nodes
-    shown = called.removeprefix(CALL_PREFIX)
+    function_name = called.removeprefix(CALL_PREFIX)
     if of_system:
-        refuse_unsupported_view("", "sys", shown, f"sys.{shown}")
-    users = table_call(writer, node, alias, from_clause.sources) if shown not in _UNSUPPORTED_SOURCES else None
+        refuse_unsupported_view("", "sys", function_name, f"sys.{function_name}")
+    users = table_call(writer, node, alias, from_clause.sources) if function_name not in _UNSUPPORTED_SOURCES else None
     if users is not None:
         return users
-    raise not_supported(f"{shown[:60] or 'A function'} in FROM", "Use a table, a view or a user-defined function.")
+    raise not_supported(
+        f"{function_name[:60] or 'A function'} in FROM", "Use a table, a view or a user-defined function."
+    )
 
 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
@@ -370,9 +374,13 @@ def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | 
     if place not in ("0", "1"):
         raise TsqlError(4199, "Argument value 3 of string_split is invalid: write 0 or 1.")
     columns = [Column("value", NVARCHAR), *([Column("ordinal", BIGINT)] if place == "1" else [])]
-    listed = ", ".join(column.name for column in columns)
+    column_list = ", ".join(column.name for column in columns)
     return _name_columns(
-        f"(SELECT {listed} FROM tsql.string_parts({text}, {separator}))", "string_split", columns, alias, from_clause
+        f"(SELECT {column_list} FROM tsql.string_parts({text}, {separator}))",
+        "string_split",
+        columns,
+        alias,
+        from_clause,
     )
 
 
@@ -451,8 +459,8 @@ def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression 
         raise argument_count_error(name, 2, 2)
     answer = writer.parameter(permissions_parameter(writer, name, node.expressions), NVARCHAR)
     columns = [Column(each, SYSNAME) for each in ("entity_name", "subentity_name", "permission_name")]
-    listed = ", ".join(f"{column.name} text" for column in columns)
-    text = f"(SELECT * FROM jsonb_to_recordset({answer}::jsonb) AS known ({listed}))"
+    column_list = ", ".join(f"{column.name} text" for column in columns)
+    text = f"(SELECT * FROM jsonb_to_recordset({answer}::jsonb) AS known ({column_list}))"
     return _name_columns(text, name, columns, alias, from_clause)
 
 

@@ -24,8 +24,8 @@ def read_value(piece: Slice) -> exp.Expression:
 
 def read_values(piece: Slice) -> list[exp.Expression]:
     """Parse a list of values with optional aliases. Raises as `read_value`."""
-    known = constant_tree(piece)
-    return list(_read_query(piece, "SELECT", "expressions").expressions) if known is None else [known]
+    constant = constant_tree(piece)
+    return list(_read_query(piece, "SELECT", "expressions").expressions) if constant is None else [constant]
 
 
 def read_condition(piece: Slice) -> exp.Expression:
@@ -70,11 +70,11 @@ def _read_name(piece: Slice) -> str:
     return str(column.name)
 
 
-def _read_query(piece: Slice, before: str, *known: str) -> exp.Select:
-    """Parse a query that begins with the words `before`, and refuse clauses other than `known`."""
+def _read_query(piece: Slice, before: str, *allowed: str) -> exp.Select:
+    """Parse a query that begins with the words `before`, and refuse clauses other than `allowed`."""
     query = parse_slice(piece, before)
     clauses = {name for name, value in query.args.items() if value}
-    if not isinstance(query, exp.Select) or not piece.words or not clauses.issubset(known) or not query.expressions:
+    if not isinstance(query, exp.Select) or not piece.words or not clauses.issubset(allowed) or not query.expressions:
         raise _syntax_error_in(piece)
     return query
 

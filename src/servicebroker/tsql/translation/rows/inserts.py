@@ -75,8 +75,8 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
         columns = [*columns, *(each.name for each in drawn)]
     else:
         rows = _write_source(writer, common, rest, table, targets, top)
-    listed = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
-    text = f"INSERT INTO {table} AS {quote_identifier('inserted')}{listed} {rows}"
+    column_list = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
+    text = f"INSERT INTO {table} AS {quote_identifier('inserted')}{column_list} {rows}"
     return _add_returning(writer, text, table, table_columns, outputs)
 
 
@@ -89,23 +89,23 @@ def _name_end(rest: Slice) -> int:
 
 
 def _target_columns(
-    writer: Writer, name: str, table: str, known: dict[str, Column] | None, names: list[str]
+    writer: Writer, name: str, table: str, table_columns: dict[str, Column] | None, names: list[str]
 ) -> list[str]:
     """Return the columns that get values: the named ones, or all except IDENTITY and computed columns.
 
     Raises:
         TsqlError: 207 unknown column, 264 a column is named twice, 271 a computed column, 544 an IDENTITY column.
     """
-    if known is None:
+    if table_columns is None:
         return names
     explicit = writer.scope.identity_insert == table
-    if any(column.is_identity for column in known.values()):
+    if any(column.is_identity for column in table_columns.values()):
         writer.scope_answers["identity_insert", table] = explicit
     if not names:
-        return [column.name for column in known.values() if not column.is_computed and not column.is_identity]
+        return [column.name for column in table_columns.values() if not column.is_computed and not column.is_identity]
     lower = [each.lower() for each in names]
     for each in names:
-        column = known.get(each.lower())
+        column = table_columns.get(each.lower())
         if column is None:
             raise TsqlError(207, f"Invalid column name '{each}'.")
         if lower.count(each.lower()) > 1:
@@ -266,23 +266,23 @@ def _add_returning(
     from_clause = From()
     from_clause.sources = [Source("inserted", table_columns, table)]
     with writer.query(from_clause.sources):
-        listed = write_returning(writer, outputs, from_clause)
-    text += " RETURNING " + ", ".join(each.text for each in listed)
+        returned = write_returning(writer, outputs, from_clause)
+    text += " RETURNING " + ", ".join(each.text for each in returned)
     if outputs.into is not None:
         return Translation(
-            write_output_into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before
+            write_output_into(writer, outputs, text, returned), tuple(writer.parameters), "count", before=before
         )
-    is_known = all(each.name != UNKNOWN_STAR for each in listed)
+    is_known = all(each.name != UNKNOWN_STAR for each in returned)
     identity = None
     if identities and is_known:
         text += f", inserted.{quote_identifier(identities[0].name)} AS {quote_label('tsql_identity')}"
-        identity = len(listed)
+        identity = len(returned)
     return Translation(
         text,
         tuple(writer.parameters),
         "rows",
-        tuple(each.name for each in listed) if is_known else None,
-        tuple(each.type for each in listed) if is_known else None,
+        tuple(each.name for each in returned) if is_known else None,
+        tuple(each.type for each in returned) if is_known else None,
         before=before,
         identity=identity,
     )

@@ -43,7 +43,7 @@ _NOT_MATCHED_BY_SOURCE_VERSION, _RETURNING_OLD_VERSION = (
 )  # PostgreSQL versions
 
 
-def translate_merge(writer: Writer, before: Slice, piece: Slice) -> Translation:
+def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
     """Translate MERGE [INTO] target USING source ON condition, and its WHEN clauses.
 
     Raises:
@@ -66,8 +66,8 @@ def translate_merge(writer: Writer, before: Slice, piece: Slice) -> Translation:
     writer.common_tables.append(level)
     try:
         prefix = ""
-        if before.words:
-            prefix = write_with(writer, read_common_tables(before), level) + " "
+        if common.words:
+            prefix = write_with(writer, read_common_tables(common), level) + " "
             prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # PostgreSQL does not allow RECURSIVE before MERGE
         target = _read_target(writer, piece.part(first, using))
         node = read_tables(piece.part(using + 1, on))
@@ -109,22 +109,22 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
     sight.sources = [*changed, *from_clause.sources]
     outputs = outputs._replace(expressions=[_replace_action(node) for node in outputs.expressions])
     with writer.query(sight.sources):
-        listed = write_returning(writer, outputs, sight)
-    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(each.text for each in listed)}"
+        returned = write_returning(writer, outputs, sight)
+    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(each.text for each in returned)}"
     before = tuple(writer.locks)
     if outputs.into is not None:
         return Translation(
-            write_output_into(writer, outputs, text, listed),
+            write_output_into(writer, outputs, text, returned),
             tuple(writer.parameters),
             "count",
             before=before,
             min_server_version=_RETURNING_OLD_VERSION,
         )
-    if any(each.name == UNKNOWN_STAR for each in listed):
+    if any(each.name == UNKNOWN_STAR for each in returned):
         return Translation(
             text, tuple(writer.parameters), "rows", before=before, min_server_version=_RETURNING_OLD_VERSION
         )
-    names, types = tuple(each.name for each in listed), tuple(each.type for each in listed)
+    names, types = tuple(each.name for each in returned), tuple(each.type for each in returned)
     return Translation(
         text, tuple(writer.parameters), "rows", names, types, before=before, min_server_version=_RETURNING_OLD_VERSION
     )
@@ -227,17 +227,17 @@ def _write_insert(writer: Writer, piece: Slice, target: Source) -> str:
     if words[place : place + 2] != ["VALUES", "("] or piece.closing(place + 1) != len(words) - 1:
         raise syntax_error(piece.text[:40], piece.line())
     members = piece.part(place + 2, len(words) - 1).split()
-    known = target.columns or {}
+    table_columns = target.columns or {}
     if not names and target.columns is None:
         raise UnknownColumns("MERGE that names no columns")
     if not names:
-        names = [column.name for column in known.values() if not column.is_identity and not column.is_computed]
+        names = [column.name for column in table_columns.values() if not column.is_identity and not column.is_computed]
     if len(names) != len(members):
         raise TsqlError(213, "Column name or number of supplied values does not match table definition.")
     values = []
     for name, each in zip(names, members, strict=True):
         value = None if each.words == ["DEFAULT"] else read_value(each)
-        column = known.get(name.lower())
+        column = table_columns.get(name.lower())
         text = "DEFAULT" if value is None else convert_for_column(write_value(writer, value), column)
         values.append(text if value is None else advance_identity(text, target.table, column))
     return f"INSERT ({', '.join(quote_identifier(name) for name in names)}) VALUES ({', '.join(values)})"

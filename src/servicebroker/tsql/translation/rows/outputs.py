@@ -52,15 +52,17 @@ def write_returning(writer: Writer, outputs: Outputs, from_clause: From) -> list
     ]
 
 
-def write_output_into(writer: Writer, outputs: Outputs, text: str, listed: list[Output]) -> str:
+def write_output_into(writer: Writer, outputs: Outputs, text: str, returned: list[Output]) -> str:
     """Write the statement so that its rows go into the table after INTO."""
     assert outputs.into is not None
     table = resolve_table(writer, object_name(outputs.into))
     writer.check_changes(table, "INSERT")
     columns = outputs.columns
-    known = writer.table_columns(table)
-    if not columns and known is not None:
-        columns = [column.name for column in known.values() if not column.is_identity and not column.is_computed]
+    table_columns = writer.table_columns(table)
+    if not columns and table_columns is not None:
+        columns = [
+            column.name for column in table_columns.values() if not column.is_identity and not column.is_computed
+        ]
     names = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
-    fields = ", ".join(f"c{number}" for number in range(len(listed)))
+    fields = ", ".join(f"c{number}" for number in range(len(returned)))
     return f"WITH changed ({fields}) AS ({text}) INSERT INTO {table}{names} SELECT {fields} FROM changed"

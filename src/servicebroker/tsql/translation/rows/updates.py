@@ -234,8 +234,8 @@ def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
 def _write_statement(
     writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str
 ) -> Translation:
-    asked = [hints for source, hints in target.from_clause.hints if source == target.source] + [change.hints]
-    skips = any(hints.skips_locked for hints in asked)
+    target_hints = [hints for source, hints in target.from_clause.hints if source == target.source] + [change.hints]
+    skips = any(hints.skips_locked for hints in target_hints)
     where = change.rows.args.get("where") if change.rows is not None else None
     for source, hints in [*target.from_clause.hints, (target.source, change.hints)]:
         add_locks(writer, hints, source.table, source.alias, where)
@@ -249,11 +249,11 @@ def _write_statement(
         text, names = _write_plain(writer, change, target, settings)
     else:
         text, names = _write_by_address(writer, change, target, settings, skips, others)
-    listed, columns = _write_returned(writer, change, target, names, variables, others)
-    if listed:
-        text += " RETURNING " + ", ".join(each.text for each in listed)
+    returned, columns = _write_returned(writer, change, target, names, variables, others)
+    if returned:
+        text += " RETURNING " + ", ".join(each.text for each in returned)
     if change.outputs is not None and change.outputs.into is not None:
-        return _write_into(writer, change.outputs, prefix, text, listed)
+        return _write_into(writer, change.outputs, prefix, text, returned)
     text = f"{prefix} {text}" if prefix else text
     before = tuple(writer.locks)
     if variables:
@@ -290,19 +290,19 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
         carried.append(write_value(writer, node))
         return exp.column(f"{_OTHER_COLUMNS}_{len(carried) - 1}", table=_OTHER_COLUMNS)
 
-    listed: list[Any] = []
+    expressions: list[Any] = []
     for node in change.outputs.expressions:
         members = [node]
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star) and node.table.lower() in tables:
-            known = tables[node.table.lower()].columns
-            if known is None:
+            columns = tables[node.table.lower()].columns
+            if columns is None:
                 raise UnknownColumns("A star in OUTPUT")
-            members = [exp.column(column.name, table=node.table) for column in known.values()]
+            members = [exp.column(column.name, table=node.table) for column in columns.values()]
         for each in members:
             name = each.name if isinstance(each, exp.Column) else ""
             replaced = each.transform(brought)
-            listed.append(exp.alias_(replaced, name, quoted=True) if name and replaced != each else replaced)
-    return change._replace(outputs=change.outputs._replace(expressions=listed)), carried
+            expressions.append(exp.alias_(replaced, name, quoted=True) if name and replaced != each else replaced)
+    return change._replace(outputs=change.outputs._replace(expressions=expressions)), carried
 
 
 def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> bool:
@@ -312,8 +312,8 @@ def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> 
     } != set()
 
 
-def _write_into(writer: Writer, outputs: Outputs, prefix: str, text: str, listed: list[Output]) -> Translation:
-    whole = write_output_into(writer, outputs, text, listed)
+def _write_into(writer: Writer, outputs: Outputs, prefix: str, text: str, returned: list[Output]) -> Translation:
+    whole = write_output_into(writer, outputs, text, returned)
     if prefix:
         whole = f"{prefix}, {whole.removeprefix('WITH ')}"
     return Translation(whole, tuple(writer.parameters), "count", before=tuple(writer.locks))
@@ -434,7 +434,12 @@ def _visible_columns(target: _Target, name: str) -> dict[str, Column] | None:
 
 
 def _write_returned(
-    writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting], others: list[Sql]
+    writer: Writer,
+    change: Change,
+    target: _Target,
+    aliases: dict[str, str],
+    variables: list[Setting],
+    others: list[Sql],
 ) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
     """Write the columns that the statement returns for each row."""
     if variables:
@@ -444,7 +449,7 @@ def _write_returned(
             if not each.variable:
                 continue
             if each.column:
-                text = f"{quote_identifier(known['inserted'])}.{quote_identifier(each.column)}"
+                text = f"{quote_identifier(aliases['inserted'])}.{quote_identifier(each.column)}"
                 column = (target.source.columns or {}).get(each.column.lower())
                 if column is not None and column.type != writer.variable_type(each.variable):
                     text = cast_value(Sql(text, column.type), writer.variable_type(each.variable)).text
@@ -455,7 +460,7 @@ def _write_returned(
     if change.outputs is None:
         return [], (None, None)
     from_clause = From()
-    from_clause.sources = [Source(name, _visible_columns(target, name), target.table) for name in known]
+    from_clause.sources = [Source(name, _visible_columns(target, name), target.table) for name in aliases]
     if others:
         columns = {
             f"{_OTHER_COLUMNS}_{n}": Column(f"{_OTHER_COLUMNS}_{n}", each.type)
@@ -464,11 +469,11 @@ def _write_returned(
         }
         from_clause.sources.append(Source(_OTHER_COLUMNS, columns if len(columns) == len(others) else None))
         is_deleted = change.verb == "DELETE" and target.column_map is None
-        known = {**known, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
-    with writer.renamed(known), writer.query(from_clause.sources):
-        listed = write_returning(writer, change.outputs, from_clause)
-    if any(each.name == UNKNOWN_STAR for each in listed):
+        aliases = {**aliases, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
+    with writer.renamed(aliases), writer.query(from_clause.sources):
+        returned = write_returning(writer, change.outputs, from_clause)
+    if any(each.name == UNKNOWN_STAR for each in returned):
         if target.column_map is not None:
             raise UnknownColumns("A star in OUTPUT")
-        return listed, (None, None)
-    return listed, (tuple(each.name for each in listed), tuple(each.type for each in listed))
+        return returned, (None, None)
+    return returned, (tuple(each.name for each in returned), tuple(each.type for each in returned))

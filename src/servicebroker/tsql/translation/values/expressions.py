@@ -229,8 +229,8 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
             402, f"The data types varchar and varchar are incompatible in the {operator_name(sign)} operator."
         )
     if sign == "-" and None in (left.kind, right.kind) and not (left.is_untyped or right.is_untyped):
-        known = left.kind or right.kind
-        if known != "number":
+        kind = left.kind or right.kind
+        if kind != "number":
             return Sql(f"tsql.minus({typed_text(left)}, {typed_text(right)})", None)
     number = (
         left.type

@@ -65,9 +65,9 @@ def write_plain_call(writer: Writer, name: str, nodes: list[exp.Expression], wri
 
 def write_session_value(writer: Writer, name: str) -> Sql:
     """Write a value that only the session knows, as a parameter."""
-    known = name in writer.scope.functions
-    writer.scope_answers["function", name] = known
-    if not known:
+    is_known = name in writer.scope.functions
+    writer.scope_answers["function", name] = is_known
+    if not is_known:
         raise not_supported(name.upper())
     return Sql(writer.parameter(name, session_function_type(name)), session_function_type(name))
 

@@ -160,8 +160,8 @@ def _variant_property(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 
 def _session_context(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 1, "session_context")
-    known = f"{writer.parameter('session context', NVARCHAR)}::jsonb"
-    return Sql(f"({known} ->> {write_argument(write_value(writer, nodes[0]), 's')})", VARIANT)
+    values = f"{writer.parameter('session context', NVARCHAR)}::jsonb"
+    return Sql(f"({values} ->> {write_argument(write_value(writer, nodes[0]), 's')})", VARIANT)
 
 
 def _suser_id(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -238,16 +238,16 @@ def _write_arguments(writer: Writer, nodes: list[exp.Expression], most: int, nam
 
 
 def _is_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    role, *who = _write_arguments(writer, nodes, 2, "is_rolemember")
+    role, *principals = _write_arguments(writer, nodes, 2, "is_rolemember")
     writer.scope_answers["function", "user_name"] = True
-    principal = who[0] if who else f"{writer.parameter('user_name', NVARCHAR)}"
+    principal = principals[0] if principals else f"{writer.parameter('user_name', NVARCHAR)}"
     return Sql(f"tsql.is_member({quote_string(writer.scope.database)}, {principal}, {role})", INT)
 
 
 def _is_server_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """Write IS_SRVROLEMEMBER. Only sysadmin and public have members: the owners of the instance."""
-    role, *who = _write_arguments(writer, nodes, 2, "is_srvrolemember")
-    login = who[0] if who else writer.parameter("suser_name", NVARCHAR)
+    role, *logins = _write_arguments(writer, nodes, 2, "is_srvrolemember")
+    login = logins[0] if logins else writer.parameter("suser_name", NVARCHAR)
     return Sql(f"(lower({role}) IN ('sysadmin', 'public') AND lower({login}) IN ({_ADMINISTRATORS}))::integer", INT)
 
 

@@ -94,14 +94,14 @@ def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
     """
     types = [value.type for value in values if value.type is not None]
     kinds = {value.kind for value in values if value.kind is not None}
-    known = all(value.type is not None or value.is_untyped for value in values)
+    is_known = all(value.type is not None or value.is_untyped for value in values)
     if not kinds:
         return None, [value.text for value in values]
     if VARIANT in types:
         return VARIANT, [cast_value(value, VARIANT).text for value in values]
     if kinds == {"string"}:
         national = any(sql_type.name in NATIONAL for sql_type in types)
-        return (NVARCHAR if national else VARCHAR) if known else None, [typed_text(value) for value in values]
+        return (NVARCHAR if national else VARCHAR) if is_known else None, [typed_text(value) for value in values]
     others = [sql_type for sql_type in types if sql_type.name not in STRINGS]
     winner: SqlType | None = others[0]
     for sql_type in others[1:]:

@@ -32,7 +32,7 @@ _OF_JOBS = re.compile(
 _OF_BACKUPS = re.compile(r"backup\w+|restore\w+|suspect_pages|logmark\w+")
 
 
-def refuse_unsupported_view(database: str, schema: str, name: str, shown: str) -> None:
+def refuse_unsupported_view(database: str, schema: str, name: str, written_name: str) -> None:
     """Refuse a name of SQL Server's catalog. All names are in lower case.
 
     Raises:
@@ -49,4 +49,4 @@ def refuse_unsupported_view(database: str, schema: str, name: str, shown: str) -
         instead = _SEE_BACKUPS
     else:
         return
-    raise TsqlError(208, f"Invalid object name '{shown}'. {instead}")
+    raise TsqlError(208, f"Invalid object name '{written_name}'. {instead}")
