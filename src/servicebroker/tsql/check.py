@@ -1,6 +1,4 @@
-"""`servicebroker tsql check`: reports for each statement of a script that it runs, differs from SQL Server, or is
-refused.
-"""
+"""`servicebroker tsql check`: tells for each statement of a script whether it runs, differs, or is refused."""
 
 from __future__ import annotations
 
@@ -71,8 +69,9 @@ class Row(StrEnum):
 
 
 class Finding(NamedTuple):
-    """The verdict on one statement. `note` describes the difference or the replacement. `row` is its row in the table
-    of differences.
+    """The verdict on one statement.
+
+    `note` describes the difference or the replacement. `row` is its row in the table of differences.
     """
 
     line: int

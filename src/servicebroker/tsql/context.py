@@ -45,9 +45,8 @@ ExecutionContext: TypeAlias = tuple["SessionDatabase", ActingPrincipal]
 
 MASTER = "master"
 _SYSTEM_DATABASES = frozenset({"master", "tempdb", "model"})
-_ENSURE_LOCK_TIMEOUT_MS = (
-    1000  # enough for another session's CREATE DATABASE; bounds the wait if this session holds the lock
-)
+# enough for another session's CREATE DATABASE; bounds the wait if this session itself holds the lock
+_ENSURE_LOCK_TIMEOUT_MS = 1000
 
 
 class SessionVerbs(JoinedTransaction):
@@ -58,8 +57,9 @@ class SessionVerbs(JoinedTransaction):
         self._machine = machine
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation. Inside a transaction, BEGIN DIALOG is delayed until the first messages of its
-        conversation.
+        """Run an operation.
+
+        Inside a transaction, BEGIN DIALOG is delayed until the first messages of its conversation.
         """
         transactions = self._machine.transactions
         if not transactions.count or transactions.is_external or transactions.is_doomed or transactions.is_snapshot:
@@ -421,8 +421,9 @@ class Context:
                 self._machine.instance.poison.committed(queue_ids)
 
     def roll_back(self) -> None:
-        """Roll back the whole transaction, and count it for the poison message detection. Raises as
-        `Transactions.rollback`.
+        """Roll back the whole transaction, and count it for the poison message detection.
+
+        Raises as `Transactions.rollback`.
         """
         transactions = self._machine.transactions
         queue_ids = {queue_id for _, queue_id in transactions.received_from}

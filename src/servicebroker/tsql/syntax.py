@@ -174,8 +174,9 @@ class DeclareTable(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Declarations(Statement):
-    """The variables that the blocks of a batch or module declare, without values. They exist even if the block never
-    runs.
+    """The variables that the blocks of a batch or module declare, without values.
+
+    The variables exist even if the block never runs.
     """
 
     declarations: tuple[DeclareVariable | DeclareTable, ...]
@@ -367,8 +368,9 @@ class InsertExecute(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a procedure. `default` is None if the caller must pass a value. `read_only` marks a table-valued
-    one.
+    """A parameter of a procedure.
+
+    `default` is None if the caller must pass a value. `read_only` marks a table-valued parameter.
     """
 
     name: str

@@ -10,8 +10,9 @@ from servicebroker.tsql.statement_errors import TsqlError
 
 
 class SqlType(NamedTuple):
-    """A type. `length` is in characters or bytes, -1 for MAX. `precision` and `scale` belong to decimal, `scale` also
-    to times.
+    """A type of T-SQL.
+
+    `length` is in characters or bytes, -1 for MAX. `precision` and `scale` belong to decimal, `scale` also to times.
     """
 
     name: str

@@ -63,9 +63,9 @@ def parse(tokens: Tokens, parameters: Collection[str] | None = None) -> tuple[St
 
 
 def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | TsqlError]]:
-    """Yield the statements of a batch that cannot be parsed as a whole, or the error of each, with its first words.
+    """Yield the statements of a batch that cannot be parsed as a whole.
 
-    The statements inside a faulty block are parsed one by one.
+    A faulty statement yields its first words and its error. The statements inside a faulty block are parsed one by one.
     """
     parser = Parser(tokens)
     while parser.word:

@@ -1,5 +1,6 @@
-"""Ends of expressions and relational statements. T-SQL needs no semicolons, so the next statement's first word ends
-them.
+"""Ends of expressions and relational statements.
+
+T-SQL needs no semicolons, so the first word of the next statement ends them.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
 
 
 def _begins_receive(tokens: Tokens, at: int, following: str) -> bool:
-    """Check whether RECEIVE begins a statement and is not a name. A column list follows the statement, another name
-    rarely.
+    """Check whether RECEIVE begins a statement and is not a name.
+
+    A column list follows the statement. Another name rarely follows a name.
     """
     if following in ("TOP", "*", "@", "CAST", "CONVERT"):
         return True

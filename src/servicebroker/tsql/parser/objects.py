@@ -53,8 +53,9 @@ class ObjectParser(SecurityParser):
         return Definition(line, verb, "CONTRACT", name, clauses, if_exists)
 
     def queue(self, line: int, verb: str) -> Statement:
-        """Clauses: `status`, `retention`, `poison_message_handling`, `activation` (an Activation, or "DROP"),
-        `rebuild`, `reorganize`, `move_to`, `filegroup`.
+        """Clauses of a queue: `status`, `retention`, `poison_message_handling`, `activation` and others.
+
+        `activation` is an Activation, or "DROP". The others are `rebuild`, `reorganize`, `move_to` and `filegroup`.
         """
         if_exists = self.if_exists(verb)
         name = self.name()
@@ -210,8 +211,9 @@ class ObjectParser(SecurityParser):
         return self.operand()
 
     def event_notification(self, line: int, verb: str) -> Statement:
-        """Clauses: `on` (SERVER, DATABASE or QUEUE), `queue`, `events`, `to_service`, `broker_instance`,
-        `with_fan_in`.
+        """Clauses: `on`, `queue`, `events`, `to_service`, `broker_instance`, `with_fan_in`.
+
+        `on` is SERVER, DATABASE or QUEUE.
         """
         if_exists = self.if_exists(verb)
         name = self.own_name()

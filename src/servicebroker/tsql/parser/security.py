@@ -52,9 +52,7 @@ class SecurityParser(FunctionParser):
         return Definition(line, verb, "DATABASE", name, clauses, if_exists)
 
     def _database_files(self, clauses: Clauses) -> None:
-        """Skip ON (NAME = ..., FILENAME = ...) LOG ON (...), since PostgreSQL manages its files. Read COLLATE and
-        WITH.
-        """
+        """Read COLLATE and WITH, and skip ON (...) LOG ON (...), since PostgreSQL manages its files."""
         if self.take("CONTAINMENT", "="):
             self.expect_any("NONE", "PARTIAL")
         if self.word == "(":  # edition and size in Azure
@@ -151,8 +149,9 @@ class SecurityParser(FunctionParser):
                 self.take_any("SECONDS", "SECOND")
 
     def _file_clause(self) -> str:
-        """Skip ADD FILE (...), MODIFY FILEGROUP name DEFAULT and the like, since PostgreSQL manages its files. Return
-        the words.
+        """Skip ADD FILE (...), MODIFY FILEGROUP name DEFAULT and the like. Return the words.
+
+        PostgreSQL manages its files.
         """
         verb = self.expect_any("ADD", "REMOVE", "MODIFY")
         if verb == "MODIFY" and self.word == "(":  # edition and size in Azure

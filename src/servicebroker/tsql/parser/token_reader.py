@@ -203,8 +203,9 @@ class TokenReader:
         return self.expression(*stops)
 
     def expression(self, *stops: str) -> Expression:
-        """Read the text of an expression, up to a comma, a closing parenthesis, one of `stops`, or the next
-        statement.
+        """Read the text of an expression.
+
+        A comma, a closing parenthesis, one of `stops`, or the next statement ends it.
         """
         begin = self.at
         end = expression_end(self.tokens, begin, frozenset(stops))

@@ -94,8 +94,9 @@ class Writer:
     sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
 
     def parameter(self, name: str, sql_type: SqlType | None) -> str:
-        """Return the placeholder of a variable or session value. In the body of a function, return an expression for
-        it.
+        """Return the placeholder of a variable or session value.
+
+        In the body of a function, return an expression instead.
         """
         cast = f"::{postgres_type(sql_type)}" if sql_type else ""
         self.scope_answers["body", ""] = self.scope.is_body

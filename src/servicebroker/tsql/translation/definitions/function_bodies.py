@@ -136,8 +136,9 @@ def returns_table_sql(columns: Sequence[Column]) -> str:
 
 
 class FunctionBody(NamedTuple):
-    """A body in plpgsql. A table-valued function has `columns`. `has_tables` is True for a function with table
-    variables.
+    """A body in plpgsql.
+
+    A table-valued function has `columns`. `has_tables` is True for a function with table variables.
     """
 
     text: str

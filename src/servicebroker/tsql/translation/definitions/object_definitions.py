@@ -92,75 +92,78 @@ def _statements(writer: Writer, reader: PieceReader) -> list[str]:
 
 def _read_table(writer: Writer, reader: PieceReader, *statements: str) -> tuple[str, ObjectName]:
     """Read a table's name, and record that `statements` use the table."""
-    written_name = object_name(read_table(reader.dotted()))
-    if "CREATE TABLE" in statements and written_name.name.startswith("#"):
-        temporary_name = writer.temporary(written_name.name.lower())
-        return temporary_name or TEMPORARY.format(written_name.name.lower().replace('"', '""')), written_name
-    table = table_name(writer, written_name)
+    qualified_name = object_name(read_table(reader.dotted()))
+    if "CREATE TABLE" in statements and qualified_name.name.startswith("#"):
+        temporary_name = writer.temporary(qualified_name.name.lower())
+        return temporary_name or TEMPORARY.format(qualified_name.name.lower().replace('"', '""')), qualified_name
+    table = table_name(writer, qualified_name)
     writer.record_use(table, *statements)
-    return table, written_name
+    return table, qualified_name
 
 
 def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
-    table, own = _read_table(writer, reader, "CREATE TABLE")
-    table_elements = read_elements(writer, table, reader.inside(), own.name)
+    table, qualified_name = _read_table(writer, reader, "CREATE TABLE")
+    table_elements = read_elements(writer, table, reader.inside(), qualified_name.name)
     skip_storage(reader)
     if not table_elements.columns:
         raise TsqlError(102, "Incorrect syntax near ')'. A table needs a column.", severity=15)
     statements = []
-    is_temporary = own.name.startswith(("#", "@"))
-    if not is_temporary and own.schema.lower() in ("", "dbo"):
-        statements.append(f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}")
+    is_temporary = qualified_name.name.startswith(("#", "@"))
+    if not is_temporary and qualified_name.schema.lower() in ("", "dbo"):
+        statements.append(
+            f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(qualified_name.database or writer.scope.database, '')}"
+        )
     kind = "TEMPORARY TABLE" if is_temporary else "TABLE"
     statements.append(f"CREATE {kind} {table} ({', '.join(table_elements.members)})")
     if not is_temporary:
-        statements.append(f"COMMENT ON TABLE {table} IS {quote_string(own.name)}")
+        statements.append(f"COMMENT ON TABLE {table} IS {quote_string(qualified_name.name)}")
     return [
         *statements,
         *column_comments(table, table_elements.columns),
         *constraint_statements(table, table_elements),
         *rowversion_triggers(table, table_elements),
-        *_create_indexes(table, own, table_elements),
+        *_create_indexes(table, qualified_name, table_elements),
     ]
 
 
-def _create_indexes(table: str, own: ObjectName, table_elements: Elements) -> list[str]:
+def _create_indexes(table: str, qualified_name: ObjectName, table_elements: Elements) -> list[str]:
     return [
         text
         for name, unique, columns in table_elements.indexes
         for text in (
-            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})"
+            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(qualified_name, name)} ON {table} ({', '.join(columns)})"
             f"{f' {ONE_NULL}' if unique else ''}",
-            _index_comment(table, own, name),
+            _index_comment(table, qualified_name, name),
         )
     ]
 
 
-def _index_name(own: ObjectName, name: str) -> str:
-    """Return the PostgreSQL name of an index. It includes the table, since index names are unique per table in T-SQL
-    only.
+def _index_name(qualified_name: ObjectName, name: str) -> str:
+    """Return the PostgreSQL name of an index.
+
+    It includes the table, since index names are unique per table in T-SQL and per schema in PostgreSQL.
     """
-    return quoted(names.postgres_name(own.name, name))
+    return quoted(names.postgres_name(qualified_name.name, name))
 
 
-def _index_comment(table: str, own: ObjectName, name: str) -> str:
+def _index_comment(table: str, qualified_name: ObjectName, name: str) -> str:
     """Return the statement that notes the spelling of an index, for errors."""
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
-    return f"COMMENT ON INDEX {schema}{_index_name(own, name)} IS {quote_string(name)}"
+    return f"COMMENT ON INDEX {schema}{_index_name(qualified_name, name)} IS {quote_string(name)}"
 
 
 def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
-    table, own = _read_table(writer, reader, "ALTER TABLE")
+    table, qualified_name = _read_table(writer, reader, "ALTER TABLE")
     checks = not reader.take("WITH", "NOCHECK")
     checks_again = reader.take("WITH", "CHECK")
     if reader.take("ADD"):
-        return _add_members(writer, reader, table, own, checks=checks)
+        return _add_members(writer, reader, table, qualified_name, checks=checks)
     if reader.take("ALTER", "COLUMN"):
         return _alter_column(writer, reader, table)
     if reader.take("DROP", "INDEX"):
         raise not_supported("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
     if reader.take("DROP"):
-        return _drop_members(writer, reader, table, own.name)
+        return _drop_members(writer, reader, table, qualified_name.name)
     if reader.word in ("CHECK", "NOCHECK") and reader.peek() == "CONSTRAINT":
         return [_switch_constraints(reader, table, checks_again=checks_again)]
     changed = reader.peek(2) if reader.word == "SET" else ""
@@ -204,13 +207,16 @@ def _require_table(table: str) -> list[str]:
     return [f"SELECT {quote_string(table)}::regclass"]
 
 
-def _add_members(writer: Writer, reader: PieceReader, table: str, own: ObjectName, *, checks: bool) -> list[str]:
-    """Write ALTER TABLE ... ADD. Without `checks` (WITH NOCHECK), existing rows may violate a new CHECK or FOREIGN
-    KEY.
+def _add_members(
+    writer: Writer, reader: PieceReader, table: str, qualified_name: ObjectName, *, checks: bool
+) -> list[str]:
+    """Write ALTER TABLE ... ADD.
+
+    Without `checks` (WITH NOCHECK), existing rows may violate a new CHECK or FOREIGN KEY.
     """
     rest = reader.piece.part(reader.at, len(reader.piece.words))
     reader.at = len(reader.piece.words)
-    table_elements = read_elements(writer, table, rest, own.name, is_added=True)
+    table_elements = read_elements(writer, table, rest, qualified_name.name, is_added=True)
     if not rest.words:
         raise reader.failure()
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in table_elements.members]
@@ -226,7 +232,7 @@ def _add_members(writer: Writer, reader: PieceReader, table: str, own: ObjectNam
         *column_comments(table, table_elements.columns),
         *constraint_statements(table, table_elements),
         *rowversion_triggers(table, table_elements),
-        *_create_indexes(table, own, table_elements),
+        *_create_indexes(table, qualified_name, table_elements),
     ]
 
 
@@ -265,8 +271,9 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
 
 
 def _using_clause(column: str, old_column: Column | None, sql_type: SqlType) -> str:
-    """Return the USING clause that converts values. A column refuses strings that are too long, which a cast would
-    cut.
+    """Return the USING clause that converts values.
+
+    Strings have none: the column refuses strings that are too long, which a cast would cut.
     """
     if old_column is None or old_column.type.name == "unknown":
         return f" USING {column}::{column_type(sql_type)}"
@@ -279,10 +286,10 @@ def _using_clause(column: str, old_column: Column | None, sql_type: SqlType) -> 
     return f" USING {cast_value(Sql(column, old_column.type), sql_type).text}"
 
 
-def _drop_members(writer: Writer, reader: PieceReader, table: str, own: str) -> list[str]:
+def _drop_members(writer: Writer, reader: PieceReader, table: str, written_table: str) -> list[str]:
     """Write ALTER TABLE ... DROP. A DEFAULT belongs to its column in PostgreSQL; the column's comment has its name."""
     defaults = {
-        (column.default or f"DF_{own}_{column.name}").lower(): column
+        (column.default or f"DF_{written_table}_{column.name}").lower(): column
         for column in (writer.table_columns(table) or {}).values()
     }
     actions, kind = [], "CONSTRAINT"
@@ -309,7 +316,7 @@ _CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # answered by
 
 
 def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
-    view, own = _read_table(writer, reader, statement)
+    view, qualified_name = _read_table(writer, reader, statement)
     named = read_names(reader.inside()) if reader.word == "(" else []
     columns = f" ({', '.join(quote_identifier(each) for each in named)})" if named else ""
     while reader.take("WITH") or reader.take(","):
@@ -329,7 +336,8 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
     translated = translate_query(writer, node, outermost=False)
     if translated.outputs is not None and not columns and any(not output.name for output in translated.outputs):
         raise TsqlError(
-            4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
+            4511,
+            f"Create View or Function failed because no column name was specified for a column of '{qualified_name.name}'.",
         )
     outputs = translated.outputs or []
     if named and len(named) == len(outputs):
@@ -338,12 +346,14 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
     text = translated.text
     if set(writer.parameters) <= _CONNECTION_FUNCTIONS:  # other session values depend on who reads the view
         text = inline_settings(writer, text)
-    statements = [f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}"]
-    if own.schema.lower() not in ("", "dbo"):
+    statements = [
+        f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(qualified_name.database or writer.scope.database, '')}"
+    ]
+    if qualified_name.schema.lower() not in ("", "dbo"):
         statements = []
     if statement != "CREATE VIEW":
         statements.append(f"DROP VIEW IF EXISTS {view}")
-    note = f"{own.name}\n{reader.piece.text}"  # decision 256
+    note = f"{qualified_name.name}\n{reader.piece.text}"  # decision 256
     statements += [
         f"CREATE VIEW {view}{columns} AS {text}{check}",
         f"COMMENT ON VIEW {view} IS {quote_string(note)}",
@@ -364,9 +374,9 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     name = reader.identifier()
     if not reader.take("ON"):
         raise reader.failure()
-    table, own = _read_table(writer, reader, "CREATE INDEX")
+    table, qualified_name = _read_table(writer, reader, "CREATE INDEX")
     columns = ", ".join("".join(read_key_column(each)) for each in reader.inside().split())
-    text = f"CREATE {unique}INDEX {_index_name(own, name)} ON {table} ({columns})"
+    text = f"CREATE {unique}INDEX {_index_name(qualified_name, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
         text += " INCLUDE (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
     text += f" {ONE_NULL}" if unique else ""
@@ -378,7 +388,7 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
         table_columns = list((writer.table_columns(table) or {}).values())
         text += f" WHERE {write_condition(writer, where, Elements(columns=table_columns))}"
     skip_storage(reader)
-    return [text, _index_comment(table, own, name)]
+    return [text, _index_comment(table, qualified_name, name)]
 
 
 def _create_schema(writer: Writer, reader: PieceReader) -> list[str]:
@@ -410,28 +420,28 @@ def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str
     if kind == "SCHEMA":
         return f"DROP SCHEMA {exists}{postgres_schema(writer.scope.database, reader.identifier())}"
     if kind != "INDEX":
-        own = object_name(read_table(reader.dotted()))
-        if exists and own.name.startswith("#") and writer.temporary(own.name.lower()) is None:
+        qualified_name = object_name(read_table(reader.dotted()))
+        if exists and qualified_name.name.startswith("#") and writer.temporary(qualified_name.name.lower()) is None:
             return "SELECT"
-        table = table_name(writer, own)
+        table = table_name(writer, qualified_name)
         writer.record_use(table, f"DROP {kind}")
         return f"DROP {kind} {exists}{table}"
     place = reader.at
     name = reader.dotted()
     if reader.take("ON"):
-        table, own = _read_table(writer, reader, "DROP INDEX")
+        table, qualified_name = _read_table(writer, reader, "DROP INDEX")
         index = unquote(name.text)
         skip_storage(reader)
     else:  # the deprecated form table.index
         parts = name.part(0, len(name.words) - 2)
         if len(name.words) < 3:
             raise syntax_error(name.text, reader.piece.line(place))
-        own = object_name(read_table(parts))
-        table = table_name(writer, own)
+        qualified_name = object_name(read_table(parts))
+        table = table_name(writer, qualified_name)
         writer.record_use(table, "DROP INDEX")
         index = unquote(name.part(len(name.words) - 1, len(name.words)).text)
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
-    return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"
+    return f"DROP INDEX {exists}{schema}{_index_name(qualified_name, index)}"
 
 
 UPDATED_PREFIX = "updated "  # prefix of the parameter that tells a trigger whether a column was set

@@ -22,23 +22,23 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     Raises:
         TsqlError: 11700 to 11709 the clauses do not fit. Some errors come from PostgreSQL and get their number later.
     """
-    sequence, own = _read_sequence(writer, reader, "CREATE SEQUENCE")
+    sequence, qualified_name = _read_sequence(writer, reader, "CREATE SEQUENCE")
     sql_type = BIGINT
     if reader.take("AS"):
         sql_type, _ = read_column_type(writer, reader)
-    low, high = _type_bounds(sql_type, own)
-    clauses = _read_clauses(reader, own, "CREATE")
+    low, high = _type_bounds(sql_type, qualified_name)
+    clauses = _read_clauses(reader, qualified_name, "CREATE")
     least, most = (
-        _check_bound(clauses.get(clause), own, (low, high)[at], (low, high))
+        _check_bound(clauses.get(clause), qualified_name, (low, high)[at], (low, high))
         for at, clause in enumerate(("MINVALUE", "MAXVALUE"))
     )
     step = clauses.get("INCREMENT") or 1
     if clauses.get("INCREMENT") == 0:
-        raise TsqlError(11700, f"The increment for sequence object '{own}' cannot be zero.")
+        raise TsqlError(11700, f"The increment for sequence object '{qualified_name}' cannot be zero.")
     if least < most and abs(step) > most - least:
         raise TsqlError(
             11701,
-            f"The absolute value of the increment for sequence object '{own}' must be less than or equal to the "
+            f"The absolute value of the increment for sequence object '{qualified_name}' must be less than or equal to the "
             "difference between the minimum and maximum value of the sequence object.",
         )
     start = clauses.get("START")
@@ -49,9 +49,9 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
         f"CREATE SEQUENCE {sequence} AS {kind} INCREMENT BY {step} MINVALUE {least} MAXVALUE {most} START WITH {start} "
         f"{'CYCLE' if clauses.get('CYCLE') else 'NO CYCLE'}"
     )
-    schema = [f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(own.database or writer.scope.database, '')}"]
-    comment = f"COMMENT ON SEQUENCE {sequence} IS {quote_string(own.name)}"
-    return [*(schema if own.schema.lower() in ("", "dbo") else []), text, comment]
+    schema = [f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(qualified_name.database or writer.scope.database, '')}"]
+    comment = f"COMMENT ON SEQUENCE {sequence} IS {quote_string(qualified_name.name)}"
+    return [*(schema if qualified_name.schema.lower() in ("", "dbo") else []), text, comment]
 
 
 def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
@@ -60,8 +60,8 @@ def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
     Raises:
         TsqlError: 11700 to 11715 as `create_sequence`, and for clauses that only CREATE has.
     """
-    sequence, own = _read_sequence(writer, reader, "ALTER SEQUENCE")
-    clauses = _read_clauses(reader, own, "ALTER")
+    sequence, qualified_name = _read_sequence(writer, reader, "ALTER SEQUENCE")
+    clauses = _read_clauses(reader, qualified_name, "ALTER")
     if not clauses:
         raise TsqlError(11715, "No properties specified for ALTER SEQUENCE.")
     parts = []
@@ -78,36 +78,37 @@ def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
 
 
 def _read_sequence(writer: Writer, reader: PieceReader, statement: str) -> tuple[str, ObjectName]:
-    own = object_name(read_table(reader.dotted()))
-    sequence = table_name(writer, own)
+    qualified_name = object_name(read_table(reader.dotted()))
+    sequence = table_name(writer, qualified_name)
     writer.record_use(sequence, statement)
-    return sequence, own
+    return sequence, qualified_name
 
 
-def _type_bounds(sql_type: SqlType, own: ObjectName) -> tuple[int, int]:
+def _type_bounds(sql_type: SqlType, qualified_name: ObjectName) -> tuple[int, int]:
     if sql_type.name == "decimal" and not sql_type.scale:
         most = min(10 ** (sql_type.precision or 18) - 1, 2**63 - 1)
         return -most, most
     if sql_type.name not in WHOLE:
         raise TsqlError(
             11702,
-            f"The sequence object '{own}' must be of data type int, bigint, smallint, tinyint, or decimal or numeric "
+            f"The sequence object '{qualified_name}' must be of data type int, bigint, smallint, tinyint, or decimal or numeric "
             "with a scale of 0, or any user-defined data type that is based on one of the above integer data types.",
         )
     return WHOLE[sql_type.name]
 
 
-def _check_bound(value: int | None, own: ObjectName, otherwise: int, bounds: tuple[int, int]) -> int:
+def _check_bound(value: int | None, qualified_name: ObjectName, otherwise: int, bounds: tuple[int, int]) -> int:
     if value is None:
         return otherwise
     if not bounds[0] <= value <= bounds[1]:
         raise TsqlError(
-            11708, f"An invalid value was specified for argument '{value}' for the given data type of '{own}'."
+            11708,
+            f"An invalid value was specified for argument '{value}' for the given data type of '{qualified_name}'.",
         )
     return value
 
 
-def _read_clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, int | None]:
+def _read_clauses(reader: PieceReader, qualified_name: ObjectName, verb: str) -> dict[str, int | None]:
     """Read the clauses, by first word. The value is None for NO and a plain RESTART, 1 or 0 for CYCLE."""
     clauses: dict[str, int | None] = {}
     while reader.word:
@@ -137,7 +138,7 @@ def _read_clauses(reader: PieceReader, own: ObjectName, verb: str) -> dict[str, 
         elif reader.take("CACHE"):  # not passed on: PostgreSQL caches per connection, which leaves gaps
             clauses["CACHE"] = _read_number(reader) if reader.word.isdigit() or reader.word == "-" else None
             if clauses["CACHE"] is not None and clauses["CACHE"] < 1:
-                raise TsqlError(11706, f"The cache size for sequence object '{own}' must be greater than 0.")
+                raise TsqlError(11706, f"The cache size for sequence object '{qualified_name}' must be greater than 0.")
         else:
             raise reader.failure()
     return clauses
@@ -196,15 +197,16 @@ def nested_next_value_error() -> TsqlError:
 
 
 def _next_value(writer: Writer, nodes: list[exp.Expression]) -> Sql:
-    """Write NEXT VALUE FOR. The nodes are the written name of the sequence, and with OVER the row number in that
-    order.
+    """Write NEXT VALUE FOR.
+
+    The nodes are the written name of the sequence, and with OVER the row number in that order.
     """
     check_next_value_place(nodes[0], len(nodes) > 1)
     writer.scope_answers["body", ""] = writer.scope.is_body
     if writer.scope.is_body:
         raise nested_next_value_error()
-    own = object_name(read_table(slice_text(nodes[0].name)))
-    sequence = table_name(writer, own)
+    qualified_name = object_name(read_table(slice_text(nodes[0].name)))
+    sequence = table_name(writer, qualified_name)
     writer.record_use(sequence, "UPDATE")
     writer.table_uses.pop(sequence, None)  # isolation levels do not lock a sequence
     named, place = f"{quote_string(sequence)}::regclass", quote_string(writer.next_draw_key())

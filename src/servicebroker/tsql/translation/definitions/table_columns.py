@@ -49,11 +49,12 @@ class Elements:
     is_added: bool = False  # added to an existing table
 
 
-def read_elements(writer: Writer, table: str, piece: Slice, own: str, *, is_added: bool = False) -> Elements:
-    """Read the elements in the parentheses of a table, or those added to it. `table` is its PostgreSQL name, `own` the
-    written one.
+def read_elements(writer: Writer, table: str, piece: Slice, written_name: str, *, is_added: bool = False) -> Elements:
+    """Read the elements in the parentheses of a table, or those added to it.
+
+    `table` is the PostgreSQL name of the table, `written_name` the name in the statement.
     """
-    table_elements = Elements(table=own, is_added=is_added)
+    table_elements = Elements(table=written_name, is_added=is_added)
     pieces = piece.split()
     if not pieces[-1].words:  # a trailing comma is allowed
         pieces.pop()

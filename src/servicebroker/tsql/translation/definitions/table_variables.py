@@ -46,8 +46,9 @@ def define_table_variable(scope: Scope, function: str, statement: DeclareTable) 
 
 
 def entry_lines(function: str, tables: Sequence[TableVariable]) -> Iterator[str]:
-    """Yield the first statements of a function with table variables. They refuse recursion, which would share the
-    tables.
+    """Yield the first statements of a function with table variables.
+
+    They refuse recursion, since all calls share the tables.
     """
     if not tables:
         return

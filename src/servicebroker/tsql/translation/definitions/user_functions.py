@@ -95,13 +95,13 @@ def _resolve_name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
         raise no_linked_server(parts[0])
     database = parts[0] if len(parts) == 2 else writer.scope.database
     schema = parts[-1] if parts else ""  # optional for a function in FROM
-    own = written_name = _own_name(call)
-    base = writer.synonym(database, schema or "dbo", own)
+    function_name = written_name = _own_name(call)
+    base = writer.synonym(database, schema or "dbo", function_name)
     if base is not None:
-        database, schema, own = base.parts
-    name = postgres_function(database, schema, own)
+        database, schema, function_name = base.parts
+    name = postgres_function(database, schema, function_name)
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
-    writer.table_uses[name] = Use("SELECT", schema or "dbo", own, elsewhere)
+    writer.table_uses[name] = Use("SELECT", schema or "dbo", function_name, elsewhere)
     return name, ".".join([*parts, written_name])
 
 

@@ -17,10 +17,8 @@ _OPTIONS = frozenset(
     {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
 )
 _INLINE = frozenset({"", "*", "text()", "node()", "data()"})
-_DATA_BEGIN, _DATA_END = (
-    "chr(1)",
-    "chr(2)",
-)  # delimit values of data(), so that a blank can be put between adjacent ones; XML cannot contain them
+# delimit values of data(), so that a blank can be put between adjacent ones; XML cannot contain these characters
+_DATA_BEGIN, _DATA_END = "chr(1)", "chr(2)"
 _INSTRUCTION = re.compile(r"processing-instruction\(([\w.\-]+)\)")
 _NIL = "http://www.w3.org/2001/XMLSchema-instance"
 

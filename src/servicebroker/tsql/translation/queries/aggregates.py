@@ -200,10 +200,8 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
     return typed_text(value) + down
 
 
-_MONEY_PREFIX, _MONEY_SUFFIX = (
-    "tsql.to_money((",
-    ")::numeric)::numeric(19,4)",
-)  # the text of `money_in_bounds` around a call
+# the text of `money_in_bounds` around a call
+_MONEY_PREFIX, _MONEY_SUFFIX = "tsql.to_money((", ")::numeric)::numeric(19,4)"
 
 
 @writes_value(exp.Window)

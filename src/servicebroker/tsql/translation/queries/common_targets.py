@@ -56,9 +56,9 @@ def make_common_target(writer: Writer, common_table: CommonTable) -> CommonTarge
     )
     if not is_table or (not source.db and is_common_table(writer, source.name)):
         raise not_supported(f"A change of {name}, which does not read a table directly", "Change the table itself.")
-    own = object_name(source)
-    table = resolve_table(writer, own)
-    alias = quote_identifier(source.alias or own.name)
+    qualified_name = object_name(source)
+    table = resolve_table(writer, qualified_name)
+    alias = quote_identifier(source.alias or qualified_name.name)
     hints = read_hints(source)
     text = common_table.text
     if _has_node(node, exp.Window):

@@ -112,7 +112,9 @@ def translate_common_tables(
         if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
             column_names = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
             pairs = zip(column_names, inner.outputs, strict=True)
-            level[name.lower()] = {own.lower(): Column(own, output.type) for own, output in pairs if output.type}
+            level[name.lower()] = {
+                column_name.lower(): Column(column_name, output.type) for column_name, output in pairs if output.type
+            }
         tables.append(CommonTable(name, renamed, each.this, inner.text))
     return tables
 
@@ -144,16 +146,16 @@ def _count_recursion(
     if right.outputs is None or len(right.outputs) != len(names) + 1:
         level[name.lower()] = None
         return None
-    columns, own = ", ".join(quote_identifier(each) for each in names), quote_identifier(name)
+    columns, quoted_name = ", ".join(quote_identifier(each) for each in names), quote_identifier(name)
     firsts = ", ".join(_cast(quote_identifier(each), sql_type) for each, sql_type in zip(names, types, strict=True))
     nexts = ", ".join(
         _match_anchor(name, *each)
         for each in zip(names, types, right.outputs, strict=False)  # the last output is the level
     )
     return Query(
-        f"WITH RECURSIVE {own} ({columns}, {_LEVEL_COLUMN}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
+        f"WITH RECURSIVE {quoted_name} ({columns}, {_LEVEL_COLUMN}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
         f"(SELECT {nexts}, tsql.level({_LEVEL_COLUMN}, {writer.max_recursion}) FROM ({right.text}) AS next_rows ({columns}, {_LEVEL_COLUMN}))) "
-        f"SELECT {columns} FROM {own}",
+        f"SELECT {columns} FROM {quoted_name}",
         [output._replace(type=sql_type) for output, sql_type in zip(left.outputs, types, strict=True)],
     )
 
@@ -168,11 +170,11 @@ def _match_anchor(name: str, column: str, anchor_type: SqlType | None, recursive
     Raises:
         TsqlError: 240 the types differ. Lengths of strings and bytes may differ.
     """
-    own, next_ = Sql("", anchor_type), Sql("", None if recursive.is_null else recursive.type)
-    if own.type is None or next_.type is None:
+    anchor, following = Sql("", anchor_type), Sql("", None if recursive.is_null else recursive.type)
+    if anchor.type is None or following.type is None:
         return _cast(quote_identifier(column), anchor_type if recursive.is_null else None)
-    is_alike = own.kind == next_.kind and own.kind in ("string", "binary")
-    if not is_alike and own.type != next_.type:
+    is_alike = anchor.kind == following.kind and anchor.kind in ("string", "binary")
+    if not is_alike and anchor.type != following.type:
         raise TsqlError(
             240, f'Types don\'t match between the anchor and the recursive part in column "{column}" of recursive query '
             f'"{name}".',
@@ -197,8 +199,12 @@ def _find_self_reference(node: exp.Select, name: str) -> exp.Table | None:
     for each in sources:
         if not isinstance(each, exp.Table) or each.args.get("db") or not isinstance(each.this, exp.Identifier):
             continue
-        own = each.this
-        if own.name.lower() == name.lower() and not own.args.get("temporary") and not own.args.get("global_"):
+        identifier = each.this
+        if (
+            identifier.name.lower() == name.lower()
+            and not identifier.args.get("temporary")
+            and not identifier.args.get("global_")
+        ):
             return each
     return None
 
@@ -253,15 +259,15 @@ def _match_column(place: int, left: Output, right: Output) -> tuple[SqlType | No
 
     PostgreSQL combines neither strings with other types, nor the NULL of an inner UNION with a typed column.
     """
-    own = f"c{place}"
-    values = [Sql(own, each.type) for each in (left, right)]
+    field = f"c{place}"
+    values = [Sql(field, each.type) for each in (left, right)]
     kinds = {value.kind for value in values}
     if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
         sql_type, (left_text, right_text) = unify_types(values)
         return sql_type, left_text, right_text
     sql_type = union_type(left.type, right.type)
-    cast = own if sql_type is None or "string" in kinds else f"{own}::{postgres_type(sql_type)}"
-    return sql_type, cast if left.is_null else own, cast if right.is_null else own
+    cast = field if sql_type is None or "string" in kinds else f"{field}::{postgres_type(sql_type)}"
+    return sql_type, cast if left.is_null else field, cast if right.is_null else field
 
 
 def _rename_columns(text: str, columns: list[str], names: list[str]) -> str:
@@ -323,8 +329,9 @@ def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: li
 
 
 def add_row_locks(writer: Writer, node: exp.Select, from_clause: From) -> tuple[str, str]:
-    """Return FOR UPDATE for the hints, and FROM. If PostgreSQL does not allow FOR UPDATE, FROM contains the locking
-    query.
+    """Return FOR UPDATE as the hints require, and FROM.
+
+    If PostgreSQL does not allow FOR UPDATE in the query, FROM contains the locking query.
     """
     locking = [(source, hints) for source, hints in from_clause.hints if hints.locks_rows or hints.skips_locked]
     for source, hints in from_clause.hints:

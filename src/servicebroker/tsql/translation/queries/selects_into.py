@@ -47,20 +47,21 @@ class _IdentityRequest(NamedTuple):
 
 
 def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Translation:
-    """Create the table with T-SQL's column types, then fill it. With unknown types, PostgreSQL's CREATE TABLE AS does
-    both.
+    """Create the table with T-SQL's column types, then fill it.
+
+    If types are unknown, PostgreSQL's CREATE TABLE AS does both.
 
     Raises:
         TsqlError: 1038 a column without a name, 8108 and 177 IDENTITY() twice or in a wrong place.
     """
-    own = object_name(target)
-    name = own.name.lower()
+    qualified_name = object_name(target)
+    name = qualified_name.name.lower()
     if name.startswith("#"):
         table = writer.temporary(name) or TEMPORARY.format(name.replace('"', '""'))
     elif name.startswith("@"):
         raise not_supported("SELECT INTO a table variable", "Use INSERT INTO ... SELECT.")
     else:
-        table = table_name(writer, own)
+        table = table_name(writer, qualified_name)
     writer.check_changes(table, "CREATE TABLE")
     counted, node = _take_identity(node)
     translated = translate_query(writer, node, outermost=False, into=table)
@@ -126,8 +127,9 @@ def _write_member(column: Column) -> str:
 
 
 def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column] | None:
-    """Return the columns of the new table, None if a type is unknown. A single source table passes on NOT NULL and
-    IDENTITY.
+    """Return the columns of the new table, or None if a type is unknown.
+
+    A single source table passes on NOT NULL and IDENTITY.
     """
     if outputs is None:
         return None

@@ -199,26 +199,26 @@ def _write_table(writer: Writer, node: exp.Table, from_clause: From) -> str:
     alias = node.args.get("alias")
     if alias is not None and alias.args.get("columns"):
         raise not_supported("Names of columns behind a table's alias", "Name them in a derived table.")
-    own = object_name(node)
-    alias_name = alias.name if alias is not None else own.name
+    qualified_name = object_name(node)
+    alias_name = alias.name if alias is not None else qualified_name.name
     name = alias_name.lower()
     if any(source.alias == name for source in from_clause.sources):
         raise TsqlError(
             1013,
-            f'The objects "{own.name}" and "{alias_name}" in the FROM clause have the same exposed names. '
+            f'The objects "{qualified_name.name}" and "{alias_name}" in the FROM clause have the same exposed names. '
             "Use correlation names to distinguish them.",
         )
     hints = read_hints(node)
-    if not own.schema and not own.database and is_common_table(writer, own.name):
+    if not qualified_name.schema and not qualified_name.database and is_common_table(writer, qualified_name.name):
         if hints != Hints():
             raise hint_on_common_table()
-        from_clause.sources.append(Source(name, common_columns(writer, own.name)))
-        return f"{quote_identifier(own.name)} AS {quote_identifier(alias_name)}"
-    view = find_catalog_view(writer, _resolve_synonym(writer, own) or own)
+        from_clause.sources.append(Source(name, common_columns(writer, qualified_name.name)))
+        return f"{quote_identifier(qualified_name.name)} AS {quote_identifier(alias_name)}"
+    view = find_catalog_view(writer, _resolve_synonym(writer, qualified_name) or qualified_name)
     if view is not None:
         from_clause.sources.append(Source(name, view.columns, view.name, is_catalog=True))
         return f"{view.name} AS {quote_identifier(alias_name)}"
-    table = resolve_table(writer, own)
+    table = resolve_table(writer, qualified_name)
     writer.record_use(table, "SELECT")
     source = Source(name, writer.table_columns(table), table)
     from_clause.sources.append(source)
@@ -262,13 +262,13 @@ def object_name(node: exp.Table) -> ObjectName:
     Raises:
         TsqlError: 7202 a name of four parts.
     """
-    own = node.this
-    if isinstance(own, exp.Parameter):
-        return ObjectName("@" + own.name)
-    if isinstance(own, exp.Dot):
+    identifier = node.this
+    if isinstance(identifier, exp.Parameter):
+        return ObjectName("@" + identifier.name)
+    if isinstance(identifier, exp.Dot):
         raise no_linked_server(node.catalog)
-    sign = "#" if own.args.get("temporary") else "##" if own.args.get("global_") else ""
-    return ObjectName(sign + own.name, node.db, node.catalog)
+    sign = "#" if identifier.args.get("temporary") else "##" if identifier.args.get("global_") else ""
+    return ObjectName(sign + identifier.name, node.db, node.catalog)
 
 
 def is_common_table(writer: Writer, name: str) -> bool:
@@ -284,54 +284,56 @@ def common_columns(writer: Writer, name: str) -> dict[str, Column] | None:
     return None
 
 
-def _resolve_synonym(writer: Writer, own: ObjectName) -> ObjectName | None:
+def _resolve_synonym(writer: Writer, qualified_name: ObjectName) -> ObjectName | None:
     """Return the base object of a synonym, or None for any other name."""
-    if own.name.startswith(("#", "@")):
+    if qualified_name.name.startswith(("#", "@")):
         return None
-    base = writer.synonym(own.database or writer.scope.database, own.schema or "dbo", own.name)
+    base = writer.synonym(
+        qualified_name.database or writer.scope.database, qualified_name.schema or "dbo", qualified_name.name
+    )
     return None if base is None else ObjectName(base.own, base.schema, base.database)
 
 
-def resolve_table(writer: Writer, own: ObjectName) -> str:
+def resolve_table(writer: Writer, qualified_name: ObjectName) -> str:
     """Return the quoted PostgreSQL name of a table, view or queue, or of a synonym's base object.
 
     Raises:
         TsqlError: see `table_name` and `Writer.synonym`; 5313 the base object does not exist.
     """
-    base = _resolve_synonym(writer, own)
+    base = _resolve_synonym(writer, qualified_name)
     if base is None:
-        return table_name(writer, own)
+        return table_name(writer, qualified_name)
     table = table_name(writer, base)
     if writer.table_columns(table) is None:
-        raise TsqlError(5313, f"Synonym '{own}' refers to an invalid object.")
+        raise TsqlError(5313, f"Synonym '{qualified_name}' refers to an invalid object.")
     return table
 
 
-def table_name(writer: Writer, own: ObjectName) -> str:
+def table_name(writer: Writer, qualified_name: ObjectName) -> str:
     """Return the quoted PostgreSQL name of a table, view or queue, and record its use.
 
     Raises:
         TsqlError: 208 unknown temporary table, 1087 unknown table variable.
     """
-    name = own.name.lower()
+    name = qualified_name.name.lower()
     if name.startswith("@"):
         temporary_name = writer.temporary(name)
         if temporary_name is None:
-            raise TsqlError(1087, f'Must declare the table variable "{own.name}".', severity=15)
+            raise TsqlError(1087, f'Must declare the table variable "{qualified_name.name}".', severity=15)
         return temporary_name
     if name.startswith("#"):
         temporary_name = writer.temporary(name)
         if temporary_name is None:
-            raise TsqlError(208, f"Invalid object name '{own.name}'.")
+            raise TsqlError(208, f"Invalid object name '{qualified_name.name}'.")
         return temporary_name
-    if name in ("inserted", "deleted") and not own.schema:
+    if name in ("inserted", "deleted") and not qualified_name.schema:
         temporary_name = writer.temporary(name)
         if temporary_name is not None:
             return temporary_name
-    database = own.database or writer.scope.database
-    table = f"{postgres_schema(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
+    database = qualified_name.database or writer.scope.database
+    table = f"{postgres_schema(database, qualified_name.schema)}.{quoted(names.postgres_name(qualified_name.name))}"
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
-    writer.table_uses[table] = Use("SELECT", own.schema or "dbo", own.name, elsewhere)
+    writer.table_uses[table] = Use("SELECT", qualified_name.schema or "dbo", qualified_name.name, elsewhere)
     return table
 
 

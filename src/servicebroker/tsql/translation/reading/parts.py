@@ -1,5 +1,6 @@
-"""Parts of a statement as trees: a value, a condition, a table, a list of columns. Any other text in the part is an
-error.
+"""Parts of a statement as trees: a value, a condition, a table, a list of columns.
+
+Any other text in the part is an error.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Syntax trees of T-SQL, parsed by sqlglot. Spellings that it would misread are rewritten first, and incomplete trees
-are refused.
+"""Syntax trees of T-SQL, parsed by sqlglot.
+
+Spellings that sqlglot would misread are rewritten first. Incomplete trees are refused.
 """
 
 from __future__ import annotations

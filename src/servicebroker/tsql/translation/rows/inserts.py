@@ -39,8 +39,8 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
     if rest.words[:1] == ["INTO"]:
         rest = rest.part(1, len(rest.words))
     end = _name_end(rest)
-    own = object_name(read_table(rest.part(0, end)))
-    table = resolve_table(writer, own)
+    qualified_name = object_name(read_table(rest.part(0, end)))
+    table = resolve_table(writer, qualified_name)
     writer.check_changes(table, "INSERT")
     table_columns = writer.table_columns(table)
     rest = rest.part(end, len(rest.words))
@@ -62,7 +62,11 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
         outputs = read_outputs(rest.part(1, source))
         writer.record_use(table, "SELECT")
         rest = rest.part(source, len(rest.words))
-    columns = _target_columns(writer, own.name, table, table_columns, names) if rest.words[:1] != ["DEFAULT"] else []
+    columns = (
+        _target_columns(writer, qualified_name.name, table, table_columns, names)
+        if rest.words[:1] != ["DEFAULT"]
+        else []
+    )
     targets = [(table_columns or {}).get(name.lower()) for name in columns]
     if rest.words[:1] == ["VALUES"]:
         named = {name.lower() for name in columns}
@@ -216,8 +220,8 @@ def _write_values(
     if len(rows) == 1 or not (is_written or drawing > 1):
         unsaid = []
     else:
-        own = [_RowValue("", each.sequence_default) for each in unsaid]
-        rows = [[_mark_row(number, member) for member in (*row, *own)] for number, row in enumerate(rows)]
+        sequence_values = [_RowValue("", each.sequence_default) for each in unsaid]
+        rows = [[_mark_row(number, member) for member in (*row, *sequence_values)] for number, row in enumerate(rows)]
     if most == 0:
         return f"SELECT {', '.join('NULL' for _ in rows[0])} WHERE FALSE", unsaid
     text = "VALUES " + ", ".join("(" + ", ".join(each.text for each in row) + ")" for row in rows[:most])
@@ -230,10 +234,10 @@ def _write_member(writer: Writer, table: str, piece: Slice, target: Column | Non
             return _RowValue("DEFAULT")
         if not is_cut:
             return _RowValue("DEFAULT", target.sequence_default)
-        own = target.default_sql or cast_for_column(
+        default = target.default_sql or cast_for_column(
             Sql("NULL", None, is_untyped=True), target
         )  # DEFAULT is allowed in plain VALUES only
-        return _RowValue(own, target.sequence_default)
+        return _RowValue(default, target.sequence_default)
     before = writer.sequence_draws
     text = (cast_for_column if is_cut else convert_for_column)(write_value(writer, read_value(piece)), target)
     text = advance_identity(text, table, target)

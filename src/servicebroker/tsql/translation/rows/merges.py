@@ -37,10 +37,8 @@ from servicebroker.tsql.types import SqlType
 
 _ACTION = "$action"
 _ACTIONS = ("INSERT", "UPDATE", "DELETE")
-_NOT_MATCHED_BY_SOURCE_VERSION, _RETURNING_OLD_VERSION = (
-    17,
-    18,
-)  # PostgreSQL versions
+_NOT_MATCHED_BY_SOURCE_VERSION = 17  # first PostgreSQL version with NOT MATCHED BY SOURCE
+_RETURNING_OLD_VERSION = 18  # first PostgreSQL version with OLD and NEW in RETURNING
 
 
 def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
@@ -160,11 +158,13 @@ def _read_target(writer: Writer, piece: Slice) -> Source:
     node = read_table(piece)
     if node.args.get("hints"):
         raise syntax_error(piece.text[:40], piece.line())
-    own = object_name(node)
-    table = resolve_table(writer, own)
+    qualified_name = object_name(node)
+    table = resolve_table(writer, qualified_name)
     add_locks(writer, combine_hints(hints), table, "", None)
     alias = node.args.get("alias")
-    return Source((alias.name if alias is not None else own.name).lower(), writer.table_columns(table), table)
+    return Source(
+        (alias.name if alias is not None else qualified_name.name).lower(), writer.table_columns(table), table
+    )
 
 
 def _write_condition(writer: Writer, piece: Slice) -> str:

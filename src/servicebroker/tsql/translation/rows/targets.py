@@ -31,8 +31,9 @@ def convert_for_column(value: Sql, column: Column | None) -> str:
 
 
 def cast_for_column(value: Sql, column: Column | None) -> str:
-    """Write a value like `convert_for_column`, with a cast where PostgreSQL does not see the column, as in a
-    subquery.
+    """Write a value like `convert_for_column`, with a cast.
+
+    PostgreSQL needs the cast where it does not see the column, as in a subquery.
     """
     text = convert_for_column(value, column)
     if value.is_untyped and column is not None and type_family(column.type) != "string":

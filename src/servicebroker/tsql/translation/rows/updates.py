@@ -111,18 +111,18 @@ def write_change(writer: Writer, change: Change) -> Translation:
             translate_common_tables(writer, read_common_tables(change.common), level) if change.common.words else []
         )
         changed = _changed_table(change, tables)
-        made_target = None if changed is None else make_common_target(writer, tables[changed])
-        if changed is not None and made_target is not None:
-            tables[changed] = made_target.definition
+        common_target = None if changed is None else make_common_target(writer, tables[changed])
+        if changed is not None and common_target is not None:
+            tables[changed] = common_target.definition
         prefix = with_text(tables) if tables else ""
         target = (
             _resolve_target(writer, change)
-            if made_target is None
-            else _resolve_common_target(writer, change, made_target)
+            if common_target is None
+            else _resolve_common_target(writer, change, common_target)
         )
         settings = read_settings(change.set, target.source.alias) if change.set is not None else []
-        reads = change.rows is not None or change.outputs is not None or any(map(_reads_old_row, settings))
-        writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
+        reads_rows = change.rows is not None or change.outputs is not None or any(map(_reads_old_row, settings))
+        writer.check_changes(target.table, change.verb, *(("SELECT",) if reads_rows else ()))
         with writer.query(target.from_clause.sources):
             return _write_statement(writer, change, target, settings, prefix)
     finally:
@@ -131,9 +131,13 @@ def write_change(writer: Writer, change: Change) -> Translation:
 
 def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
     """Return the index of the common table expression to change, or None for a table."""
-    own = object_name(change.table)
+    qualified_name = object_name(change.table)
     names = [each.name.lower() for each in tables]
-    return None if own.schema or own.name.lower() not in names else names.index(own.name.lower())
+    return (
+        None
+        if qualified_name.schema or qualified_name.name.lower() not in names
+        else names.index(qualified_name.name.lower())
+    )
 
 
 def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget) -> _Target:
@@ -153,29 +157,31 @@ def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget)
 
 
 def _resolve_target(writer: Writer, change: Change) -> _Target:
-    own = object_name(change.table)
+    qualified_name = object_name(change.table)
     from_ = change.rows.args.get("from_") if change.rows is not None else None
     if from_ is None:
-        table = resolve_table(writer, own)
-        source = Source(own.name.lower(), writer.table_columns(table), table)
+        table = resolve_table(writer, qualified_name)
+        source = Source(qualified_name.name.lower(), writer.table_columns(table), table)
         from_clause = From()
-        from_clause.text, from_clause.sources = f"FROM {table} AS {quote_identifier(own.name)}", [source]
+        from_clause.text, from_clause.sources = f"FROM {table} AS {quote_identifier(qualified_name.name)}", [source]
         from_clause.hints = [(source, change.hints)]
         return _Target(table, source, from_clause, is_alone=True)
     from_clause = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
     by_alias = [
-        each for each in from_clause.sources if each.table and not own.schema and each.alias == own.name.lower()
+        each
+        for each in from_clause.sources
+        if each.table and not qualified_name.schema and each.alias == qualified_name.name.lower()
     ]
     if not by_alias:
-        table = resolve_table(writer, own)
+        table = resolve_table(writer, qualified_name)
         by_alias = [each for each in from_clause.sources if each.table == table]
         if not by_alias:  # FROM does not contain the target: all its rows are changed
-            source = Source(own.name.lower(), writer.table_columns(table), table)
+            source = Source(qualified_name.name.lower(), writer.table_columns(table), table)
             from_clause.sources.append(source)
-            from_clause.text += f" CROSS JOIN {table} AS {quote_identifier(own.name)}"
+            from_clause.text += f" CROSS JOIN {table} AS {quote_identifier(qualified_name.name)}"
             by_alias = [source]
     if len(by_alias) > 1:
-        raise TsqlError(8154, f"The table '{own}' is ambiguous.")
+        raise TsqlError(8154, f"The table '{qualified_name}' is ambiguous.")
     return _Target(by_alias[0].table, by_alias[0], from_clause, is_alone=len(from_clause.sources) == 1)
 
 
@@ -227,15 +233,15 @@ def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
     """Return the value of a compound assignment, whose operator is at `place`, to a column of `alias`."""
     left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
     read_value(right)  # must be complete by itself before it is put in parentheses
-    own = f"[{alias.replace(']', ']]')}]." if alias and len(left.words) == 1 else ""
-    return read_value(slice_text(f"{own}{left.text} {COMPOUND_OPERATORS[piece.words[place]]} ({right.text})"))
+    prefix = f"[{alias.replace(']', ']]')}]." if alias and len(left.words) == 1 else ""
+    return read_value(slice_text(f"{prefix}{left.text} {COMPOUND_OPERATORS[piece.words[place]]} ({right.text})"))
 
 
 def _write_statement(
     writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str
 ) -> Translation:
     target_hints = [hints for source, hints in target.from_clause.hints if source == target.source] + [change.hints]
-    skips = any(hints.skips_locked for hints in target_hints)
+    skips_locked = any(hints.skips_locked for hints in target_hints)
     where = change.rows.args.get("where") if change.rows is not None else None
     for source, hints in [*target.from_clause.hints, (target.source, change.hints)]:
         add_locks(writer, hints, source.table, source.alias, where)
@@ -245,10 +251,10 @@ def _write_statement(
         any(not each.column for each in variables)
         or (change.outputs is not None and _mentions_table(change.outputs, "deleted"))
     )
-    if target.is_alone and change.top is None and not skips and not reads_old:
+    if target.is_alone and change.top is None and not skips_locked and not reads_old:
         text, names = _write_plain(writer, change, target, settings)
     else:
-        text, names = _write_by_address(writer, change, target, settings, skips, others)
+        text, names = _write_by_address(writer, change, target, settings, skips_locked, others)
     returned, columns = _write_returned(writer, change, target, names, variables, others)
     if returned:
         text += " RETURNING " + ", ".join(each.text for each in returned)
@@ -260,10 +266,12 @@ def _write_statement(
         if change.outputs is not None:
             raise not_supported("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
         types = tuple(writer.variable_type(each.variable) for each in variables)
-        goes_on = any(each.value is not None and _uses_assigned_variable(each.value, variables) for each in settings)
+        accumulates = any(
+            each.value is not None and _uses_assigned_variable(each.value, variables) for each in settings
+        )
         return Translation(
             text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before,
-            max_rows=int(goes_on),
+            max_rows=int(accumulates),
         )  # fmt: skip
     if change.outputs is not None:
         return Translation(text, tuple(writer.parameters), "rows", *columns, before=before)
@@ -284,7 +292,7 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
         return change, []
     carried: list[Sql] = []
 
-    def brought(node: exp.Expression) -> exp.Expression:
+    def carry(node: exp.Expression) -> exp.Expression:
         if not isinstance(node, exp.Column) or node.table.lower() not in tables:
             return node
         carried.append(write_value(writer, node))
@@ -300,7 +308,7 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
             members = [exp.column(column.name, table=node.table) for column in columns.values()]
         for each in members:
             name = each.name if isinstance(each, exp.Column) else ""
-            replaced = each.transform(brought)
+            replaced = each.transform(carry)
             expressions.append(exp.alias_(replaced, name, quoted=True) if name and replaced != each else replaced)
     return change._replace(outputs=change.outputs._replace(expressions=expressions)), carried
 
@@ -424,13 +432,18 @@ def _is_nullable(change: Change, target: _Target) -> bool:
 
 
 def _visible_columns(target: _Target, name: str) -> dict[str, Column] | None:
-    """Return the columns of `inserted` or `deleted`. Of a common table expression, `inserted` has unrenamed columns
-    only.
+    """Return the columns of `inserted` or `deleted`.
+
+    Of a common table expression, `inserted` has only the columns that keep their names.
     """
     columns = target.source.columns
     if target.column_map is None or columns is None or name == "deleted":
         return columns
-    return {own: column for own, column in columns.items() if target.column_map.get(own, "").lower() == own}
+    return {
+        name_in_query: column
+        for name_in_query, column in columns.items()
+        if target.column_map.get(name_in_query, "").lower() == name_in_query
+    }
 
 
 def _write_returned(

@@ -1,5 +1,6 @@
-"""CAST, CONVERT and their TRY forms: a function of the schema tsql for each target type, overloaded by the source
-type.
+"""CAST, CONVERT and their TRY forms.
+
+Each target type has a function in the schema tsql, overloaded by the source type.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ def _to_variant(value: Sql) -> Sql:
 
 
 def _from_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> Sql:
-    """Write a sql_variant converted to another type, by its stored type: numbers convert as numbers, the rest as
-    text.
+    """Write a sql_variant converted to another type.
+
+    Stored numbers convert as numbers, other values as text.
     """
     if to.name in BINARIES:
         return _fit_size(Sql(f"tsql.variant_bytes({value.text})", to), to)

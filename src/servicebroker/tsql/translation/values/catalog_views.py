@@ -102,17 +102,17 @@ class CatalogView(NamedTuple):
     columns: dict[str, Column]  # known columns by name in lower case
 
 
-def find_catalog_view(writer: Writer, own: object) -> CatalogView | None:
+def find_catalog_view(writer: Writer, qualified_name: object) -> CatalogView | None:
     """Return the view that sys.name or INFORMATION_SCHEMA.name refers to, or None for another schema.
 
     Raises:
         TsqlError: 40515 an unsupported view of INFORMATION_SCHEMA, 208 one of sys or msdb.
     """
-    name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
+    name, schema, database = (str(getattr(qualified_name, part)).lower() for part in ("name", "schema", "database"))
     old = name in _COMPATIBILITY_VIEWS and schema in ("", "dbo")
     old = old and (name != "spt_values" or database == "master" or writer.scope.database.lower() == "master")
     if name not in TSQL_VIEWS | SYS_VIEWS:
-        refuse_unsupported_view(database, schema, name, str(own))
+        refuse_unsupported_view(database, schema, name, str(qualified_name))
     if schema not in ("sys", "information_schema") and not old:
         return None
     if schema == "information_schema":
@@ -126,5 +126,5 @@ def find_catalog_view(writer: Writer, own: object) -> CatalogView | None:
         columns[each] = Column(each, SYSNAME)
     if database and database != writer.scope.database.lower() and name not in _SERVER_LEVEL_VIEWS:
         writer.uses[Use(ENTER, schema, name, database)] = None
-        view = f"tsql.catalog_of({quote_string(database)}, {quote_string(str(own))}, null::{view})"
+        view = f"tsql.catalog_of({quote_string(database)}, {quote_string(str(qualified_name))}, null::{view})"
     return CatalogView(view, columns)

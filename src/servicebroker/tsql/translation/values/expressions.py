@@ -251,8 +251,9 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
 
 
 def _within_bounds(text: str, sql_type: SqlType | None) -> Sql:
-    """Check a result against the bounds of its type, where PostgreSQL's type is wider: tinyint is a smallint, money a
-    numeric.
+    """Check a result against the bounds of its type if PostgreSQL's type is wider.
+
+    A tinyint is a smallint there, money a numeric.
     """
     if sql_type is not None and sql_type.name == "tinyint":
         return Sql(f"tsql.tiny({text})", sql_type)

@@ -1,5 +1,6 @@
-"""HAS_PERMS_BY_NAME and fn_my_permissions: permissions of the current principal. The session answers them as
-parameters.
+"""HAS_PERMS_BY_NAME and fn_my_permissions: permissions of the current principal.
+
+The session answers them, and the answers become parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def permissions_parameter(writer: Writer, name: str, nodes: list[exp.Expression]
     """Return the name of the parameter that holds the session's answer.
 
     Raises:
-        TsqlError: 40515 an argument that is neither constant nor variable.
+        TsqlError: 40515 an argument that is neither a constant, a variable nor DB_NAME().
     """
     return PERMISSIONS + json.dumps([name, *(_encode_argument(writer, name, node) for node in nodes)])
 

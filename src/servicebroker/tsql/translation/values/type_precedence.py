@@ -1,5 +1,6 @@
-"""Type precedence: the type of an operation on values of several types. Numbers win over strings, wide types over
-narrow.
+"""Type precedence: the type of an operation on values of several types.
+
+Numbers win over strings, wide types over narrow ones.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ def _digits(value: Sql) -> tuple[int, int]:
 
 
 def unify_types(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
-    """Convert alternative values to the type with the highest precedence. Return it, or None if unknown, and the
-    texts.
+    """Convert alternative values to the type with the highest precedence.
+
+    Return the type, or None if it is unknown, and the converted texts.
     """
     types = [value.type for value in values if value.type is not None]
     kinds = {value.kind for value in values if value.kind is not None}

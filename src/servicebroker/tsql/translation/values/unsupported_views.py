@@ -1,5 +1,6 @@
-"""Views and functions of SQL Server's catalog without a counterpart here, so that the error explains what to use
-instead.
+"""Views and functions of SQL Server's catalog without a counterpart here.
+
+The error for their names tells what to use instead.
 """
 
 from __future__ import annotations
