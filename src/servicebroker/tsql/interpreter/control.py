@@ -67,6 +67,7 @@ def _if(machine: Machine, statement: If) -> ExitReason | None:
 
 @runs(While)
 def _while(machine: Machine, statement: While) -> ExitReason | None:
+    """Run WHILE until the condition is false, BREAK, or another exit from the body."""
     while evaluate_condition(machine, statement.condition):
         machine.record_success(0)
         machine.next_statement = None
@@ -118,6 +119,7 @@ def _unsupported(machine: Machine, statement: Unsupported) -> None:
 
 @runs(TryCatch)
 def _try(machine: Machine, statement: TryCatch) -> ExitReason | None:
+    """Run TRY ... CATCH. An error leaves the calls inside TRY, and CATCH runs in the frame of the TRY."""
     frame_count = len(machine.frames)
     machine.try_depth += 1
     try:
@@ -140,6 +142,7 @@ def _try(machine: Machine, statement: TryCatch) -> ExitReason | None:
 
 @runs(DeclareVariable)
 def _declare(machine: Machine, statement: DeclareVariable) -> None:
+    """Run DECLARE of one variable, of a plain or a table type. A loop may declare a variable again."""
     frame = machine.frame
     if statement.name not in frame.types:
         try:

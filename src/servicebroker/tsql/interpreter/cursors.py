@@ -42,6 +42,11 @@ class Cursor:
 
 @runs(DeclareCursor)
 def _declare(machine: Machine, statement: DeclareCursor) -> None:
+    """Run DECLARE CURSOR. The query runs at OPEN.
+
+    Raises:
+        TsqlError: 16915 the name is taken.
+    """
     cursors = machine.cursors
     if statement.name in cursors and not statement.is_variable:
         raise TsqlError(16915, f"A cursor with the name '{statement.name}' already exists.")
@@ -51,6 +56,11 @@ def _declare(machine: Machine, statement: DeclareCursor) -> None:
 
 @runs(CursorStep)
 def _change_cursor(machine: Machine, statement: CursorStep) -> None:
+    """Run OPEN, CLOSE or DEALLOCATE.
+
+    Raises:
+        TsqlError: 16916 there is no such cursor, 16905 it is open already, 16917 it is not open.
+    """
     cursor = _find_cursor(machine, statement.name)
     if statement.verb == "OPEN":
         if cursor.result is not None:
@@ -69,6 +79,11 @@ def _change_cursor(machine: Machine, statement: CursorStep) -> None:
 
 @runs(Fetch)
 def _fetch(machine: Machine, statement: Fetch) -> None:
+    """Run FETCH: move the cursor, then emit the row or assign it to variables.
+
+    Raises:
+        TsqlError: 16916 there is no such cursor, 16917 it is not open, 16924 the number of variables differs.
+    """
     cursor = _find_cursor(machine, statement.name)
     result = _open_result(cursor)
     row_count = len(result.rows)
@@ -97,7 +112,7 @@ def _fetch(machine: Machine, statement: Fetch) -> None:
 
 
 def _fetch_rows(machine: Machine, cursor: Cursor) -> tuple[ResultSet, list[str] | None]:
-    """Return the rows, and their addresses if all of them are rows of one table."""
+    """Return the rows, and their addresses if the cursor is updatable and all of them are rows of one table."""
     query = with_row_addresses(cursor.query) if cursor.is_updatable else None
     row_limit = machine.row_limit if cursor.is_fixed else 0
     if query is not None:
@@ -135,7 +150,7 @@ def refresh_current_row(machine: Machine, name: str, touched_count: int) -> None
     """Update the address of the current row after a change through the cursor, in the same transaction.
 
     Raises:
-        TsqlError: 16934 somebody else changed or deleted the row since OPEN.
+        TsqlError: 16934 the row was changed or deleted outside of the cursor since OPEN.
     """
     cursor = _find_cursor(machine, name)
     address = current_row(machine, name)
@@ -153,12 +168,22 @@ def refresh_current_row(machine: Machine, name: str, touched_count: int) -> None
 
 
 def _find_cursor(machine: Machine, name: str) -> Cursor:
+    """Return a cursor by name.
+
+    Raises:
+        TsqlError: 16916 there is none.
+    """
     if name not in machine.cursors:
         raise TsqlError(16916, f"A cursor with the name '{name}' does not exist.")
     return machine.cursors[name]
 
 
 def _open_result(cursor: Cursor) -> ResultSet:
+    """Return the rows of an open cursor.
+
+    Raises:
+        TsqlError: 16917 the cursor is not open.
+    """
     if cursor.result is None:
         raise TsqlError(16917, "Cursor is not open.")
     return cursor.result

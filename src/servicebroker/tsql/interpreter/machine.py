@@ -244,6 +244,15 @@ class Machine:
         return None
 
     def _failed(self, error: TsqlError, statement: Statement) -> None:
+        """Decide what an error ends. Inside TRY it is raised, and may doom the transaction.
+
+        Outside of TRY the error is emitted. Then it rolls back and ends the batch, ends the procedure or text, or
+        neither.
+
+        Raises:
+            TsqlError: the error, inside TRY.
+            BatchAborted, ScopeAborted: what the error ends, outside of TRY.
+        """
         error.at(statement.line, self.frame.procedure)
         self.rowcount = 0
         is_lost = error.number == 1205 or self.transactions.is_lost

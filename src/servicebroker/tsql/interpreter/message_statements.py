@@ -45,6 +45,11 @@ def _to_text(value: object, source: SqlType | None) -> str:
 
 @runs(Raiserror)
 def _raiserror(machine: Machine, statement: Raiserror) -> None:
+    """Run RAISERROR: emit a message up to severity 10, raise an error above.
+
+    Raises:
+        TsqlError: 2732 an invalid number, 18054 no message has the number, 2754 a severity above 18 without WITH LOG.
+    """
     message = evaluate(machine, statement.message)
     severity = _evaluate_integer(machine, statement.severity, 16)
     state = _evaluate_integer(machine, statement.state, 1)
@@ -73,6 +78,7 @@ def _raiserror(machine: Machine, statement: Raiserror) -> None:
 
 
 def _evaluate_integer(machine: Machine, expression: Expression, default: int) -> int:
+    """Return the value of an expression as int, `default` for NULL."""
     value, source = evaluate(machine, expression)
     return default if value is None else int(convert(value, source, INT))
 
@@ -128,6 +134,7 @@ def _field_size(size: str | None, remaining: list[Value]) -> int | None:
 
 
 def _format_integer(value: int, kind: str, flags: str, precision: int | None) -> str:
+    """Format an integer as printf does. %u, %x and %o show a negative number as unsigned, of 32 bits."""
     if kind in "di":
         digits = str(abs(value)).rjust(precision or 0, "0")
         sign = "-" if value < 0 else "+" if "+" in flags else " " if " " in flags else ""
@@ -144,6 +151,11 @@ def _type_mismatch(number: int) -> TsqlError:
 
 @runs(Throw)
 def _throw(machine: Machine, statement: Throw) -> None:
+    """Run THROW. Without arguments it raises the error of the CATCH block again. It always ends the batch.
+
+    Raises:
+        TsqlError: the error; 10704 there is no CATCH block, 35100 the number is out of range.
+    """
     if statement.number is None or statement.message is None or statement.state is None:
         if not machine.caught_errors:
             raise TsqlError(

@@ -36,6 +36,11 @@ def _get_conversation_group(machine: Machine, statement: GetConversationGroup) -
 
 @runs(WaitForMessage)
 def _wait_for_message(machine: Machine, statement: WaitForMessage) -> None:
+    """Run WAITFOR with RECEIVE or GET CONVERSATION GROUP.
+
+    Raises:
+        TsqlError: 1014 the timeout is NULL or below -1.
+    """
     timeout_ms = -1 if statement.timeout is None else evaluate_integer(machine, statement.timeout)
     if timeout_ms is None or timeout_ms < -1:
         raise TsqlError(
@@ -116,6 +121,7 @@ def _translate_missing_queue(queue: Name) -> Iterator[None]:
 
 
 def _run_get_group(machine: Machine, statement: GetConversationGroup, wait_s: float) -> None:
+    """Wait for a free conversation group, lock it, and assign its identifier, NULL if the time is over."""
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
     queue = machine.queries.resolve_synonym(statement.queue)
     with _translate_missing_queue(queue):

@@ -177,6 +177,7 @@ def _parse_item(text: str) -> tuple[str, str]:
 
 
 def _column_title(item: ReceiveItem) -> str:
+    """Return the alias of an item, the name of a plain column as it was written, or ""."""
     if item.alias is not None:
         return item.alias
     name, _ = _parse_item(item.value.text)

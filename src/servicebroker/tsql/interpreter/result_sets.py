@@ -82,6 +82,11 @@ def _convert_result_set(result: ResultSet, columns: list[tuple[ResultColumn, Sql
 
 
 def _convert_value(value: object, column: ResultColumn, type_: SqlType, column_number: int, set_number: int) -> Any:
+    """Convert a value to the type of its column.
+
+    Raises:
+        TsqlError: 11538 there is no conversion, 11553 the value is NULL.
+    """
     where = f"for column #{column_number} in result set #{set_number}, and the corresponding"
     if value is None:
         if not column.is_nullable:

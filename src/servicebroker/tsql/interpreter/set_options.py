@@ -109,6 +109,7 @@ def _set_isolation_level(machine: Machine, level: str, statement: SetOption) -> 
 
 
 def _check_option(option: str, value: str, statement: SetOption) -> None:
+    """Refuse an unknown or unsupported option, and a value that it cannot have."""
     if option == "TRANSACTION ISOLATION LEVEL":
         if value not in _ISOLATION_LEVELS:
             raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
@@ -132,6 +133,11 @@ def _check_option(option: str, value: str, statement: SetOption) -> None:
 
 
 def _parse_number(value: str, minimum: int) -> int:
+    """Return the number of SET ROWCOUNT or LOCK_TIMEOUT.
+
+    Raises:
+        TsqlError: 102 the text is no whole number from `minimum` to the maximum of int.
+    """
     number = parse_whole_number(value) if is_whole(value) else None
     if number is None or number < minimum or number > 2**31 - 1:
         raise syntax_error(value, 0)

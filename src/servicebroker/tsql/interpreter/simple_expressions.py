@@ -182,6 +182,7 @@ def _constant(value: Value) -> Compiled:
 
 
 def _parse_integer(text: str) -> Value:
+    """Return the value of a number or binary constant. Other numbers than int need PostgreSQL."""
     value = parse_number(text)
     if isinstance(value, bytes):
         return Value(value, SqlType("varbinary", max(1, len(value))))
@@ -196,6 +197,7 @@ def _fits(value: int, integer: str) -> bool:
 
 
 def _session_value(name: str) -> Compiled:
+    """Compile a session function, such as @@ROWCOUNT or DB_NAME()."""
     if name not in SESSION_FUNCTIONS:
         raise NotSimple
     value, type_ = SESSION_FUNCTIONS[name], session_function_type(name)
@@ -203,6 +205,8 @@ def _session_value(name: str) -> Compiled:
 
 
 def _convert(value: Compiled, target: SqlType) -> Compiled:
+    """Compile CAST or CONVERT. A failed conversion is left to PostgreSQL, which raises the error."""
+
     def result(machine: Machine) -> Value:
         operand, source = value(machine)
         is_untyped_null = operand is None and source is None
@@ -225,6 +229,8 @@ def _is_convertible_here(source: SqlType | None, target: SqlType) -> bool:
 
 # Both sides are evaluated, whatever the first one is, so that a wrong type on either side is found.
 def _or(left: Compiled, right: Compiled) -> Compiled:
+    """Compile OR, with three truth values."""
+
     def result(machine: Machine) -> Value:
         first, second = _truth_value(left(machine)), _truth_value(right(machine))
         return Value(
@@ -235,6 +241,8 @@ def _or(left: Compiled, right: Compiled) -> Compiled:
 
 
 def _and(left: Compiled, right: Compiled) -> Compiled:
+    """Compile AND, with three truth values."""
+
     def result(machine: Machine) -> Value:
         first, second = _truth_value(left(machine)), _truth_value(right(machine))
         return Value(
@@ -253,6 +261,7 @@ def _not(value: Compiled) -> Compiled:
 
 
 def _truth_value(value: Value) -> bool | None:
+    """Return the value of a condition: True, False, or None for unknown."""
     if value.type is not None or not isinstance(value.value, bool | None):
         raise NotSimple
     return value.value
@@ -263,6 +272,8 @@ def _is_null(value: Compiled, wanted: bool) -> Compiled:
 
 
 def _compare(left: Compiled, right: Compiled, compare: Callable[[object, object], bool]) -> Compiled:
+    """Compile a comparison. Its value is None if a side is NULL."""
+
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
         _check_comparable(first, second)
@@ -299,6 +310,7 @@ def _check_comparable(first: Value, second: Value) -> None:
 
 
 def _comparison_kind(value: Value) -> str | None:
+    """Return "string", "integer" or "uniqueidentifier"; None for a type that PostgreSQL compares."""
     if value.type is None:
         return None
     name = value.type.name
@@ -308,6 +320,7 @@ def _comparison_kind(value: Value) -> str | None:
 
 
 def _add(left: Compiled, right: Compiled) -> Compiled:
+    """Compile +, which concatenates strings and adds integers."""
     add = _calculate(left, right, operator.add)
 
     def result(machine: Machine) -> Value:
@@ -328,6 +341,8 @@ def _add(left: Compiled, right: Compiled) -> Compiled:
 
 
 def _calculate(left: Compiled, right: Compiled, calculate: Callable[[int, int], int]) -> Compiled:
+    """Compile an operator of integers. The result has the larger of both types, as in SQL Server."""
+
     def result(machine: Machine) -> Value:
         first, second = left(machine), right(machine)
         if not (

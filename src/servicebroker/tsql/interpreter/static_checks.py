@@ -241,6 +241,7 @@ def _check_schema(statement: Statement) -> None:
 
 
 def _declare_parameters(statement: Procedure | Function, declared: DeclaredNames) -> None:
+    """Note the parameters as variables, and READONLY parameters as tables."""
     for parameter in statement.parameters:
         if parameter.read_only:
             declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
@@ -249,6 +250,7 @@ def _declare_parameters(statement: Procedure | Function, declared: DeclaredNames
 
 
 def _resolve_type(text: str, declared: DeclaredNames) -> SqlType:
+    """Return the type that a declaration names, with names of CREATE TYPE resolved."""
     user_type = _find_user_type(text, declared)
     return parse_type(text) if user_type is None or user_type.of is None else user_type.of
 
@@ -264,6 +266,7 @@ def _find_user_type(text: str, declared: DeclaredNames) -> UserType | None:
 
 
 def _declare_type(statement: Definition, declared: DeclaredNames, scope: Scope) -> None:
+    """Check a CREATE TYPE and note its type."""
     clauses = statement.clauses
     base_type = None
     if "columns" in clauses:
@@ -280,6 +283,7 @@ def statements_in(statement: Statement) -> Iterator[Statement]:
 
 
 def _children(statement: Statement, kind: type[T]) -> Iterator[T]:
+    """Yield the values of one kind in the fields of a statement, and in its tuples."""
     for field in fields(statement):
         value = getattr(statement, field.name)
         for child in value if isinstance(value, tuple) else (value,):

@@ -95,7 +95,8 @@ class Transactions:
         """Run COMMIT TRANSACTION. Return True if it ended the transaction.
 
         Raises:
-            TsqlError: 3902 no transaction is open, 3930 it is doomed, 3916 INSERT ... EXEC holds it open.
+            TsqlError: 3902 no transaction is open, or it belongs to the caller; 3930 it is doomed, 3916 INSERT ... EXEC
+                holds it open.
         """
         if self.count == 0:
             raise TsqlError(3902, "The COMMIT TRANSACTION request has no corresponding BEGIN TRANSACTION.")
@@ -128,7 +129,7 @@ class Transactions:
     def _commit_dialogs(self) -> None:
         """Send the waiting conversations, then COMMIT.
 
-        If they are the whole transaction and one statement, it runs alone.
+        If they are the whole transaction and fit into one statement, that statement runs alone.
         """
         ahead = self.connection.ahead
         if self.dialogs.is_one_statement and [piggybacked.command for piggybacked in ahead] == [_BEGIN_COMMANDS[False]]:
@@ -231,6 +232,7 @@ class Transactions:
                 self.touched_ids |= {message.conversation_group_id, message.conversation_handle}
 
     def _reset(self) -> None:
+        """Reset the state after the end of the transaction, and release its group locks."""
         self.dialogs.drop()
         self.count = 0
         self.is_doomed = self._has_guard = self.is_snapshot = self.is_implicit = self._commit_outcome = False

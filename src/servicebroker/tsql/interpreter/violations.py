@@ -110,6 +110,7 @@ def _identity_overflow(machine: Machine, sequence: str) -> TsqlError | None:
 
 
 def _duplicate_key(kind: str | None, constraint: str, table: str, detail: str) -> TsqlError:
+    """Return error 2601 for a unique index, 2627 for a PRIMARY KEY or UNIQUE constraint."""
     key = re.sub(r"\bnull(?=[,)])", "<NULL>", detail.split(")=", 1)[-1].removesuffix(" already exists."))
     if kind is None:
         return TsqlError(

@@ -50,6 +50,7 @@ def report_ignored_owner(machine: Machine, kind: str, owner: str | None) -> None
 
 @refuses("ALTER", "AUTHORIZATION")
 def _check_kind(statement: Definition) -> None:
+    """Refuse ALTER AUTHORIZATION on a kind that has no owner here."""
     kind = statement.clauses["kind"]
     if kind not in (*_ARGUMENTS_BY_KIND, *_OWNER_CHECKS):
         raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
@@ -108,6 +109,11 @@ def _check_role(machine: Machine, name: str, owner: str) -> None:
 
 
 def _require_control(machine: Machine, database: SessionDatabase, kind: str, name: str) -> None:
+    """Refuse a user without CONTROL of the database. `kind` and `name` stand in the refusal.
+
+    Raises:
+        BrokerError: 15151.
+    """
     machine.context.ask(authorize(database.user, "ALTER AUTHORIZATION ON DATABASE", subject=(kind, name)))
 
 

@@ -69,6 +69,7 @@ def _refuse_master_key_backup(statement: Definition) -> None:
 @refuses("ALTER", "CERTIFICATE")
 @refuses("BACKUP", "CERTIFICATE")
 def _check_sources(statement: Definition) -> None:
+    """Refuse BINARY without a binary constant, and BINARY for a private key."""
     encoded = statement.clauses.get("binary", Constant(b"")).value
     if not isinstance(encoded, bytes):
         raise syntax_error(str(encoded)[:30], statement.line)
@@ -90,6 +91,7 @@ def _create_certificate(machine: Machine, statement: Definition) -> None:
 
 
 def _create_from_file(machine: Machine, statement: Definition) -> None:
+    """Create a certificate, in master one of the transport."""
     dates = transport_certificates.parse_dates(machine, statement.clauses)
     if transport_certificates.is_in_master(machine):
         transport_certificates.create_certificate(machine, statement, dates)

@@ -133,6 +133,7 @@ def _change_signature(
     module: tuple[int, str, str],
     signer: dict[str, Any],
 ) -> None:
+    """Add the signature of one certificate to a module, or drop it. Raises as `_change_signatures`."""
     object_id, shown_name, definition = module
     certificate_name, is_counter = signer["certificate"], statement.clauses["counter"]
     certificate = machine.context.ask(find_certificate("find", database.database_id, certificate_name))
@@ -177,6 +178,7 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
 
 
 def _create_trigger(machine: Machine, statement: Trigger) -> None:
+    """Store a trigger, and install the PostgreSQL triggers that capture or divert the changes of its table."""
     check_module_body(statement, machine.queries.user_types)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))

@@ -95,6 +95,7 @@ for _operation in (
 
 @runs(Definition)
 def _define(machine: Machine, statement: Definition) -> None:
+    """Run a definition through the function that is registered for its words, and post its event."""
     check_definition(statement)
     with suppress(NothingToDrop):
         DEFINERS[statement.verb, statement.kind](machine, statement)
@@ -162,6 +163,7 @@ def _require_endpoint_permission(machine: Machine, statement: Definition) -> Non
 
 
 def _check_endpoint(machine: Machine, statement: Definition) -> None:
+    """Check that CREATE or ALTER ENDPOINT may run, and that its owner exists."""
     refuse_in_transaction(machine, f"{statement.verb} ENDPOINT")
     _require_endpoint_permission(machine, statement)
     owner = statement.clauses.get("authorization")
@@ -215,6 +217,7 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "DATABASE")
 def _alter_database(machine: Machine, statement: Definition) -> None:
+    """Run ALTER DATABASE. Outside of TRY the cause of a failure is emitted before error 5069."""
     refuse_in_transaction(machine, "ALTER DATABASE")
     try:
         _set_database_options(machine, statement)
@@ -276,6 +279,7 @@ _ADVICE = {
 
 @refuses("ALTER", "DATABASE")
 def _check_options(statement: Definition) -> None:
+    """Refuse options of ALTER DATABASE that would change something, but cannot be set here."""
     for option in statement.clauses.get("ignored", ()):
         if option.split()[0] not in IGNORED_OPTIONS:
             first_word, *_ = option.split()
@@ -292,6 +296,11 @@ _SYSTEM_DATABASES = frozenset(("master", "model", "msdb", "tempdb"))
 
 @defines("DROP", "DATABASE")
 def _drop_database(machine: Machine, statement: Definition) -> None:
+    """Run DROP DATABASE for each name.
+
+    Raises:
+        TsqlError: 3708 a database of the system, 3702 the current database, 3701 no such database.
+    """
     refuse_in_transaction(machine, "DROP DATABASE")
     for name in statement.clauses["names"]:
         if name.lower() in _SYSTEM_DATABASES:

@@ -241,6 +241,7 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
 
 
 def _run_on_object(machine: Machine, statement: Permission) -> None:
+    """Run GRANT, DENY or REVOKE on the database or on something in it. ALL stands for the permissions of a table."""
     target = _find_target(machine, statement)
     is_all = statement.permissions in (("ALL",), ("ALL PRIVILEGES",)) and "tsql_object" in target
     for permission in _ALL_PERMISSIONS if is_all else statement.permissions:
@@ -295,6 +296,7 @@ def _is_queue(machine: Machine, name: Name) -> bool:
 
 
 def _report_unchecked(machine: Machine, statement: Permission) -> None:
+    """Emit that nothing changes, because nothing asks for these permissions."""
     statement_text = f"{statement.verb} {', '.join(statement.permissions)}"
     statement_text += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
     machine.emit(Message(f"{statement_text} changes nothing: nothing here asks for this permission.", 0, 0))

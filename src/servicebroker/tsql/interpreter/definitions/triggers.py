@@ -230,7 +230,7 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
     """Run the triggers of the changes, each in its own database. An INSTEAD OF trigger replaces its change.
 
     Raises:
-        TsqlError: 3609 a trigger has rolled the transaction back.
+        TsqlError: 3609 a trigger has ended the transaction.
     """
     row_count = machine.rowcount
     replaced = {(change.table, change.event) for change in changes if change.is_diverted}
@@ -272,7 +272,11 @@ def _run_trigger(
     copies: dict[str, str],
     execute_as: tuple[str | None, str],
 ) -> None:
-    """Run one trigger with XACT_ABORT ON and `inserted` and `deleted`, and restore the options afterwards."""
+    """Run one trigger with XACT_ABORT ON and `inserted` and `deleted`, and restore the options afterwards.
+
+    Raises:
+        TsqlError: 3609 the trigger has ended the transaction.
+    """
     check_nesting(machine)
     count_before = machine.transactions.count
     saved_xact_abort, saved_nocount = machine.xact_abort, machine.nocount

@@ -74,6 +74,10 @@ def _get_lock(machine: Machine, statement: Execute) -> int:
 
 
 def _lock(machine: Machine, key: str, is_shared: bool, is_session_lock: bool, timeout_ms: int | None) -> bool:
+    """Take the advisory lock. Return False if it is not free and the timeout is 0.
+
+    `timeout_ms` is None for the session's own lock timeout, and negative to wait without limit.
+    """
     name = f"advisory{'' if is_session_lock else '_xact'}_lock{'_shared' if is_shared else ''}"
     lock = (locks.TSQL_APPLICATION, key)
     if timeout_ms == 0:

@@ -17,6 +17,7 @@ from servicebroker.tsql.types import BIT, NVARCHAR, VARIANT
 
 
 def _argument_texts(machine: Machine, statement: Execute) -> list[str]:
+    """Return the arguments as texts, "" for NULL. Arguments with DEFAULT are left out."""
     values = [
         evaluate_operand(machine, argument.value) for argument in statement.arguments if argument.value is not None
     ]
@@ -78,6 +79,11 @@ def _sp_who2(machine: Machine, statement: Execute) -> None:
 
 @system_procedure("sp_helptext")
 def _sp_helptext(machine: Machine, statement: Execute) -> None:
+    """Show the text of a module, one row for each line.
+
+    Raises:
+        TsqlError: 201 the name is missing, 15009 there is no such object, 15197 it has no text.
+    """
     names = _argument_texts(machine, statement)
     if not names:
         raise TsqlError(
@@ -99,6 +105,11 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
 
 
 def _role_and_member(machine: Machine, statement: Execute) -> tuple[str, str]:
+    """Return the two arguments of sp_addrolemember and sp_droprolemember.
+
+    Raises:
+        TsqlError: 201 an argument is missing, 8144 there are too many.
+    """
     texts = _argument_texts(machine, statement)
     assert isinstance(statement.procedure, Name)
     name = statement.procedure.own

@@ -93,6 +93,7 @@ def _postgres_table(machine: Machine, catalog_object: CatalogObject) -> str:
 
 
 def _rename_object(machine: Machine, text: str, new: str) -> None:
+    """Rename a table, view, procedure, trigger or synonym, with the permissions on it."""
     renamed = find_object(machine, _parse_name(machine, text, "null", 2))
     if renamed is None:
         raise _item_missing(machine, text, "null")
@@ -150,6 +151,7 @@ _LIST_INDEXES = (
 
 
 def _update_catalog(machine: Machine, statement_name: str, text: str, values: tuple[Any, ...]) -> None:
+    """Run an update of the catalog behind a guard."""
     machine.transactions.set_guard()
     try:
         fetch(machine.connection, statement_name, text, values)
@@ -162,6 +164,7 @@ def _update_catalog(machine: Machine, statement_name: str, text: str, values: tu
 
 
 def _rename_member(machine: Machine, text: str, new: str, kind: str) -> None:
+    """Rename a column or an index of a table."""
     name = _parse_name(machine, text, kind, 3)
     table_object = find_object(machine, Name(name.parts[:-1])) if len(name.parts) > 1 else None
     if table_object is None or table_object.type != "U":
