@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import psycopg
@@ -199,7 +199,10 @@ def _programs_of(folder: Path | None) -> Iterator[None]:
         return
     answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
     version = re.findall(r"\d+", answer)[0]
-    with mock.patch.multiple(cluster, programs=lambda: folder, VERSION=version):
+    changed: dict[str, Any] = {"programs": lambda: folder, "VERSION": version}
+    if int(version) < 17:  # before the builtin provider of locales
+        changed["LOCALE_OPTIONS"] = ("--encoding=UTF8", "--locale=C.UTF-8")
+    with mock.patch.multiple(cluster, **changed):
         yield
 
 

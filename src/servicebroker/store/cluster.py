@@ -35,6 +35,8 @@ from servicebroker.model.named_files import read_file
 from servicebroker.store.home import CURE
 
 VERSION = "18"
+# The builtin provider needs no locale of the machine, and sorts the same on every machine.
+LOCALE_OPTIONS = ("--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-locale")
 ROLE = "servicebroker"  # the superuser and the database
 ROOT_STAND_IN = "pgserver"  # runs the server of a folder that belongs to root
 START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
@@ -209,10 +211,8 @@ class Cluster:
         fresh = Path(tempfile.mkdtemp(prefix="postgresql.new-", dir=self.folder))
         try:
             os.chown(fresh, self.user.pw_uid, self.user.pw_gid)
-            # The builtin provider needs no locale of the machine, and sorts the same on every machine.
-            text = ("--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-locale")
             access = ("--auth=peer", f"--username={ROLE}", "--no-instructions")
-            self._must("initdb", "--data-checksums", *text, *access, "-D", fresh.name)
+            self._must("initdb", "--data-checksums", *LOCALE_OPTIONS, *access, "-D", fresh.name)
             single = ("--single", "-D", fresh.name, "-c", "exit_on_error=on", "template1")
             self._must("postgres", *single, script=f"CREATE DATABASE {ROLE}\n")
             self._write(fresh / "postgresql.conf", (fresh / "postgresql.conf").read_text() + INCLUDE)
