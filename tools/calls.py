@@ -1,4 +1,4 @@
-"""What a warm SEND calls: how many functions of the product, in how many files, from Python and from T-SQL.
+"""The calls of a warm SEND: the number of functions of the product and of their files, from Python and from T-SQL.
 
 `python tools/calls.py` prints both; `--list` prints each file with its calls, too.
 """

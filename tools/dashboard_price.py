@@ -1,4 +1,4 @@
-"""How fast the dashboard's pages are, and what they cost the messages, on one embedded server.
+"""The speed of the dashboard's pages, and their cost for messages, on one embedded server.
 
     python tools/dashboard_price.py pages [QUEUES MESSAGES RATE ROUNDS]   p95 of each page under that load
     python tools/dashboard_price.py depth [MESSAGES]                      the overview of one queue of 5,000,000
@@ -121,7 +121,7 @@ def load(instance: sb.Instance, rate: int | None) -> Iterator[list[int]]:
 
     counting = threading.Thread(target=count)
     assert process.stdout is not None
-    process.stdout.readline()  # it has begun
+    process.stdout.readline()  # wait for its first line
     counting.start()
     try:
         yield moved
@@ -205,7 +205,7 @@ def addresses(instance: sb.Instance, handle: UUID) -> list[str]:
 
 
 def asked(browser: Browser, page: str, rounds: int) -> list[tuple[float, float]]:
-    """How many seconds the page has taken, and how many of the processor, each time looked up anew."""
+    """Return the seconds and the processor seconds of the page for each round, each time looked up anew."""
     took = []
     for _ in range(rounds):
         time.sleep(FRESH + 0.05)

@@ -15,7 +15,7 @@ LARGEST = 2  # modules of a circle that is let be
 
 
 def imports() -> networkx.DiGraph:
-    """Who imports whom."""
+    """Return the graph of imports between modules."""
     graph = grimp.build_graph("servicebroker", exclude_type_checking_imports=True, cache_dir=None)
     return networkx.DiGraph(
         (module, imported) for module in graph.modules for imported in graph.find_modules_directly_imported_by(module)

@@ -14,7 +14,13 @@ from pathlib import Path
 
 PAGE = Path(__file__).parent.parent / "docs/reference/licences.md"
 NAME = "servicebroker"
-EXTRAS = ("spark", "dashboard", "iceberg", "lineage", "otel")  # what people run, not what measures and tests
+EXTRAS = (
+    "spark",
+    "dashboard",
+    "iceberg",
+    "lineage",
+    "otel",
+)  # extras for users, without those for measurements and tests
 
 _HEAD = """\
 # Licences of the dependencies
@@ -63,7 +69,7 @@ def needed() -> dict[str, set[str]]:
 
 
 def requirements(name: str) -> list[str]:
-    """What a package asks for; of ours as pyproject.toml says now, with the extras of the page."""
+    """Return the requirements of a package; for our own, those of pyproject.toml with the extras of the page."""
     if name != NAME:
         return distribution(name).requires or []
     project = tomllib.loads((PAGE.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -72,13 +78,13 @@ def requirements(name: str) -> list[str]:
 
 
 def applies(requirement: str, extras: frozenset[str]) -> bool:
-    """Whether a requirement is not of an extra, or of one of these."""
+    """Return whether a requirement belongs to no extra, or to one of these."""
     named = re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", requirement)
     return not named or bool(extras.intersection(named))
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package is there."""
+    """Return whether the package is installed."""
     try:
         distribution(name)
     except PackageNotFoundError:
@@ -87,7 +93,7 @@ def is_installed(name: str) -> bool:
 
 
 def licence(name: str) -> str:
-    """What the package says of its licence, in a few words."""
+    """Return the licence that the package declares, in a few words."""
     said = distribution(name).metadata
     classified = [one.split(" :: ")[-1] for one in said.get_all("Classifier") or [] if one.startswith("License ::")]
     text = said.get("License-Expression") or ", ".join(classified) or (said.get("License") or "").split("\n")[0]

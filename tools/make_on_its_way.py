@@ -44,7 +44,7 @@ _BLOCK = re.compile(r"(^## The states of a conversation .*?^```text\n)(.*?)(^```
 
 
 def documented(page: str) -> str:
-    """What docs/reference/message-path.md shows."""
+    """Return the generated block of docs/reference/message-path.md."""
     found = _BLOCK.search(page)
     assert found is not None
     return found[2]

@@ -60,7 +60,7 @@ class Bar(NamedTuple):
 
 @dataclass
 class Picture:
-    """What a text says, with the heights at which it is drawn."""
+    """The content of a text, with the heights at which it is drawn."""
 
     title: str = ""
     actors: dict[str, str] = field(default_factory=dict)

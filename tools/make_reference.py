@@ -60,7 +60,7 @@ def package() -> griffe.Module:
 
 
 def found(module: griffe.Module, path: str) -> Any:
-    """What a mark of a page names, an alias followed to what it stands for."""
+    """Return the member that a mark of a page names; an alias is followed to its target."""
     member: Any = module
     for part in path.split("."):
         member = member.all_members[part]
@@ -89,12 +89,12 @@ def made_of_operation(module: griffe.Module, thing: Any) -> griffe.Function:
 
 
 def _is_made(thing: Any) -> bool:
-    """Whether it is such a method."""
+    """Return whether an attribute is a method made by `operated`."""
     return thing.is_attribute and str(thing.value).startswith("operated(")
 
 
 def public_names(module: griffe.Module) -> list[str]:
-    """What the reference has to tell of: the exported names, and the public methods of their classes.
+    """Return the names for the reference: exported names, and public methods of their classes.
 
     The forms for asyncio have the same methods.
     """
@@ -277,7 +277,7 @@ def _option(one: Any) -> str:
 
 
 def _value(kind: Any) -> str:
-    """What stands for a value of that type in a usage: `A|B` where it is one of few."""
+    """Return the placeholder for a value of that type in a usage line: `A|B` for one of few."""
     kinds = [one for one in get_args(kind) if one is not type(None)] or [kind]
     if issubclass(kinds[0], StrEnum):
         return "|".join(kinds[0])
@@ -341,7 +341,7 @@ def _text_of(line: str) -> str:
 
 
 def left_out(module: griffe.Module, known: dict[str, Any]) -> list[str]:
-    """What is public and no page tells of."""
+    """Return the public names that no page mentions."""
     marked = {(kind, name) for page in PAGES for kind, name in _MARK.findall(page.read_text())}
     names = [name for name in public_names(module) if ("api", name) not in marked]
     return names + [f"servicebroker {words}" for words in known if ("command", words) not in marked]

@@ -39,7 +39,7 @@ SOURCES = Path(sb.__file__).parent
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
 SENDER, RECEIVER = "//path/Sender", "//path/Receiver"
 CONVERSATIONS = 6
-STAGES = (  # who does something for a message, in the order in which it is first needed
+STAGES = (  # the threads that work for a message, in the order in which it first needs them
     "sender: application",
     "sender: rounds of the daemon",
     "sender: network",
@@ -79,7 +79,7 @@ def _place(code: Any) -> tuple[str, str]:
 
 @contextmanager
 def _as_stage(stage: str) -> Iterator[None]:
-    """What the block does belongs to this stage."""
+    """Attribute all calls within the block to this stage."""
     thread, before = threading.current_thread(), sys.getprofile()
     name, thread.name = thread.name, stage
     sys.setprofile(threading.getprofile())
@@ -117,7 +117,7 @@ class Site:
 
 
 def ways_of_messages(sending: str, receiving: str) -> tuple[Way, Way]:
-    """What every first message of a conversation passes on its way between these instances, and every later one."""
+    """Return the files on the way of every first message of a conversation, and of every later one."""
     recorder = Recorder()
     before = threading.getprofile()
     threading.setprofile(recorder)
@@ -136,7 +136,7 @@ def ways_of_messages(sending: str, receiving: str) -> tuple[Way, Way]:
                 later.append(_carry(recorder, sender, receiver, handle))
     finally:
         threading.setprofile(before)
-    return _common(first[1:]), _common(later[1:])  # not where the daemons have to connect
+    return _common(first[1:]), _common(later[1:])  # without the first message, for which the daemons have to connect
 
 
 def _carry(recorder: Recorder, sender: Site, receiver: Site, handle: UUID) -> Way:
@@ -153,7 +153,7 @@ def _carry(recorder: Recorder, sender: Site, receiver: Site, handle: UUID) -> Wa
 
 
 def _common(ways: list[Way]) -> Way:
-    """What is in all of them, in the order of the first."""
+    """Return the calls that are in all of them, in the order of the first."""
     first, *others = ways
     found: Way = {}
     for stage in STAGES:
@@ -182,7 +182,7 @@ def as_text(first: Way, later: Way, *, functions: bool) -> str:
 
 
 def documented(page: str) -> str:
-    """What docs/reference/message-path.md shows."""
+    """Return the list of files in docs/reference/message-path.md."""
     found = re.search(r"^## The files$.*?^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]

@@ -1,4 +1,5 @@
-"""What the trail costs: processor time of SEND and RECEIVE, of this process and of its session of PostgreSQL together.
+"""The price of the trail: processor time of SEND and RECEIVE, of this process and of its session of PostgreSQL
+together.
 
     python tools/trail_price.py [ROUNDS]
 

@@ -28,7 +28,7 @@ NEEDS = ("grpc", "grpc_status", "google.rpc", "pandas", "yaml", "zstandard")
 
 
 def missing() -> list[str]:
-    """What declarative pipelines need and is not installed."""
+    """Return the names of packages that declarative pipelines need and that are not installed."""
     return [name for name in NEEDS if not _is_there(name)]
 
 

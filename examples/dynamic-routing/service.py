@@ -82,7 +82,7 @@ def create_route(database: sb.Database, body: bytes, file: Path) -> bool:
     except sb.BrokerError as refused:
         if refused.number != 2714:
             raise
-        database.alter_route(name, **clauses)  # it has expired, or we were cut off before we could say so
+        database.alter_route(name, **clauses)  # the route has expired, or a failure came before the answer
     return True
 
 

@@ -33,11 +33,11 @@ insert into expenses_dbo.items values ('hotel'), ('train');
 
 
 class InvalidReport(Exception):
-    """It can never be processed, whatever happens."""
+    """A report that can never be processed."""
 
 
 class UnknownEmployee(Exception):
-    """Who has just been employed may arrive here after the first report."""
+    """A report of an employee who is not known yet: the news of a new employee may arrive after the first report."""
 
 
 class UnknownItem(Exception):
@@ -45,7 +45,7 @@ class UnknownItem(Exception):
 
 
 def policy(failure: sb.Failure) -> sb.Verdict:
-    """What becomes of a report whose processing has failed."""
+    """Choose the verdict for a report whose processing has failed."""
     if isinstance(failure.error, InvalidReport):
         return sb.EndWithError(422, str(failure.error))
     if isinstance(failure.error, UnknownItem):
@@ -112,7 +112,7 @@ def process(db: sb.Database) -> int:
 
 
 def answers(db: sb.Database) -> Iterator[tuple[UUID, str]]:
-    """What accounts payable has said to the office, by conversation."""
+    """Yield the answers of accounts payable to the office, by conversation."""
     while messages := db.receive(OFFICE_QUEUE):
         for message in messages:
             if message.is_error:

@@ -105,7 +105,7 @@ async def told(asked: Awaitable[sb.Message], response: Response) -> dict[str, st
 
 @app.get("/shipments")
 async def shipments(request: Request) -> list[str]:
-    """What was shipped."""
+    """Return the items that were shipped."""
     async with request.app.state.db.transaction() as tx:
         rows = await tx.connection.execute("select item from shipments order by id")
         return [item for (item,) in await rows.fetchall()]

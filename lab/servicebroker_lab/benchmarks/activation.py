@@ -57,12 +57,12 @@ class Answering:
         return Host(self._instance, [lambda database, name: procedure], interval=60)
 
     def _expect(self, messages: int) -> None:
-        """So many are to be processed."""
+        """Expect this number of messages to be processed."""
         self._left = messages
         self._done.clear()
 
     def _processed(self, messages: int) -> None:
-        """So many were."""
+        """Count processed messages."""
         self._left -= messages
         if not self._left:
             self._done.set()

@@ -16,7 +16,7 @@ Job: TypeAlias = Callable[..., AbstractContextManager[Callable[..., Any]]]
 
 
 def senders(batch: int) -> int:
-    """How many send at a time, so many messages in a transaction: Microsoft's published figure is of three."""
+    """Return the number of senders for a batch size: Microsoft's published figure is of three."""
     return 16 if batch == 1 else 4
 
 
@@ -32,7 +32,7 @@ class Aside:
         self._process = context.Process(target=_work, args=(there, job, arguments), daemon=True)
         self._process.start()
         there.close()
-        self.answer: Any = None  # what the job has returned, the last time
+        self.answer: Any = None  # the last result of the job
 
     @property
     def pid(self) -> int:
@@ -40,7 +40,7 @@ class Aside:
         return self._process.pid or 0
 
     def during(self, work: Callable[[], T], *order: Any) -> T:
-        """What `work` returns, while the job is called with that order, and after it.
+        """Return the result of `work`, while the job is called with that order, and after it.
 
         Raises:
             InstanceError: the job has failed; what it has raised, where that is one.
@@ -49,7 +49,7 @@ class Aside:
         try:
             done = work()
         except InstanceError:
-            if self._pipe.poll():  # who reads misses what the job did not send
+            if self._pipe.poll():  # the reader waits in vain for messages that the job did not send
                 self._wait()
             raise
         self._wait()
@@ -70,14 +70,14 @@ class Aside:
 
 
 def all_during(work: Callable[[], T], orders: Iterable[tuple[Aside, tuple[Any, ...]]]) -> T:
-    """What `work` returns, while each of them is called with its order."""
+    """Return the result of `work`, while each of them is called with its order."""
     for aside, order in orders:
         work = partial(aside.during, work, *order)
     return work()
 
 
 def shares(messages: int, many: int) -> list[int]:
-    """How many messages each of so many sends."""
+    """Divide messages among `many` senders."""
     return [len(range(number, messages, many)) for number in range(many)]
 
 

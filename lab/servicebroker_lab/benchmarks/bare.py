@@ -1,4 +1,4 @@
-"""What a durable commit costs on this disk: no queue can be faster that commits each message."""
+"""The cost of a durable commit on this disk, which bounds every queue that commits each message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user would pick instead, each through its own public interface as its documentation shows it."""
+"""Alternatives that a user might choose, each through its own public interface as its documentation shows it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Pgmq:
             work(20)
 
     def fill_groups(self, messages: int) -> None:
-        """So many messages in the queue."""
+        """Put a number of messages into the queue."""
         self.begin(messages)
         self._send_batch(messages)
 
@@ -164,7 +164,7 @@ class PgQueuer:
         self._body = text_body().encode()
 
     def ways(self, scenario: str) -> list[Way]:
-        """It enqueues."""
+        """Return the ways to enqueue."""
         settings = "SyncQueries, psycopg"
         return {
             "send-one": [Way("enqueue", settings, self._clear, self._enqueue)],
@@ -216,7 +216,7 @@ class Procrastinate:
         self._body = text_body()
 
     def ways(self, scenario: str) -> list[Way]:
-        """It defers, and it has a worker; both also with the settings that make it fastest."""
+        """Return the ways to defer and to work, with default settings and with the fastest ones."""
         own = "on an autocommit connection of one's own"
         return {
             "send-one": [

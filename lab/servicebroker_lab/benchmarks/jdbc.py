@@ -36,7 +36,7 @@ class Jdbc:
 
     @property
     def version(self) -> str:
-        """What the jar says of itself."""
+        """Return the version in the manifest of the jar."""
         with zipfile.ZipFile(self.jar) as jar:
             manifest = jar.read("META-INF/MANIFEST.MF").decode(errors="replace")
         found = re.search(r"(?:Implementation|Bundle)-Version: (\S+)", manifest)

@@ -58,7 +58,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What some samples say: the medians, and of processor time the means.
+    """The figures of some samples: medians, and means of processor time.
 
     Attributes:
         per_second: messages per second.
@@ -158,7 +158,7 @@ def sample_elsewhere(work: Work, messages: int) -> Sample:
 
 
 def figures(samples: Sequence[Sample]) -> Figures:
-    """What `samples` say, of which there must be one at least; of processor time, told in ticks, all count together."""
+    """Return the figures of at least one sample; ticks of processor time are added up over all samples."""
     messages = sum(sample.messages for sample in samples)
     return Figures(
         median(sample.messages / sample.seconds for sample in samples),

@@ -1,4 +1,4 @@
-"""What every measured system gives: its version and, for each scenario, the ways to do it; ports for servers."""
+"""The interface of a measured system: its version and the ways of each scenario; free ports for servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class System(Protocol):
     version: str
 
     def ways(self, scenario: str) -> list[Way]:
-        """How it does a scenario; empty when it is not compared there."""
+        """Return the ways of a scenario; empty if the system is not compared there."""
 
     def close(self) -> None:
         """Let the server go."""

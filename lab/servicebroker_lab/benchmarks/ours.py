@@ -63,12 +63,12 @@ class ServiceBroker:
             pass
 
     def fill(self, messages: int) -> None:
-        """So many messages in the queue."""
+        """Put a number of messages into the queue."""
         self.begin(messages)
         self._send_batch(messages)
 
     def fill_groups(self, messages: int) -> None:
-        """So many messages over GROUPS conversations, since a group has one reader at a time."""
+        """Put a number of messages over GROUPS conversations into the queue, since a group has one reader at a time."""
         self.begin(messages)
         for number in range(GROUPS):
             handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)

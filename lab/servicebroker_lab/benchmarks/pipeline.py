@@ -225,7 +225,7 @@ class Pipeline:
         ]
 
     def fill(self, messages: int) -> None:
-        """So many messages in the queue, over CONVERSATIONS conversations in turn."""
+        """Put a number of messages into the queue, over CONVERSATIONS conversations in turn."""
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._instance.connection() as connection:
             execute(connection, "pipeline.fill.truncate", f"truncate {self._table}")
@@ -246,7 +246,9 @@ class Pipeline:
         self._range = (first, last + 1)
 
     def fill_deep(self, messages: int) -> None:
-        """So many rows in the queue at once, and the statistics and hint bits that nobody shall pay for."""
+        """Put a number of rows into the queue at once, with the statistics and hint bits that no measured read shall
+        pay for.
+        """
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._instance.connection() as connection:
             execute(connection, "pipeline.fill_deep.truncate", f"truncate {self._table}")
@@ -316,7 +318,7 @@ class Pipeline:
         return messages
 
     def copy_in(self, messages: int) -> int:
-        """What one would write by hand: each task copies its rows into a table."""
+        """Copy rows into a table in each task, as a user would write it by hand."""
         url = self._instance.url
 
         def copy(rows: Any) -> None:

@@ -1,4 +1,4 @@
-"""What processes hold in memory and have used of the processor, read from /proc; 0 or nothing where there is none."""
+"""Memory and processor time of processes, read from /proc; 0 or nothing where there is no /proc."""
 
 from __future__ import annotations
 

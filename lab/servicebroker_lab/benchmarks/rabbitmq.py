@@ -57,7 +57,7 @@ class Shovelled:
         self.version = _version(server)
         self._stack = ExitStack()
         self._ports = [free_port(), free_port()]
-        names = free_port()  # where the nodes learn of each other
+        names = free_port()  # the nodes find each other through this port
         self._stack.callback(_end_names, names)
         try:
             self._start(server, place / "target", names, self._ports[1], "")

@@ -42,7 +42,7 @@ TOP = 1_000  # messages of a RECEIVE
 WAITING = 60_000  # messages that are sent and not read, about: the senders wait then
 PATIENCE = 60.0  # seconds without a message
 TURN = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
-READERS, CORES_OF_READER = 4, 4  # so many at most; one is enough for so many cores
+READERS, CORES_OF_READER = 4, 4  # the largest number of readers, and the cores for which one reader is enough
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
 PASSWORD = "of a benchmark"  # its data are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
@@ -128,7 +128,7 @@ class Linked:
             self.east.grant("SEND", service, service=self.target)
 
     def begin(self, service: str, count: int, apart: int = 1) -> list[UUID]:
-        """So many conversations of this source; between two of them, dialogs that are never used."""
+        """Begin conversations of this source; between two of them, begin dialogs that are never used."""
         with self.sources[service].transaction() as transaction:
             begun = [
                 transaction.begin_dialog(service, self.target, contract=CONTRACT, encryption=self.is_secured)
@@ -178,7 +178,7 @@ class Linked:
 
     @property
     def taken(self) -> int:
-        """How many messages the readers have had by now."""
+        """Return the number of messages that the readers have had by now."""
         return self._taken.value
 
     def daemon_pids(self, name: str) -> list[int]:
@@ -210,14 +210,15 @@ class Linked:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Who reads in vain says where the messages are."""
+        """Add to an error of a reader where the messages are."""
         try:
             yield
         except InstanceError as problem:
             raise InstanceError(f"{problem} {self._whereabouts()}") from None
 
     def _whereabouts(self) -> str:
-        """Where messages are that do not come: what waits on each side and why, who is at work, what the daemons said.
+        """Describe where missing messages are: waiting rows of each side with the reason, sessions at work, logs of the
+        daemons.
 
         A disk that does not answer for a minute is seen by what its server waits for.
         """
@@ -241,7 +242,7 @@ class Linked:
         return messages
 
     def _check(self, found: Sequence[list[Taken]]) -> None:
-        """Whether each conversation goes on where it was, without a gap or a message twice, whoever has read of it."""
+        """Check that each conversation continues without a gap or a repeated message, whichever reader has read it."""
         for handle, first, messages in sorted(taken for one in found for taken in one):
             if first != self._next[handle]:
                 raise InstanceError("Messages were lost, doubled or came out of order.")
@@ -283,7 +284,7 @@ class Linked:
         return sizes
 
     def open_conversations(self, count: int) -> None:
-        """So many more, with a message each that has been received; they stay open."""
+        """Open more conversations, each with one message that has been received; they stay open."""
         ((service, west),) = self.sources.items()
         for first in range(0, count, TOP):
             handles = self.begin(service, min(TOP, count - first))
@@ -330,7 +331,7 @@ def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], lis
 
 
 class Taken(NamedTuple):
-    """What one RECEIVE has brought: so many messages of a conversation, from this number on."""
+    """The result of one RECEIVE: a number of messages of a conversation, from this number on."""
 
     handle: UUID
     first: int
@@ -393,7 +394,7 @@ def compare_remote(
 
 
 def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) -> Line:
-    """What a user would pick instead; without encryption."""
+    """Measure RabbitMQ, the alternative that a user might choose, without encryption."""
     server = find_server()
     if server is None:
         return Line(name, RABBITMQ, reason="install rabbitmq-server")
@@ -423,7 +424,7 @@ def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple
 
 
 def _at_home(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
-    """What the senders reach where nothing has to travel and nobody reads: the bound of what can be carried."""
+    """Measure the senders alone, where nothing travels and nobody reads: the bound of the rate."""
     messages -= messages % CONVERSATIONS
     ((_, database),) = linked.sources.items()
     with closing(Meter(database.instance.url)) as meter:

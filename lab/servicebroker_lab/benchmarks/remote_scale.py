@@ -1,4 +1,4 @@
-"""What two instances carry on 2, 4, 8 ... cores of one machine, and how busy each process is meanwhile."""
+"""The rate of two instances on 2, 4, 8 ... cores of one machine, and the load of each process meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks found: plain values, and how they look as JSON, Markdown and SVG."""
+"""The results of benchmarks: plain values, and their form in JSON, Markdown and SVG."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Line:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the goal is met; None when there is no goal or no ratio."""
+        """Return whether the goal is met; None without a goal or a ratio."""
         if self.goal is None or self.ratio is None:
             return None
         return self.ratio <= self.goal if self.is_cost else self.ratio >= self.goal
@@ -201,7 +201,7 @@ def goal_text(line: Line) -> str:
 
 
 def in_words(line: Line) -> str:
-    """What came out, for who watches a run that takes an hour."""
+    """Return a result as one line for an observer of a run that takes an hour."""
     what = " ".join(part for part in (f"{line.scenario}:", line.system, line.label, line.settings) if part)
     if line.figures is None:
         return f"{what}: not measured: {line.reason}"
@@ -215,7 +215,7 @@ def in_words(line: Line) -> str:
 # ---------------------------------------------------------------- the chart
 
 _WIDTH = 860
-_LABELS = 290  # where the bars begin
+_LABELS = 290  # pixels; the bars begin behind the labels
 _LONGEST = 340  # of a bar
 _BAR, _STEP, _HEADING, _GAP, _MARGIN = 18, 25, 30, 16, 16
 _STYLE = (

@@ -50,7 +50,7 @@ class Choosing:
         return [way] if scenario == "routing" else []
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this system holds no resource."""
 
     def _choose(self, count: int) -> int:
         table, site, pick = self._table, Site({}, frozenset()), self._pick

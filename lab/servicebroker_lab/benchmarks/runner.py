@@ -34,7 +34,7 @@ _TURNS = 10  # of a round in which costs are compared, at most
 
 @dataclass(frozen=True)
 class Field:
-    """Who takes part: the open systems, and why the others do not."""
+    """The participants: the open systems, and the reasons of those that are missing."""
 
     systems: list[System]
     missing: dict[str, str]

@@ -27,7 +27,7 @@ _LABELS = {  # by verb, ours and pgmq's
 
 
 class Filled(Protocol):
-    """What fills its queue before processes read it."""
+    """A system that fills its queue before processes read it."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class Filled(Protocol):
         """An empty queue."""
 
     def fill_groups(self, messages: int) -> None:
-        """So many messages in the queue."""
+        """Put a number of messages into the queue."""
 
 
 class Scaled:
@@ -149,6 +149,6 @@ def _pgmq(url: str) -> Iterator[Callable[[str, int], None]]:
 
 
 def scaled_systems(systems: Sequence[object], url: str) -> list[Scaled]:
-    """Those of these systems that take part."""
+    """Return those of the systems that take part."""
     ours = [Scaled(system, 0, _ours, url) for system in systems if isinstance(system, ServiceBroker)]
     return ours + [Scaled(system, 1, _pgmq, url) for system in systems if isinstance(system, Pgmq)]

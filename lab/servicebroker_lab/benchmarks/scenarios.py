@@ -164,7 +164,7 @@ SCENARIOS |= {
     }.items()
     for many in _PROCESSES
 }
-BOUNDS = {  # what keeps a scenario from a goal, told below a table that has not reached it; Markdown, seen from docs
+BOUNDS = {  # the limits that keep a scenario from its goal, below a table that misses it; Markdown, seen from docs
     "send-one": "the commit. A bare one is little more than twice as fast as procrastinate's call.",
     "worker": "RECEIVE and COMMIT travel together, and cost the server more than twice a bare insert and its commit. A "
     "tenth of the time of procrastinate's worker is less than a bare commit takes.",

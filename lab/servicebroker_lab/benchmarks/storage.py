@@ -1,4 +1,4 @@
-"""How a queue behaves when it is deep, crowded, locked or full of dead rows: ours against ours in easier conditions."""
+"""Queues that are deep, crowded, locked or full of dead rows, compared with easier conditions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _FILL = (
 
 
 def fill_rows(broker: ServiceBroker, messages: int, groups: int, *, prefix: str = "", row: int = 1) -> None:
-    """So many messages into the queue of `broker`, in one statement: `row` of a group, then `row` of the next."""
+    """Put a number of messages into the queue of `broker`, in one statement:
+
+    `row` of a group, then `row` of the next.
+    """
     values = {"body": text_body().encode(), "messages": messages, "groups": groups, "prefix": prefix, "row": row}
     names = {"service": TARGET, "contract": CONTRACT, "type": TYPE}
     with broker.database.instance.connection() as connection:
@@ -54,7 +57,7 @@ class Storage:
         self._database = broker.database
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._body = text_body().encode()
-        self._open = ExitStack()  # what the present condition holds
+        self._open = ExitStack()  # resources of the present condition
 
     def subjects(self) -> dict[str, Way]:
         """By scenario, what is measured."""
@@ -178,7 +181,7 @@ class Storage:
         self.send_on(conversations or messages, messages)
 
     def _crowded(self, count: int, messages: int) -> None:
-        """So many senders, each on a conversation of its own, and as many readers."""
+        """Run a number of senders, each on its own conversation, and as many readers."""
         self._empty(messages)
         handles = [self._begin() for _ in range(count)]
         for handle in handles:
@@ -188,7 +191,7 @@ class Storage:
         self._gather(handles, count, messages)
 
     def _few(self, groups: int, readers: int, messages: int) -> None:
-        """So many readers of a queue that is full."""
+        """Run a number of readers on a full queue."""
         self._fill(groups, messages)
         self._gather([], readers, messages)
 

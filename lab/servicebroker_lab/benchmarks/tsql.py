@@ -204,7 +204,7 @@ class Parsing:
         self._script = script * (UNIT * 20 // len(script))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this system holds no resource."""
 
     def ways(self, scenario: str) -> list[Way]:
         """One, in the scenario `tsql-parse`."""

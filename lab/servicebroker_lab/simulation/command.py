@@ -116,13 +116,13 @@ def simulate(seeds: range, progress: Callable[[int, int], object]) -> tuple[Coun
 
 
 def portions(seeds: range, cores: int) -> list[range]:
-    """What a process runs at a time: few enough that each core has some."""
+    """Divide the seeds into portions for a process, small enough that each core has some."""
     size = max(1, min(PORTION, len(seeds) // (PORTIONS * cores)))
     return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 
 
 def _be_quiet() -> None:
-    """What is refused in a run, of thousands of messages, nobody reads."""
+    """Silence the log of refusals: a run of thousands of messages would print too many."""
     logging.getLogger("servicebroker.broker").setLevel(logging.CRITICAL + 1)
 
 

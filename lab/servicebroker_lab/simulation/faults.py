@@ -1,4 +1,4 @@
-"""What goes wrong in one run; each seed draws its own rates."""
+"""The faults of one run; each seed draws its own rates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Faults(NamedTuple):
     """Probabilities for each message, chunk or commit; times in seconds."""
 
     loss: float = 0.0  # of a message, as by a broker that forwards and forgets
-    replay: float = 0.0  # it comes once more, up to two minutes later
-    reorder: float = 0.0  # it comes later than it was sent
+    replay: float = 0.0  # the message comes once more, up to two minutes later
+    reorder: float = 0.0  # the message comes later than it was sent
     tampering: float = 0.0  # a message is changed, and its frame made to fit
     noise: float = 0.0  # a bit of the byte stream is changed
     cut: float = 0.0  # the connection breaks
@@ -72,11 +72,11 @@ class Faults(NamedTuple):
         drawn = drawn._replace(promoted=apart.random() * 0.5 if apart.random() < 0.2 else 0.0)
         drawn = drawn._replace(replaced=apart.random() * 0.7 if apart.random() < 0.2 else 0.0)
         drawn = drawn._replace(divided=apart.random() if 0.62 < apart.random() < 0.765 else 0.0)
-        # who forwards refuses what it has no route for
+        # A forwarder refuses messages without a route.
         drawn = drawn._replace(unrouted=apart.random() if apart.random() < 0.3 and not drawn.detour else 0.0)
         drawn = drawn._replace(gripped=apart.random() if apart.random() < 0.15 else 0.0)
         drawn = drawn._replace(narrow=1.0 if apart.random() < 0.1 else 0.0)
-        # who forwards, or is not trusted, or goes back to an old copy may lead one conversation to two instances
+        # Forwarding, missing trust and an old copy may lead one conversation to two instances.
         is_plain = not (drawn.detour or drawn.hostile or drawn.old_copy)
         drawn = drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
         drawn = drawn._replace(hoarded=1.0 if apart.random() < 0.5 else 0.0)

@@ -45,7 +45,7 @@ AT_HOME = RoutingTable([Route("AutoCreatedLocal", None, None, None, LOCAL)])
 
 
 class Size(NamedTuple):
-    """How large a fleet is, how many conversations begin, and for how many rounds there are faults."""
+    """The size of a fleet, the number of conversations that begin, and the number of rounds with faults."""
 
     instances: int = 1_000
     services: int = 100_000
@@ -54,7 +54,7 @@ class Size(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run has found; all conversations have arrived.
+    """The findings of a run; all conversations have arrived.
 
     Attributes:
         seconds: of the simulated time, and of them after the last fault until everything had arrived.
@@ -88,12 +88,12 @@ class _Instance:
         self.is_direct = gateway is None  # routes lead straight to it
         self.services: set[str] = set()
         self.returns_at = 0  # the round; until then it is dead
-        self.lost: frozenset[Address] = frozenset()  # where it has lately reached nobody
+        self.lost: frozenset[Address] = frozenset()  # addresses that have lately been unreachable
         self.forwarder: Forwarder[Address] = Forwarder(10 * 1024 * 1024)
         self.behind: dict[str, set[_Instance]] = {}  # by service: what it is a gateway of
 
     def site(self, service: str) -> Site:
-        """What it says of itself to routing."""
+        """Return the description of this instance for routing."""
         homes = {service: [self.broker]} if service in self.services else {}
         return Site(homes, frozenset({self.broker}), frozenset({self.address}), True, unreachable=self.lost)
 
@@ -202,7 +202,7 @@ class Fleet:
     # ---------------------------------------------------------------- routes
 
     def _routes(self, service: str) -> RoutingTable:
-        """What every database says of a service: where each of its instances is reached."""
+        """Return the routes of every database to a service: the addresses of its instances."""
         if service not in self._tables:
             self._tables[service] = RoutingTable(
                 Route(home.broker, service, home.broker, None, str(self._way(home).address))
@@ -287,7 +287,7 @@ class Fleet:
         return None
 
     def _take(self, one: _Journey, home: _Instance, *, is_answered: bool = False) -> bool:
-        """It has arrived, perhaps again. Whether the answer arrives too."""
+        """Note the arrival of a first message, perhaps a repeated one; return whether the answer arrives too."""
         if one.arrived_at is not None:
             self._counts["repeated"] += 1
         if one.arrived_at not in (None, home) or one.service not in home.services:

@@ -57,7 +57,8 @@ class HoardingForwarder:
             kept.append(_Kept(instance, link, came))
 
     def _may_keep(self, header: Header) -> bool:
-        """Whether it is promised that the frame does not open the conversation again (docs/reference/rules.md).
+        """Return whether the rules promise that the frame does not open the conversation again
+        (docs/reference/rules.md).
 
         What is sealed after its target has closed, since acknowledgements are lost, may do so; what an anonymous
         initiator seals whose clock is far ahead, too.

@@ -65,7 +65,7 @@ class HostilePeer:
         self._world.network.connect(HOSTILE, victim.index, lambda stream: self._begin(stream, victim, me), self.shown)
 
     def answers(self, own: int, other: int) -> bool:
-        """Whether it takes the connection to an instance that is down: of who knows whom to expect there."""
+        """Return whether this peer takes a connection to an instance that is down; the opener must know its peer."""
         here = next((one for one in self._world.instances if one.index == own), None)
         return here is not None and here.expects(other) and self._chance.random() < 0.5
 
@@ -146,14 +146,14 @@ class HostilePeer:
     # ---------------------------------------------------------------- what it was given
 
     def believed(self, victim: Instance, me: Myself) -> None:
-        """It is let in as who it says."""
+        """Report a victim that has let this peer in under its claimed identity."""
         if not victim.lets_in(HOSTILE):
             self.findings.append(f"{victim} lets in the hostile peer")
         elif me.instance is not None and victim.knows(me.instance):
             self.findings.append(f"{victim} believes the hostile peer to be instance {me.instance}")
 
     def reads(self, victim: Instance, body: bytes) -> None:
-        """It has got a message."""
+        """Report a victim that has sent a message to this peer."""
         if parse(body).header.kind in (Kind.RUN, Kind.FRAGMENT):
             self.findings.append(f"{victim} sends messages to the hostile peer")
 

@@ -56,11 +56,11 @@ class SimulatedLink:
     def __init__(
         self, links: Links, connection: Connection, stream: Stream, address: Address | None, proved: Proved
     ) -> None:
-        self.proved = proved  # what the peer's certificate stands for
+        self.proved = proved  # the identity that the peer's certificate proves
         self.owner = proved.owner
         self.connection = connection
         self.stream = stream
-        self.address = address  # where we connected to; None for one that we accepted
+        self.address = address  # the address that we connected to; None for an accepted connection
         self.moment = 0
         self.was_online = False
         self.has_alarm = False
@@ -81,13 +81,13 @@ class SimulatedLink:
 
     @property
     def peer(self) -> Peer | None:
-        """Who is at the other end, once it has greeted."""
+        """Return the peer at the other end, once it has greeted."""
         greeting = self.connection.peer
         return None if greeting is None else Peer(self.owner, greeting.seat)
 
     @property
     def room(self) -> int:
-        """How many bytes it takes now."""
+        """Return the number of bytes that the link takes now."""
         return OUTBOX - self._pending
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
@@ -106,21 +106,21 @@ class SimulatedLink:
         self._links.on_room()
 
     def complain(self) -> None:
-        """Nobody floods here."""
+        """Do nothing: no peer floods here."""
 
     def refused(self, number: int, text: str) -> None:
-        """What it has brought was refused."""
+        """Count a refusal of what the peer has brought."""
         self._links.corrupted += number in CORRUPTED
 
     def opened(self) -> None:
         """Everybody may begin conversations."""
 
     def charge(self, seconds: float) -> None:
-        """Nobody rests: the network of the simulator has no inboxes."""
+        """Do nothing: the network of the simulator has no inboxes, so no peer rests."""
 
 
 class Links:
-    """What a daemon is connected to: `tell` gets what happens, `bring` what comes; `on_room`: a link takes more.
+    """The links of a daemon. `tell` gets events, `bring` frames; `on_room` is called when a link takes more.
 
     `shown` is its own certificate; TLS, which proves that a peer has the key of what it shows, is not simulated.
     """
@@ -168,7 +168,7 @@ class Links:
 
     @property
     def unreachable(self) -> frozenset[Address]:
-        """Where the last attempts have failed."""
+        """Return the addresses whose last attempts have failed."""
         return frozenset(self._attempts)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
@@ -245,7 +245,7 @@ class Links:
         self.handle(link, [])
 
     def _proved(self, stream: Stream) -> Proved:
-        """What the peer's certificate stands for.
+        """Return the identity that the peer's certificate proves.
 
         Raises:
             BrokerError: 28034, 28035 it is not let in.
@@ -351,7 +351,7 @@ class Links:
         self.later(pause, lambda: self._try_again(address))
 
     def _try_again(self, address: Address) -> None:
-        """Whoever waits need not ask first; when nobody has asked for long, nobody waits."""
+        """Connect again if the address was asked for lately; otherwise forget its attempts."""
         if self._asked.get(address, -WANTED) + WANTED > self.now:
             self._connect(address)
         else:
@@ -359,7 +359,7 @@ class Links:
 
 
 def address_of(index: int) -> Address:
-    """Where the instance of that number listens."""
+    """Return the address at which the instance of that number listens."""
     return Address(f"sim{index}", 4022)
 
 

@@ -26,11 +26,11 @@ Entry = tuple[int, int]  # sender, number
 
 
 class Outcome(NamedTuple):
-    """What happened in a run that went well."""
+    """The events of a run that went well."""
 
     messages: int
     promotions: int
-    changes: int  # how often a sender changed over
+    changes: int  # times that a sender changed over
 
 
 class _Server:
@@ -44,14 +44,14 @@ class _Server:
         self.is_proven = not is_standby  # its daemon has committed since it began
         self.timeline = 1
         self.log: list[Entry] = []
-        self.busy: Callable[[], None] | None = None  # what follows the commit that waits
+        self.busy: Callable[[], None] | None = None  # the continuation of the commit that waits
         self.busy_since = 0.0
 
     def __str__(self) -> str:
         return self.name
 
     def standing(self, now: float) -> Standing:
-        """What its daemon says of it."""
+        """Return the standing that its daemon reports."""
         if self.is_standby:
             return Standing(Role.MIRROR, "c", self.timeline)
         is_stuck = self.busy is not None and now > self.busy_since + SILENT
@@ -68,7 +68,7 @@ class _Server:
             done()
 
     def crash(self) -> None:
-        """What it has written is there when it comes back, also what its standby never got."""
+        """Stop the server; its log stays for its return, also entries that its standby never got."""
         self.is_up = self.is_proven = False
         self.busy = None
 
@@ -117,7 +117,7 @@ class _Sender:
             self.run.later(lambda side=side: self.hear(side))  # type: ignore[misc]
 
     def hear(self, side: int) -> None:
-        """What that server says now, or that it cannot be reached."""
+        """Take the present answer of that server, or its silence."""
         now, server = self.run.loop.now, self.run.servers[side]
         if side in self.cut_off or not server.is_up:
             self.becomes(mirroring.unreachable(self.pair, side, "cut", now))
@@ -216,7 +216,7 @@ class Run:
     # ---------------------------------------------------------------- servers
 
     def _replicate(self) -> None:
-        """What the primary has written comes to its standby, and its commits are done."""
+        """Copy the primary's log to its standby, and finish the commits that waited for it."""
         primary, standby = self.servers[self.primary], self.servers[1 - self.primary]
         if self.is_replicating and primary.is_up and standby.is_up and standby.is_standby:
             standby.log, standby.timeline = list(primary.log), primary.timeline

@@ -27,7 +27,7 @@ from servicebroker_lab.simulation.store import Endpoint, Key, Lost
 WHY = b"why"  # an Error fits into one frame, as every real one does
 FAULTY = 60.0  # seconds with faults
 ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
-_ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # whose peer has
+_ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # the peer has ended in these states
 SKEWS = (-1, 0, 0, 1, 168)  # hours by which a clock may be ahead, each far more than clocks step
 GENERATIONS = 5  # of certificates, one after the other: making one takes long
 CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
@@ -36,7 +36,7 @@ logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # o
 
 
 class Outcome(NamedTuple):
-    """What happened in a run that went well."""
+    """The events of a run that went well."""
 
     messages: int
     corrupted: int
@@ -50,7 +50,7 @@ class _Sent(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a run is made from: its seed; and what is left out of what the seed would draw, to make it shorter."""
+    """The origin of a run: its seed, and the faults that are left out of the seed's draw to make it shorter."""
 
     seed: int
     without: frozenset[str] = frozenset()  # faults
@@ -86,7 +86,7 @@ class Run:
             self._introduce()
         self._routes.begin()
         self.sent: dict[Key, list[_Sent]] = {}
-        self.endpoints: dict[Key, Endpoint] = {}  # also those that are gone
+        self.endpoints: dict[Key, Endpoint] = {}  # also endpoints that are gone
         self._homes: dict[Key, Instance] = {}
         self._doubled: list[str] = []  # conversations that one side of which was in two instances
         self._busy: set[Key] = set()  # an application sends on it
@@ -192,13 +192,13 @@ class Run:
     # --- an old copy
 
     def _make_copy(self, instance: Instance) -> None:
-        """What an instance is now, to be restored later."""
+        """Copy an instance, to be restored later."""
         self.loop.trace(instance, "is copied")
         copied = instance.tables.twin()
         self.loop.after(self.loop.random.random() * 20, lambda: self._restore(instance, copied))
 
     def _restore(self, instance: Instance, copied: dict[UUID, Endpoint]) -> None:
-        """What the instance's applications have done since was never done."""
+        """Restore a copy: later acts of the instance's applications are lost."""
         if self.world.parted:
             return
         was = {one.key for one in instance.tables.endpoints.values()}
@@ -327,7 +327,7 @@ class Run:
             raise Lost("\n".join(problems))
 
     def _is_told(self, key: Key) -> bool:
-        """Whether there is an Error on each side, or it is held with the reason; of those sides that are not over."""
+        """Return whether each side that is not over has an Error, or is held with a reason."""
         sides = (key, (key[0], not key[1]))
         has_error = {one for one in sides if one in self.endpoints and self.endpoints[one].has_error}
         found = [there.tables.find(side) for there, side in product(self.world.instances, sides)]

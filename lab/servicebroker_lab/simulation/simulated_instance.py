@@ -60,7 +60,7 @@ class ProvedByNetwork(Tls):
 
 
 class World(NamedTuple):
-    """What the instances of a run share."""
+    """The values that the instances of a run share."""
 
     loop: Loop
     network: Network
@@ -111,7 +111,7 @@ class FaultyStore(MemoryStore):
         self._instance.seam(self._daemon, self, name)
 
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
-        """What goes has arrived."""
+        """Check that everything removed as acknowledged has arrived."""
         for handle, event in news.items():
             if (one := self._tables.endpoints.get(handle)) is not None:
                 self._instance.check(one, event)
@@ -288,7 +288,7 @@ class Daemon:
             self._plan(share, max(relay.wake_at, self._loop.now + PACE))
 
     def _begin_anew(self, problem: Exception) -> None:
-        """What has ended the round of one share ends that of all."""
+        """Let all shares begin anew after a failure in the round of one."""
         self._instance.trace("loses its database:", problem)
         self._problem = None
         for share in self.shares:
@@ -312,14 +312,14 @@ class Instance:
         self.tables.master_key = master_key()
         self.tables.certificates.append(identity(index).own)
         self.transport: list[TransportCertificate] = []  # of the others
-        self._answers: dict[Address, Answer] = {}  # who has answered where, as it is kept
+        self._answers: dict[Address, Answer] = {}  # the stored answers, by address
         self.daemons: list[Daemon] = []
         self._half = 0  # which of its two servers is the principal
         self._timeline = 1
         self.step = timedelta()  # of the server's clock
         self.skew = timedelta()  # by which it is ahead all the time
         self.corrupted = 0
-        self._pending: list[tuple[UUID, Callable[[], None]]] = []  # what applications are about to commit
+        self._pending: list[tuple[UUID, Callable[[], None]]] = []  # changes that applications are about to commit
 
     def __repr__(self) -> str:
         return f"instance {self.index}"
@@ -360,28 +360,28 @@ class Instance:
         self.transport.append(TransportCertificate(index, one.name, False, one.name, may_connect, one.facts, proved))
 
     def policy(self) -> Policy:
-        """What a daemon obeys."""
+        """Return the policy that a daemon obeys."""
         if not self.world.proves:
             return Policy()
         tls = ProvedByNetwork(self.transport)
         return Policy(encryption=REQUIRED, tls=tls, **trusted(self.transport))._replace(answers=self._answers.copy())
 
     def remember(self, peers: Peers) -> None:
-        """What a daemon keeps of its peers, each second, and tells of them."""
+        """Keep answers of peers each second, and log mistrusted ones, as a daemon does."""
         self._answers |= peers.take_answers()
         for what, (times, detail) in peers.take_mistrusted().items():
             journal.mistrusted(what, times, detail)
 
     def expects(self, index: int) -> bool:
-        """Whether it knows who answers where that instance is."""
+        """Return whether the instance knows which peer answers at that address."""
         return address_of(index) in self._answers
 
     def lets_in(self, index: int) -> bool:
-        """Whether it takes connections of a peer with that certificate."""
+        """Return whether the instance takes connections of a peer with that certificate."""
         return any(one.certificate_id == index and one.may_connect for one in self.transport)
 
     def knows(self, instance: UUID) -> bool:
-        """Whether it has been told whose that instance is; its own, too."""
+        """Return whether the owner of that instance identifier is known; its own, too."""
         return instance == self.identifier or any(one.proved.instance == instance for one in self.transport)
 
     def clock(self) -> datetime:
@@ -389,22 +389,22 @@ class Instance:
         return MIDNIGHT + timedelta(seconds=self.world.loop.now) + self.step + self.skew
 
     def trace(self, *what: object) -> None:
-        """Say what happens here."""
+        """Trace an event of this instance."""
         self.world.loop.trace(self, *what)
 
     # ---------------------------------------------------------------- daemons
 
     def is_up_at(self, number: int) -> bool:
-        """Whether somebody listens under that number."""
+        """Return whether a daemon listens under that number."""
         return bool(self.daemons) and number == self.index + self._half
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """Where routes mean this instance: either of its servers."""
+        """Return the addresses by which routes mean this instance: those of either server."""
         return frozenset({address_of(self.index), address_of(self.index + HALF)})
 
     def standing(self) -> Standing:
-        """What a daemon says of its server."""
+        """Return the standing that a daemon reports of its server."""
         return Standing(Role.PRINCIPAL, f"cluster {self.index}", self._timeline, is_guarded=True)
 
     def promote(self) -> None:
@@ -496,7 +496,7 @@ class Instance:
             self._commit(lambda handle: not store.locks(handle))
 
     def check(self, one: Endpoint, event: Acknowledged) -> None:
-        """What goes since it was acknowledged is stored.
+        """Check that everything removed as acknowledged is stored.
 
         Raises:
             Lost: it is not.
@@ -511,7 +511,7 @@ class Instance:
     # ---------------------------------------------------------------- what must hold at the end
 
     def leaks(self) -> list[str]:
-        """What is left over in an instance that has nothing to do."""
+        """Return the remains in an instance that has nothing to do."""
         found = []
         is_held = any(is_waiting(one) for there in self.world.instances for one in there.tables.endpoints.values())
         for one in self.tables.endpoints.values():
@@ -531,5 +531,5 @@ class Instance:
 
 
 def is_waiting(one: Endpoint) -> bool:
-    """Whether its messages wait, and it is known why."""
+    """Return whether messages of the endpoint wait with a known reason."""
     return bool(one.rows) and all(row.status for row in one.rows.values())

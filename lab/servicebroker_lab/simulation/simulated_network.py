@@ -9,7 +9,7 @@ from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.simulated_time import Loop
 
 NOWHERE = 99  # an instance that is not there
-HOSTILE = 50  # who is none of the instances
+HOSTILE = 50  # a peer that is none of the instances
 HALF = 20  # behind the number of an instance: that of the other server of its mirrored pair
 
 
@@ -19,7 +19,7 @@ class Listener(Protocol):
     index: int
 
     def is_up_at(self, number: int) -> bool:
-        """Whether it listens under that number: its own, or that of its other server."""
+        """Return whether the instance listens under that number: its own, or that of its other server."""
         ...
 
     def accept(self, stream: Stream) -> None:
@@ -28,10 +28,10 @@ class Listener(Protocol):
 
 
 class Usurper(Protocol):
-    """Who may answer where an instance is down."""
+    """A peer that may answer where an instance is down."""
 
     def answers(self, own: int, other: int) -> bool:
-        """Whether it does now, to `own` that connects to `other`."""
+        """Return whether it answers now, to `own` that connects to `other`."""
         ...
 
     def accept(self, stream: Stream) -> None:
@@ -57,7 +57,7 @@ class Stream:
 
     @property
     def twin_is_open(self) -> bool:
-        """Whether the other side has not ended it at once."""
+        """Return whether the other side has not ended the stream at once."""
         return self.twin is not None and self.twin.is_open
 
     def write(self, data: bytes) -> None:
@@ -79,7 +79,7 @@ class Stream:
 
 
 class Network:
-    """Who can reach whom, and what happens to bytes on the way."""
+    """The reachability of instances, and the fate of bytes on the way."""
 
     def __init__(self, loop: Loop, faults: Faults) -> None:
         self.loop = loop
@@ -102,7 +102,7 @@ class Network:
         }
 
     def is_cut_off(self, a: int, b: int) -> bool:
-        """Whether the two cannot reach each other now."""
+        """Return whether the two cannot reach each other now."""
         return frozenset((a, b)) in self._cut_off
 
     def connect(self, own: int, other: int, done: Callable[[Stream | None], None], shown: bytes = b"") -> None:
@@ -122,7 +122,7 @@ class Network:
         done(near)
 
     def _listener(self, own: int, other: int) -> Listener | Usurper | None:
-        """Who answers there."""
+        """Return the listener that answers there."""
         index = other % HALF
         if other == NOWHERE or index >= len(self.listeners) or self.is_cut_off(own, index):
             return None

@@ -21,7 +21,7 @@ class Routes:
         self._world = world
         self._loop = world.loop
         self._faults = world.network.faults
-        self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
+        self._hops: dict[tuple[int, int], int] = {}  # the next hop of an instance for another one
         self._named: defaultdict[int, list[Instance]] = defaultdict(list)  # to whom it has routes by broker identifier
         self._alone: Instance | None = None  # in half of these runs only this one has routes to the service of all
         self._unnamed: Instance | None = None  # and one of them, without broker identifier, leads there
@@ -43,7 +43,7 @@ class Routes:
         everywhere = self._loop.random.randrange(count) if detours and self._world.proves else None
         for there in range(count):
             forwarder = self._loop.random.randrange(count) if detours else there
-            if everywhere is not None:  # what links do not prove is taken from whom the way back leads to
+            if everywhere is not None:  # unsealed messages are taken from the peer to which the way back leads
                 forwarder = everywhere
             for here in range(count):
                 self._hops[here, there] = there if forwarder in (here, there) else forwarder
@@ -57,7 +57,7 @@ class Routes:
         self.settle(scattered=self._faults.scattered)
 
     def reach_all(self, here: Instance) -> bool:
-        """Whether an instance has routes to the service that all have."""
+        """Return whether an instance has routes to the service that all instances have."""
         return self._faults.scattered > 0 and self._alone in (None, here)
 
     def _others(self, here: Instance) -> list[Instance]:

@@ -41,10 +41,10 @@ class Loop:
         return int(self.random.random() * count)
 
     def happens(self, rate: float) -> bool:
-        """Whether something of this probability happens now."""
+        """Return whether something of this probability happens now."""
         return rate > 0 and self.random.random() < rate
 
     def trace(self, who: object, *what: object) -> None:
-        """Say what happens, when somebody listens."""
+        """Trace an event, if tracing is on."""
         if self._trace is not None:
             self._trace(f"{self.now:9.3f} {who}: {' '.join(map(str, what))}")

@@ -99,7 +99,7 @@ class Endpoint:
     rows: dict[int, Waiting] = field(default_factory=dict)  # the transmission queue
     next: int = 0  # message that arrives
     token: bytes | None = None  # of the last message that has arrived in order
-    failure: tuple[int, str] | None = None  # what the peer is told
+    failure: tuple[int, str] | None = None  # the error for the peer
     kept: dict[int, dict[int, Keep]] = field(default_factory=dict)  # arrived fragments
     kept_owner: str = ""  # of the peer that has brought them
     queue: list[tuple[Content, bytes]] = field(default_factory=list)  # all that its application was given
@@ -112,22 +112,22 @@ class Endpoint:
 
     @property
     def is_open(self) -> bool:
-        """Whether its application may send."""
+        """Return whether its application may send."""
         return (self.state, Event.SEND) in TRANSITIONS
 
     @property
     def is_over(self) -> bool:
-        """Whether its application is done with it; or has never seen it, since a late fragment has made it."""
+        """Return whether its application is done with it, or has never seen it, since a late fragment has made it."""
         is_unseen = self.state is EndpointState.STARTED_INBOUND and not self.queue
         return self.state is EndpointState.CLOSED or is_unseen
 
     @property
     def has_error(self) -> bool:
-        """Whether its application was told that something is wrong."""
+        """Return whether its application has got an Error."""
         return any(content is Content.ERROR for content, _ in self.queue)
 
     def twin(self) -> Endpoint:
-        """What it is now, for later."""
+        """Return a copy of its present state."""
         one = copy(self)
         one.rows = {number: copy(row) for number, row in self.rows.items()}
         one.kept = {number: fragments.copy() for number, fragments in self.kept.items()}
@@ -136,7 +136,7 @@ class Endpoint:
 
 
 class Tables:
-    """What one instance has committed, and what its applications do to it."""
+    """The committed state of one instance, and the actions of its applications."""
 
     def __init__(self, broker: UUID, chance: Random) -> None:
         self.broker = broker
@@ -155,7 +155,7 @@ class Tables:
         self.old_copies: set[tuple[UUID | None, bool]] = set()  # brokers, and whether we are the one
         self.unfinished: set[int] = set()  # transactions
         self.next_xact = 1
-        self.open: list[MemoryStore] = []  # whose transactions are
+        self.open: list[MemoryStore] = []  # stores with an open transaction
         self.limits = LIMITS
         self.is_held: Callable[[UUID], bool] = lambda handle: False  # somebody else has its row
         self.on_wake: Callable[[], None] = lambda: None
@@ -168,7 +168,7 @@ class Tables:
         self.routes_version += 1
 
     def leads_to(self, row: Row) -> bool:
-        """Whether a route does, to that pair."""
+        """Return whether a route leads to that pair of addresses."""
         return any((one.address, one.mirror_address) == row[:2] for one in self.routes.routes)
 
     def take_certificate(self, certificate: UserCertificate) -> None:
@@ -208,7 +208,7 @@ class Tables:
         """SEND, or END CONVERSATION of a conversation that something was sent on, by a transaction that commits now."""
         if content is Content.ERROR:
             one.rows.clear()
-            if not one.is_remote:  # nobody is told
+            if not one.is_remote:  # the peer is told nothing
                 self.close(one)
                 return one.send_sequence
         number, one.send_sequence = one.send_sequence, one.send_sequence + 1
@@ -241,7 +241,7 @@ class Tables:
 
 
 class MemoryStore(Store):
-    """What one connection does to the tables. `clock` is the server's.
+    """The operations of one connection on the tables. `clock` is the server's.
 
     Of what waits in the transmission queue it finds the conversations of one share; what another one has not committed
     is seen, which only that one looks at.
@@ -251,13 +251,13 @@ class MemoryStore(Store):
         self._tables = tables
         self._clock = clock
         self.division = division
-        self._before: dict[UUID, Endpoint | None] = {}  # what this transaction has written, as it was
+        self._before: dict[UUID, Endpoint | None] = {}  # the former state of what this transaction has written
         self._rows: list[tuple[dict[Any, Any], object, object]] = []  # of other tables, as they were
         self._is_open = False
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Where it fails, what it has written is what it was."""
+        """Restore the state before the transaction if the block fails."""
         self._is_open = True
         self._tables.open.append(self)
         try:
@@ -280,7 +280,7 @@ class MemoryStore(Store):
         self._rows.append((table, key, table.get(key)))
 
     def locks(self, handle: UUID) -> bool:
-        """Whether others have to wait for this transaction."""
+        """Return whether others have to wait for this transaction."""
         return handle in self._before
 
     def _undo(self, handle: UUID, before: Endpoint | None) -> None:
@@ -593,7 +593,7 @@ class MemoryStore(Store):
             if batch.expected != one.next:
                 raise InstanceError("Another process stores messages of the same conversations.")
             one.next, one.token = batch.reached, batch.token
-        if one.state is EndpointState.CLOSED:  # it takes no more, and what was kept is gone
+        if one.state is EndpointState.CLOSED:  # a closed endpoint takes no more, and its fragments are gone
             return False
         self._keep(one, batch)
         is_new, found = False, self._in_order(one, batch)
