@@ -23,7 +23,7 @@ def broker_of(database: sb.Database) -> UUID:
 
 
 def answer(database: sb.Database) -> None:
-    """What the background does when it is told, until nothing is left."""
+    """Answer as the background does when it is notified, until nothing is left."""
     with database.instance.connection() as connection:
         eventually(lambda: not deliver(connection, database.instance.clock()))
 

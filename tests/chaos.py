@@ -1,4 +1,4 @@
-"""What goes wrong on purpose, as a table: who is hurt, how it is mended, what `servicebroker doctor` says meanwhile.
+"""Planned faults as a table: the side that is hurt, the remedy, and the words of `servicebroker doctor` meanwhile.
 
 Two instances with a PostgreSQL server, a daemon and an application each, and a bad network between the daemons. The
 applications keep a ledger; one judge reads both. `docs/reliability.md` has the table for users.
@@ -54,7 +54,7 @@ class Side:
     def __init__(self, name: str, folder: Path, calm: Path) -> None:
         self.name, self.folder, self.calm = name, folder / name, calm
         self.port = free_port()
-        self.trouble = folder / f"{name}.trouble"  # what its activated procedure does, while it is there
+        self.trouble = folder / f"{name}.trouble"  # the order to its activated procedure, while the file exists
         self.environment: dict[str, str] = {}  # more of it, of the processes that are started now
         if name == "east":
             _mounted(self.folder)
@@ -105,7 +105,7 @@ class Side:
             Cluster(self.folder, server_user()).bring_up()
 
     def ledger(self, way: str) -> list[tuple[str, int]]:
-        """What its application did, in the order in which it did it; waits until PostgreSQL answers."""
+        """Return the acts of its application in their order; wait until PostgreSQL answers."""
         text = "select conversation, number from public.ledger where way = %s order by at"
         found: list[tuple[str, int]] = []
 
@@ -117,16 +117,16 @@ class Side:
         return found
 
     def confirmed(self, way: str) -> set[tuple[str, int]]:
-        """What PostgreSQL has told its application to be committed, as that has written down elsewhere."""
+        """Return the commits that PostgreSQL has confirmed to its application, from a file outside of the database."""
         rows = (line.split() for line in self.calm.with_name(f"{self.name}.confirmed").read_text().splitlines())
         return {(conversation, int(number)) for kind, conversation, number in rows if kind == way}
 
     def megabytes(self) -> int:
-        """What its daemon holds in memory."""
+        """Return the memory of its daemon in megabytes."""
         return held(self.daemon.pid) // 2**20
 
     def doctor(self) -> tuple[int, str]:
-        """What an administrator reads while it lasts, with the exit code."""
+        """Return the output and exit code of `servicebroker doctor` while the fault lasts."""
         command = [sys.executable, "-m", "servicebroker.cli.main", "doctor", "--instance", str(self.folder)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -174,7 +174,7 @@ class World:
         eventually(lambda: self.answered() > sent, PATIENCE)
 
     def told(self) -> str:
-        """What is known where nothing goes on: the ends of the logs, and what doctor says."""
+        """Return the known state when nothing goes on: the ends of the logs, and the findings of doctor."""
         return "\n".join(
             f"{side.name}: {side.doctor()[1]}" + "\n".join(Path(side.log.name).read_text().splitlines()[-20:])
             for side in (self.west, self.east)
@@ -223,7 +223,7 @@ def _frozen(part: str, of: str = "either") -> Callable[[World], Any]:
 
 @contextmanager
 def _second_daemon(world: World) -> Iterator[Side]:
-    """It stands by; the first one is killed, and it takes over."""
+    """Kill the first of two daemons; the second one stands by and takes over."""
     side = world.either
     second = side.serve()
     try:
@@ -237,7 +237,7 @@ def _second_daemon(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _killed_server(world: World) -> Iterator[Side]:
-    """Whoever has the instance open starts it again."""
+    """Kill PostgreSQL; a process that has the instance open starts it again."""
     side = world.either
     os.kill(side.server(), signal.SIGKILL)
     yield side
@@ -245,13 +245,13 @@ def _killed_server(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _killed_server_beside_a_daemon(world: World) -> Iterator[Side]:
-    """Nobody but the daemon commits, so that nobody else takes to the disk what it has acknowledged."""
+    """Kill PostgreSQL while only the daemon commits, so that no other commit flushes what it has acknowledged."""
     side = world.east
     side.application.send_signal(signal.SIGSTOP)
     try:
         for _ in range(3):
             time.sleep(1 + world.chance.random())
-            with suppress(OSError):  # it may not have been started again yet
+            with suppress(OSError):  # the process may not have been started again yet
                 os.kill(side.server(), signal.SIGKILL)
         yield side
     finally:
@@ -372,7 +372,7 @@ def _full_disk(world: World) -> Iterator[Side]:
 
 @contextmanager
 def _clock_off(side: Side, chance: random.Random) -> Iterator[None]:
-    """What is started for this side meanwhile is an hour ahead, or behind."""
+    """Start processes of this side with a clock that is an hour ahead, or behind."""
     assert FAKETIME is not None
     seconds = chance.choice((3_600, -3_600))
     side.environment = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{seconds:+}", "FAKETIME_DISABLE_SHM": "1"}
@@ -489,7 +489,9 @@ SCENARIOS = (
 
 
 def possible(world: World) -> list[Scenario]:
-    """What this machine lets a test do: a full disk wants a disk of its own, wrong clocks want libfaketime."""
+    """Return the scenarios that this machine allows: a full disk needs a disk of its own, wrong clocks need
+    libfaketime.
+    """
     return [
         one
         for one in SCENARIOS
@@ -498,7 +500,7 @@ def possible(world: World) -> list[Scenario]:
 
 
 class Outcome(NamedTuple):
-    """What one fault did: seconds until messages were answered again, and the MB of the larger daemon."""
+    """The effect of one fault: seconds until messages were answered again, and the MB of the larger daemon."""
 
     scenario: str
     side: str
@@ -530,9 +532,9 @@ def hurt(world: World, scenario: Scenario, lasts: float | None = None) -> Outcom
 def judge(world: World) -> int:
     """Every order and every reply exactly once and in order, and no conversation has failed; how many there were."""
     world.calm.touch()
-    with suppress(AssertionError):  # what is lost is named below
+    with suppress(AssertionError):  # lost messages are named below
         eventually(lambda: world.answered() >= len(world.west.ledger("sent")), PATIENCE)
-    time.sleep(1)  # what is doubled would come now
+    time.sleep(1)  # a duplicate would come now
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"
     for side, way in ((world.west, "sent"), (world.east, "received"), (world.west, "answered")):

@@ -53,7 +53,7 @@ def note(transaction: sb.Transaction, way: str, rows: list[tuple[str, int]]) -> 
 
 
 class Confirmed:
-    """What PostgreSQL has said to be committed, in a file, which its death does not touch."""
+    """Commits that PostgreSQL has confirmed, in a file that its death does not touch."""
 
     def __init__(self, file: Path) -> None:
         self._file = file.open("ab", buffering=0)

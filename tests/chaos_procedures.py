@@ -25,6 +25,6 @@ def work(transaction: sb.Transaction, message: sb.Message) -> None:
             case "leaks":
                 _leaked.append(bytearray(os.urandom(LEAK)))
                 raise MemoryError("on purpose")
-        time.sleep(0.1)  # it hangs
+        time.sleep(0.1)  # hang
     if message.message_type_name == sb.END_DIALOG:
         transaction.end_conversation(message.conversation_handle)

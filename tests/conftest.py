@@ -56,13 +56,13 @@ LONGEST = (
     "test_check",
     "test_embedded",
 )
-STOCKS = (1, 8, 32)  # how many defined databases the templates of instances hold
+STOCKS = (1, 8, 32)  # numbers of defined databases in the templates of instances
 _IN_MEMORY = "/dev/shm"
 _ENOUGH = 8 * 1024**3  # bytes; a run has used up to 4 GB
 
 
 class Count(NamedTuple):
-    """How much a random or long test does by itself, and with --full."""
+    """The size of a random or long test by itself, and with --full."""
 
     short: int
     full: int
@@ -147,7 +147,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _share(item: pytest.Item, cases: int) -> int:
-    """How many of the cases of a test a short run takes."""
+    """Return the number of cases of a test in a short run."""
     sampled = item.get_closest_marker("sampled")
     both = item.get_closest_marker("both_faces")
     return sampled.args[0] if sampled else (cases + 1) // 2 if both else cases
@@ -158,7 +158,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What a random test has done, also in another process, and why one was run again."""
+    """Print the sizes of random tests, also of other processes, and the reasons of second tries."""
     for report in terminalreporter.getreports("passed"):
         for _, said in report.user_properties:
             terminalreporter.write_line(f"{report.nodeid}: {said}")
@@ -187,7 +187,7 @@ def own_log() -> Iterator[None]:
     yield
     ours.setLevel(level)
     for handler in list(root.handlers):
-        if type(handler) is logging.StreamHandler:  # not those of pytest, which are of classes of their own
+        if type(handler) is logging.StreamHandler:  # handlers of pytest have classes of their own
             root.removeHandler(handler)
 
 
@@ -216,8 +216,8 @@ def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
             server = EmbeddedServer.start(folder, watches=programs is None)
         with server:
             with psycopg.connect(server.url, autocommit=True) as connection:
-                connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
-                connection.execute("alter system set max_wal_size = '256MB'")  # it may lie in memory
+                connection.execute("alter system set fsync = off")  # no power failure in tests
+                connection.execute("alter system set max_wal_size = '256MB'")  # the server may lie in memory
                 # after each copy of a database, which is a checkpoint, every page goes into the log as a whole
                 connection.execute("alter system set wal_compression = off")
                 # a look at each of its many databases, of which most are gone after some seconds
@@ -248,7 +248,7 @@ def make_url(server: EmbeddedServer) -> Callable[..., str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_databases() -> Iterator[None]:
-    """What the tests of a module have made is dropped after them: a run would fill the memory."""
+    """Drop the databases of a module after its tests: a run would fill the memory."""
     yield
     mine = {name: url for name, url in _databases.items() if name not in _templates}
     _databases.clear()
@@ -319,7 +319,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The longest files first. Without --full no test that is `full`, one face of `both_faces`, some of `sampled`."""
     turn = {stem: place for place, stem in enumerate(LONGEST)}
     items.sort(key=lambda item: turn.get(item.path.stem, len(LONGEST)))
-    if config.option.full or any("::" in argument for argument in config.args):  # who names a test gets it
+    if config.option.full or any("::" in argument for argument in config.args):  # a test named on the command line runs
         return
     items_of = Counter(item.nodeid.partition("[")[0] for item in items)
     shuffled = list(items)
@@ -337,7 +337,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was loaded and collected stays to the end of the run: it is not looked through for garbage again."""
+    """Freeze all objects that were loaded and collected: they stay to the end of the run and are no garbage."""
     gc.collect()
     gc.freeze()
 
@@ -438,7 +438,7 @@ def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each statement was executed, by its name."""
+    """Count the executions of each statement, by its name."""
     count: Counter[str] = Counter()
     fetched = running._fetched
 

@@ -74,14 +74,14 @@ class Served:
             self.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
 
     def said(self, words: str, **fields: str) -> bool:
-        """Whether a line of the log holds these words and fields."""
+        """Return whether a line of the log holds these words and fields."""
         return any(
             words in line["message"] and all(value in line.get(name, "") for name, value in fields.items())
             for line in list(self.lines)
         )
 
     def count(self, words: str) -> int:
-        """How many lines of the log hold these words."""
+        """Return the number of lines of the log that hold these words."""
         return sum(words in line["message"] for line in list(self.lines))
 
     def says(self, words: str, **fields: str) -> None:
@@ -110,7 +110,7 @@ class Served:
 
 
 class Serving:
-    """What daemons serve at a port of its own."""
+    """The daemons that serve at one port."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -150,7 +150,7 @@ class Site(Serving):
         )
 
     def certificate(self, *arguments: str) -> str:
-        """What `servicebroker certificate ...` prints."""
+        """Return the output of `servicebroker certificate ...`."""
         environment = {"SERVICEBROKER_INSTANCE": self.url, "SERVICEBROKER_KEYS": str(self.keys), "COLUMNS": "200"}
         done = CliRunner().invoke(certificate.app, arguments, env=environment)  # no process: that costs half a second
         assert done.exit_code == 0, done.exception

@@ -30,15 +30,15 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._cut)
 
     def stall(self, seconds: float) -> None:
-        """Nothing passes for so long, and nobody is told; what is sent meanwhile is lost with its stream."""
+        """Let nothing pass for some seconds, without a notice; bytes sent meanwhile are lost with their stream."""
         asyncio.run_coroutine_threadsafe(self._stall(seconds), self._loop)
 
     def hold(self) -> None:
-        """Nothing passes any more, in either direction, until `release`; nothing is lost."""
+        """Hold all bytes in both directions until `release`; nothing is lost."""
         asyncio.run_coroutine_threadsafe(self._let_pass(False), self._loop).result(10)
 
     def release(self) -> None:
-        """What was held goes on."""
+        """Let the held bytes pass."""
         asyncio.run_coroutine_threadsafe(self._let_pass(True), self._loop).result(10)
 
     def calm(self) -> None:

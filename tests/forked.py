@@ -30,7 +30,7 @@ LOADED = (
     "servicebroker.activation.host",
     "servicebroker.tsql.session",
     "typer.rich_utils",
-    "pyspark.sql",  # not what it loads as it runs: pyarrow and deltalake start threads
+    "pyspark.sql",  # without pyarrow and deltalake, which start threads
     "servicebroker.pipeline.run",
     "servicebroker.pipeline.sinks.maintenance",
 )
@@ -88,7 +88,7 @@ class Command:
         os.close(self._ended)
 
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """What it says until it ends, on both ways."""
+        """Return all output of both streams until the end."""
         with ThreadPoolExecutor(2) as readers:
             said = [readers.submit(way.read) if way else None for way in (self.stdout, self.stderr)]
             try:
@@ -197,7 +197,7 @@ def _tell(pid: int, watched: int, told: int) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """What `python -m servicebroker.cli.main` would be."""
+    """Become the process that `python -m servicebroker.cli.main` would be."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     if request["session"]:
         os.setsid()
@@ -222,7 +222,7 @@ def _load() -> None:
     from servicebroker.cli.main import COMMANDS, app
 
     for name in (*LOADED, *(f"servicebroker.cli.{place.module}" for place in COMMANDS.values())):
-        with suppress(ImportError):  # of what is not installed
+        with suppress(ImportError):  # of packages that are not installed
             import_module(name)
     CliRunner().invoke(app, ["--version"])  # typer imports as it is called
     gc.freeze()

@@ -104,7 +104,7 @@ class Hostile:
         return self
 
     def read(self) -> None:
-        """Whatever has come."""
+        """Read all bytes that have come."""
         try:
             data = self.stream.recv(1 << 18)
         except TimeoutError:
@@ -139,7 +139,7 @@ class Hostile:
             self.stream.sendall(data)
 
     def ask(self, known: Known) -> None:
-        """Whether the daemon is the principal, and that a higher timeline was seen."""
+        """Ask whether the daemon is the principal, and claim that a higher timeline was seen."""
         if self.connection.phase is Phase.ONLINE:
             self.connection.ask(known, time.monotonic())
             self.flush()
@@ -250,7 +250,7 @@ class Forwarder(threading.Thread):
     def _pass_on(self, source: Hostile, body: bytes) -> None:
         """To whoever else is there: the lies first, then what was sealed with a changed bit, then as it was."""
         header = parse(body).header
-        if not header.is_secured:  # what the daemons answer to its own lies
+        if not header.is_secured:  # answers of the daemons to its own lies
             return
         self.carried.append(body)
         talk = Talk(header.conversation_id, *_ends_of(header))
@@ -287,7 +287,7 @@ def _sealed(body: bytes) -> bytes:
 
 
 class Orders(NamedTuple):
-    """What the process has to know.
+    """The settings of the process.
 
     Attributes:
         identity: the file with its certificate and key.
@@ -335,7 +335,7 @@ class HostileProcess:
         self._say("pause")
 
     def end(self) -> dict[str, Any]:
-        """How many deeds of each kind, and the bodies that it has read, in hexadecimal."""
+        """Return the number of deeds of each kind, and the bodies that it has read, in hexadecimal."""
         said, _ = self._process.communicate("end\n", timeout=60)
         found: dict[str, Any] = json.loads(said)
         return found
@@ -365,7 +365,7 @@ class Harm:
         self.welcomed: list[Hostile] = []
 
     def listen(self) -> None:
-        """Whoever connects to its own address is welcomed: that is how it becomes known there."""
+        """Welcome connections to its own address, by which it becomes known there."""
         with socket.create_server(("127.0.0.1", self.orders.own_port)) as listening:
             listening.settimeout(0.2)
             while not self.over.is_set():

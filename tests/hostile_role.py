@@ -99,7 +99,7 @@ _AT_LARGE = (
 
 
 class Objects(NamedTuple):
-    """What there is, by kind: SQL names, with the oid of relations."""
+    """The objects by kind: SQL names, with the oid of relations."""
 
     tables: list[tuple[str, int, str]]  # with a column
     sequences: list[tuple[str, int]]
@@ -155,7 +155,7 @@ def statements(found: Objects, names: dict[str, str]) -> Iterator[str]:
 
 
 def at_large(names: dict[str, str]) -> list[str]:
-    """What would give the role more than it has."""
+    """Return statements that would give the role more than it has."""
     return [text.format(**names) for text in _AT_LARGE]
 
 
@@ -244,7 +244,7 @@ end $$
 
 
 def digest(connection: psycopg.Connection[Any], but: Sequence[str] = ()) -> dict[str, str]:
-    """What is stored in our tables, and how our objects are defined, each as a sum."""
+    """Return a checksum of each of our tables, and of the definitions of our objects."""
     found = {}
     for name, _, _ in objects(connection).tables:
         if name.split(".")[0] == "servicebroker" and name.split(".")[1] not in but:

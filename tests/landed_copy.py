@@ -36,7 +36,7 @@ def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
 
 
 def fill(instance: sb.Instance) -> None:
-    """What an instance may hold."""
+    """Fill an instance with objects of every kind."""
     shop = instance.database(DATABASE, create=True)
     shop.create_xml_schema_collection("Counts", SCHEMA)
     shop.create_message_type("//shop/Order")

@@ -18,7 +18,7 @@ from support import Clock, standard_database
 
 
 class Pipe:
-    """What one site has sent another."""
+    """The frames that one site has sent another."""
 
     owner = ""
     room = 2**40
@@ -27,16 +27,16 @@ class Pipe:
         self.frames: deque[tuple[bytes, bool]] = deque()
 
     def refused(self, number: int, text: str) -> None:
-        """Nobody asks why."""
+        """Ignore a refusal."""
 
     def complain(self) -> None:
-        """Nobody floods here."""
+        """Do nothing: no peer floods here."""
 
     def opened(self) -> None:
         """Nor here."""
 
     def charge(self, seconds: float) -> None:
-        """Nobody rests here."""
+        """Do nothing: no peer rests here."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         self.frames.append((body, is_forwarded))
@@ -49,11 +49,11 @@ class Site:
         self.name, self.world, self.seconds = name, world, 0.0
         self.instance = sb.open(url, clock=clock, upkeep=None)
         self.database = standard_database(self.instance)
-        self.database.grant("CONTROL", "public")  # it takes what is not secured
+        self.database.grant("CONTROL", "public")  # the service takes unsecured messages
         self.msdb = self.instance.database("msdb")
         self.out: dict[str, Pipe] = {}
         self.lost: set[str] = set()
-        self.asked: set[str] = set()  # whether they are the principal
+        self.asked: set[str] = set()  # sites that were asked whether they are the principal
         self.here = Here(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
         self.connection = connect(url)
         self.store = PostgresStore(self.connection, clock)

@@ -52,7 +52,7 @@ class Server:
         shutil.rmtree(self.data, ignore_errors=True)
         connection = f"host={primary.folder} user={ROLE} application_name={name}"
         self._run("pg_basebackup", "-D", "data", "-d", connection, "-R", "-X", "stream", "-c", "fast", "--no-sync")
-        with (self.data / "postgresql.auto.conf").open("a") as file:  # it has the primary's
+        with (self.data / "postgresql.auto.conf").open("a") as file:  # the file has the primary's settings
             file.write("synchronous_standby_names = ''\n")
         self._set("")
 

@@ -44,7 +44,7 @@ def serving() -> Iterator[str]:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """What a process needs in its environment to reach it."""
+    """Return the environment of a process that uses the store."""
     return {
         "AWS_ENDPOINT_URL": f"http://{endpoint}",
         "AWS_ALLOW_HTTP": "true",

@@ -97,14 +97,14 @@ def steps_of(page: str) -> list[Step]:
             named = _FILE.match(text)
             kind = "file" if named else part["language"]
             if kind == "text" and found:
-                why = found[-1].why  # it is what that one prints
+                why = found[-1].why  # the text is that block's output
             found.append(Step(line, kind, text, named[1] if named else "", why))
             why = ""
     return found
 
 
 def pattern(printed: str) -> re.Pattern[str]:
-    """What may be seen where that is printed."""
+    """Return a pattern for the output that a page prints."""
     text = re.escape("\n".join(line.rstrip() for line in printed.strip("\n").splitlines()))
     for varies, instead in _VARIES:
         text = varies.sub(instead, text)
@@ -112,7 +112,7 @@ def pattern(printed: str) -> re.Pattern[str]:
 
 
 def _plain(seen: str) -> str:
-    """What a terminal shows, without what is not seen."""
+    """Return the visible text of a terminal's output."""
     return "\n".join(re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line).rstrip() for line in seen.splitlines())
 
 
@@ -150,7 +150,7 @@ class Newcomer:
         self._environment |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
         self._environment["PATH"] = f"{_bin(self._output)}:{self._environment['PATH']}"
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
-        self._seen: dict[str, int] = {}  # how much of each output the page has shown
+        self._seen: dict[str, int] = {}  # the part of each output that the page has shown
         self._interpreter: subprocess.Popen[str] | None = None
 
     def do(self, page: str) -> None:
@@ -267,7 +267,7 @@ class Newcomer:
         return "".join(path.read_text()[self._seen.get(path.name, 0) :] for path in self._outputs())
 
     def _outputs(self) -> list[Path]:
-        """What the interpreter and each terminal have printed so far."""
+        """Return the files with the output of the interpreter and of each terminal so far."""
         return sorted(path for path in self._output.iterdir() if path.is_file())
 
     def _wait_for(self, printed: str) -> None:

@@ -1,4 +1,4 @@
-"""Who sends to queues that a pipeline reads, who else is about there, and what its tables must then hold."""
+"""Senders to queues that a pipeline reads, other actors there, and the expected content of the tables."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Sent = list[tuple[int, int]]
 
 
 def make_notes(instance: sb.Instance) -> None:
-    """Where senders note what they have sent."""
+    """Make the table in which senders note their messages."""
     with instance.connection() as connection:
         connection.execute("create table public.sent (sender bigint, n bigint)")
 
 
 def noted(instance: sb.Instance) -> Sent:
-    """What was sent."""
+    """Return the notes of the senders."""
     with instance.connection() as connection:
         return connection.execute("select sender, n from public.sent order by 1, 2").fetchall()
 
@@ -164,7 +164,7 @@ class Meddler(Worker):
 
 
 def check(lines: list[str], bronze: list[str], sent: Sent, *, moved: bool = False) -> None:
-    """What DuckDB reads from the files of the tables is what the senders have noted.
+    """Check that DuckDB reads from the files of the tables what the senders have noted.
 
     Of a fleeting conversation it is the beginning. Bronze knows a message by its place in the queue, which MOVE
     changes.
@@ -193,7 +193,7 @@ def check(lines: list[str], bronze: list[str], sent: Sent, *, moved: bool = Fals
     ((rows, places, messages, steady),) = duckdb.sql(counted).fetchall()
     assert (rows, steady) == (places, sum(sender < FLEETING for sender, _ in found))
     assert moved or rows == messages
-    assert messages >= len(found)  # one that was ended between two tries of a batch may be in bronze alone
+    assert messages >= len(found)  # a conversation that ended between two tries of a batch may be in bronze alone
 
 
 SHORT, LONG = 10_000, 200_000  # conversations of one message, messages of one conversation

@@ -57,7 +57,7 @@ class Feed:
             return int(count)
 
     def far_states(self) -> dict[str, int]:
-        """How many conversations of the reading side are in which state."""
+        """Return the number of conversations of the reading side by state."""
         with self.database.instance.connection() as connection:
             sql = (
                 "select state, count(*) from servicebroker.conversation_endpoints e "

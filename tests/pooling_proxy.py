@@ -111,7 +111,7 @@ class _Stream:
         return head[:1], head + self._read(struct.unpack(">I", head[1:])[0] - 4)
 
     def greeting(self) -> bytes:
-        """What a session says until it is ready, with another key to cancel by."""
+        """Return the messages of a session until it is ready, with another cancellation key."""
         said = b""
         while True:
             kind, message = self.message()

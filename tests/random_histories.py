@@ -116,7 +116,7 @@ class Model(RuleBasedStateMachine):
         self.compare(in_order=in_order)
 
     def waits(self, pair: Pair, handle: UUID) -> bool:
-        """Whether a SEND of the double would wait for another transaction. What it does is to be undone."""
+        """Return whether a SEND of the double would wait for another transaction. The caller undoes its effect."""
         transaction = servicebroker.testing.Transaction(self.databases["A"].double, pair.double._session)
         return outcome(lambda: transaction.send(handle, PLAIN, b"x"))[0] == "waits"
 
@@ -440,7 +440,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: not self.open)
     @rule(seconds=st.sampled_from([3, 8, 61, 1801]))
     def jump(self, seconds: int) -> None:
-        """What is due alone in its queue is left to the next RECEIVE; more would come in no order that is said."""
+        """Jump, unless several timers or lifetimes of a queue would be due at once: their order is not defined."""
         self.clock.jump(seconds=seconds)
         endpoints = self.double._memory.endpoints.values()
         due = Counter(endpoint.service.queue for endpoint in endpoints if is_due(endpoint, self.clock()))
@@ -481,7 +481,7 @@ class Model(RuleBasedStateMachine):
         self.step(what, self.databases[name], verbs[what], in_order=False)
 
     def teardown(self) -> None:
-        """Nothing of this history is left for the next one."""
+        """Remove everything of this history before the next one."""
         while self.open:
             self.finish(self.open[0], undo=True)
         with self.real.connection() as connection:
@@ -516,7 +516,7 @@ def run_histories(
     record_property: Callable[[str, object], None],
     defined: Callable[[], None] = lambda: None,
 ) -> None:
-    """So many random steps on a new instance, or some more; `defined` is called once its objects are there."""
+    """Do random steps on a new instance, or continue; `defined` is called once its objects are there."""
     with psycopg.connect(url, autocommit=True) as connection:
         # a vacuum that truncates a table locks it for a moment, which would look like another transaction
         for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):

@@ -47,16 +47,16 @@ class Wire:
     connection: psycopg.Connection[Any] | None = None
 
     def refused(self, number: int, text: str) -> None:
-        """Nobody asks why."""
+        """Ignore a refusal."""
 
     def complain(self) -> None:
-        """Nobody floods here."""
+        """Do nothing: no peer floods here."""
 
     def opened(self) -> None:
         """Nor here."""
 
     def charge(self, seconds: float) -> None:
-        """Nobody rests here."""
+        """Do nothing: no peer rests here."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         assert not is_forwarded
@@ -178,7 +178,7 @@ def leftovers(site: Site) -> dict[str, int]:
 
 
 class Copy:
-    """What an instance holds of conversations at a moment, to go back to: as if a copy of then were restored."""
+    """The conversations of an instance at a moment, to be restored as if from a copy."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

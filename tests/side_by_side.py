@@ -114,7 +114,7 @@ def forget_everything(database: sb.Database, connection: psycopg.Connection[Any]
 
 
 def outcome(verb: Callable[[], Any]) -> tuple[Any, ...]:
-    """What a verb returns, or what it refuses; or that it would wait for another transaction."""
+    """Return the result of a verb, its refusal, or that it would wait for another transaction."""
     try:
         return "done", verb()
     except sb.BrokerError as refused:
@@ -139,7 +139,7 @@ def shown(messages: list[sb.Message]) -> list[sb.Message]:
 
 
 def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
-    """Whether the rows that `see` fetches from the engine are those of the double's databases."""
+    """Check that the rows that `see` fetches from the engine equal those of the double's databases."""
     _same(see(_ENDPOINTS), (
         (*_picked(row, _ENDPOINT), _service_name(database, row["service_id"]), row["security_timestamp"],
          row["dialog_timer"], name)
@@ -202,7 +202,7 @@ def _service_name(database: Any, service_id: int) -> str:
 
 
 def identity(see: Callable[..., Rows], handle: UUID, conversation: UUID | None) -> tuple[UUID, UUID, UUID]:
-    """How the engine has named an endpoint, or the target's side of a conversation."""
+    """Return the identifiers that the engine has given to an endpoint, or to the target's side of a conversation."""
     text = "select conversation_handle, conversation_id, conversation_group_id from sys.conversation_endpoints where "
     text += "conversation_handle = $1" if conversation is None else "is_initiator = 0 and conversation_id = $1"
     (found,) = see(text, conversation or handle)

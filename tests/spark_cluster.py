@@ -111,11 +111,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """What a driver has logged of this kind, with `spark.eventLog.enabled`."""
+    """Return the events of this kind that a driver has logged, with `spark.eventLog.enabled`."""
     found = []
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.name.startswith((".", "appstatus")):
-            lines = file.read_text().splitlines()  # of one that was killed the last one may be cut off
+            lines = file.read_text().splitlines()  # the last line of a killed driver may be cut off
             found += [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
     return found
 

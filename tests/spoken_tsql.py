@@ -20,7 +20,7 @@ LOCK_TIMEOUT = 1222
 
 
 class Refused(sb.BrokerError):
-    """What T-SQL has refused, without the line."""
+    """A refusal of T-SQL, without the line."""
 
     def __init__(self, error: sb.TsqlError) -> None:
         self.number = error.number

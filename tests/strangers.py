@@ -35,7 +35,7 @@ class Strangers:
         self._poll.register(made, select.EPOLLOUT if self._said else select.EPOLLIN)
 
     def go_on(self) -> None:
-        """Say what there is to say, and open anew what was closed."""
+        """Send pending bytes, and open closed connections anew."""
         for number, event in self._poll.poll(0.1):
             made = self._held[number]
             if event & ~select.EPOLLOUT:
@@ -51,7 +51,7 @@ class Strangers:
 
 @contextmanager
 def strangers(port: int, count: int, said: bytes = b"") -> Iterator[None]:
-    """So many of them, as long as the block runs."""
+    """Run a number of strangers, as long as the block runs."""
     process = subprocess.Popen([sys.executable, __file__, str(port), str(count), said.hex()], stdin=subprocess.PIPE)
     try:
         yield

@@ -178,7 +178,7 @@ def pipeline_on(database: sb.Database, queue: str = STOCK_QUEUE) -> Iterator[Non
 
 
 def waiting_messages(database: sb.Database) -> int:
-    """How many messages of a database stand in the transmission queue."""
+    """Return the number of messages of a database in the transmission queue."""
     text = (
         "select count(*) from servicebroker.transmission_queue "
         "join servicebroker.conversation_endpoints using (conversation_handle) where database_id = %s"
@@ -265,7 +265,7 @@ def refused(number: int, *words: str) -> Iterator[pytest.ExceptionInfo[sb.Broker
 
 
 def tried(verb: Callable[[], Any], *refusals: int) -> Any:
-    """What the verb returns, None when it was refused with one of these numbers."""
+    """Return the result of the verb; None if it was refused with one of these numbers."""
     try:
         return verb()
     except sb.BrokerError as refusal:
@@ -338,7 +338,7 @@ def run_example(program: str, *arguments: str, folder: Path | None = None) -> li
 
 
 def is_running(process: int) -> bool:
-    """Whether a process runs: it is there, and no zombie that nobody has waited for."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -364,7 +364,7 @@ def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: b
 
 
 def blocked(database: sb.Database) -> int:
-    """How many other sessions of this PostgreSQL database wait for a lock."""
+    """Return the number of other sessions of this PostgreSQL database that wait for a lock."""
     text = (
         "select count(*) from pg_stat_activity "
         "where datname = current_database() and wait_event_type = 'Lock' and state = 'active'"
@@ -411,7 +411,7 @@ def surveying_always(text: str) -> str:
 
 
 class Counted:
-    """How many statements the verbs on a transaction take."""
+    """The number of statements of the verbs on a transaction."""
 
     def __init__(self, transaction: sb.Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0

@@ -47,7 +47,7 @@ class Cut(Exception):
 
 @dataclass
 class Model:
-    """What the table must hold: rows by the message they are from, the columns it has, what lies in quarantine."""
+    """The expected content of the table: rows by their message, its columns, and the quarantine."""
 
     is_keyed: bool
     rule: dict[str, tuple[str, bool]] = field(default_factory=dict)  # column: kind, whether it is optional

@@ -1,4 +1,4 @@
-"""What the tests of T-SQL share: the listings of the seeds, and objects for them."""
+"""Helpers for the tests of T-SQL: the listings of the seeds, and objects for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create_database(instance: sb.Instance, name: str, script: str) -> sb.Databas
 
 
 def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
-    """What a SELECT in T-SQL returns."""
+    """Return the rows of a SELECT in T-SQL."""
     return database.execute_tsql(query).rows
 
 
@@ -43,7 +43,7 @@ def one(database: sb.Database, query: str) -> Any:
 
 
 def texts(database: sb.Database, script: str) -> list[str]:
-    """What a script prints."""
+    """Return the texts that a script prints."""
     return [message.text for message in database.execute_tsql(script).messages]
 
 
@@ -60,7 +60,7 @@ def error_number(database: sb.Database | Session, script: str) -> int:
 
 
 def told(database: sb.Database, script: str) -> list[Any]:
-    """What a script says: rows, texts, and numbers of errors."""
+    """Return the output of a script: rows, texts, and numbers of errors."""
     found: list[Any] = []
 
     def tell(said: object) -> None:

@@ -1,4 +1,4 @@
-"""What happens when no packet comes any more: `unshare --net python vanished_network.py FOLDER`.
+"""The effects of a network without packets: `unshare --net python vanished_network.py FOLDER`.
 
 A server listens in a network of its own, which is switched off: neither side is told.
 """

@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """What is changed."""
+        """Return the file that is changed."""
         return SOURCES.joinpath(*self.module.split(".")).with_suffix(".py")
 
 

@@ -1,4 +1,4 @@
-"""What a broker does not take from another one: which event says so, who is told, and that nothing else suffers."""
+"""Refusals of messages from another broker: the event, the notified side, and no harm to anything else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def frames_of(pair: Pair) -> list[bytes]:
-    """What west has sent in its last round, which the test has in its hands now."""
+    """Return the frames that west has sent in its last round, taken from its link by the test."""
     pair.west.round([])
     frames, pair.west.out.frames = list(pair.west.out.frames), deque()
     return frames
@@ -187,7 +187,7 @@ def test_a_later_message_that_is_not_taken(
     assert words in caplog.text.split(UNDELIVERABLE)[-1]
     assert dropped() == before + 1
     pair.east.round([frame])
-    if state(pair.east.database, first.conversation_handle) == "ER":  # what the contract does not allow ends it
+    if state(pair.east.database, first.conversation_handle) == "ER":  # a message against the contract ends it
         assert [one.is_error for one in pair.east.database.receive(STOCK_QUEUE)] == [True]
         pair.rounds()
         assert [one.is_error for one in pair.west.database.receive(ORDERS_QUEUE)] == [True]
@@ -265,7 +265,7 @@ def test_an_unsequenced_message_has_the_number_zero(pair: Pair, caplog: pytest.L
         pair.west.round([forged(frame, lambda h, _, n=number: (replace(h, kind=kind, number=n), payload))])
     assert caplog.text.count("an unsequenced message had a non-zero sequence number") == 2
     assert corrupted() == before + 2
-    assert waiting_messages(pair.west.database) == 1  # it acknowledges nothing, and ends nothing
+    assert waiting_messages(pair.west.database) == 1  # the frame acknowledges nothing, and ends nothing
     assert state(pair.west.database, handle) == "CO"
     pair.west.round([frame])
     assert waiting_messages(pair.west.database) == 0
@@ -341,7 +341,7 @@ def test_only_sequenced_messages_are_numbered_kept_and_sent_again(pair: Pair) ->
     assert (header.kind, header.number, header.fragment) == (Kind.ACKNOWLEDGEMENT, 0, 0)
     assert header.acknowledgement is not None
     assert header.acknowledgement.below == 2
-    pair.east.out.frames.clear()  # it is lost; nobody sends it again by itself
+    pair.east.out.frames.clear()  # the frame is lost, and is not sent again by itself
     for _ in range(3):
         pair.pass_time(1)
         pair.east.round([])

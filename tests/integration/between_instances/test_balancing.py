@@ -149,7 +149,7 @@ def test_a_lost_instance_gets_no_new_conversations_and_loses_none(sites: dict[st
 
 @pytest.mark.feature(115)
 def test_what_was_sent_and_not_acknowledged_goes_nowhere_else(sites: dict[str, Site]) -> None:
-    """It may be stored there; also a daemon that starts anew knows where it went."""
+    """The message may be stored there; a daemon that starts anew knows its target as well."""
     west = sites["west"]
     for number in range(6):
         begin(sites, str(number))
@@ -177,7 +177,7 @@ def test_a_dropped_route_gives_up_what_was_not_acknowledged(sites: dict[str, Sit
     west = sites["west"]
     lose(sites, "north")
     lost: list[UUID] = []
-    west.here = west.here._replace(unreachable=frozenset())  # nobody has noticed yet
+    west.here = west.here._replace(unreachable=frozenset())  # the loss is not noticed yet
     west.lost.clear()
     while not lost:
         begin(sites, "x")

@@ -66,7 +66,7 @@ class Broker:
         self.start()
 
     def lose_database(self) -> None:
-        """What a restart of PostgreSQL does to the daemon."""
+        """End the daemon's sessions as a restart of PostgreSQL does."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "

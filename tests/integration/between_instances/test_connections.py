@@ -142,7 +142,7 @@ class Two:
         eventually(lambda: not query(self.west.database, waiting, STOCK))
 
     def works(self) -> None:
-        """What one peer has done is nothing to the others."""
+        """Send a message between the others: acts of one peer do not concern them."""
         said = str(uuid4())
         self.west.send(said)
         self.arrives(said)
@@ -169,7 +169,7 @@ def sites(make_instance_url: Callable[..., str]) -> Iterator[Two]:
 
 @pytest.fixture
 def two(sites: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Two:
-    """Nobody is connected; and a refused peer need not be waited for as long as usual."""
+    """Disconnect both sites, and shorten the pause before a refused peer."""
     sites.disconnect(monkeypatch)
     with sites.east.instance.connection() as connection:
         connection.execute("delete from servicebroker.refused_connections")
@@ -249,7 +249,7 @@ def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
     assert west.streams == east.streams == 1  # one for all messages and conversations
     assert caplog.text.count("subclass=Connecting") == connecting
     two.disconnect(monkeypatch)
-    assert "The connection was idle." not in caplog.text.split("error=")[-1]  # it is no error
+    assert "The connection was idle." not in caplog.text.split("error=")[-1]  # an idle connection is no error
     west.send("c", handle=handle)
     two.arrives("c")
     assert caplog.text.count("subclass=Connecting") > connecting
@@ -304,7 +304,7 @@ def test_of_two_that_are_opened_at_once_one_stays(
             ORDER,
             f"west {attempt}",
         )
-        eventually(lambda: two.west.streams == two.east.streams == 2)  # one that it has opened, one it has accepted
+        eventually(lambda: two.west.streams == two.east.streams == 2)  # one opened and one accepted stream
         for proxy in two.proxies:
             proxy.release()
         two.arrives(f"east {attempt}")
@@ -508,13 +508,13 @@ def test_what_nobody_has_changed_is_not_read_again(two: Two, asked: Counter[str]
 
 
 def findings(site: Site) -> list[Finding]:
-    """What doctor says."""
+    """Return the findings of doctor."""
     with site.instance.connection() as connection:
         return judge(run(connection, gather(datetime.now(UTC))))
 
 
 def faults(site: Site) -> list[Finding]:
-    """What doctor says of the daemon."""
+    """Return the findings of doctor about the daemon."""
     return [one for one in findings(site) if one.subject == "servicebroker serve"]
 
 
@@ -545,7 +545,7 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
         two.works()
         outgoing, _, unsent, _ = stream.backlog()
         assert outgoing + unsent < 2 * limit
-        assert stream.observed().total_bytes_sent < 10 * limit  # what its socket has taken
+        assert stream.observed().total_bytes_sent < 10 * limit  # bytes that its socket has taken
 
 
 def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,9 @@ def copy_of(url: str, make_url: Callable[..., str]) -> str:
 def test_a_copy_answers_nothing_of_the_originals(
     two: Two, make_url: Callable[..., str], tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """It is made while messages are on their way, refused, adopted as a new instance and served, while the original is
-    restarted beside it: its port is free for whoever wants it.
+    """Make the copy while messages travel, refuse it, adopt it as a new instance and serve it.
+
+    The original is restarted beside it, on the same port.
     """
     many = pytestconfig.getoption("--copied-messages")
     for site in (two.west, two.east):

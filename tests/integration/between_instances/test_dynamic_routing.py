@@ -70,7 +70,7 @@ def status(database: sb.Database) -> list[str]:
 
 
 def requests(service: sb.Database) -> list[bytes | None]:
-    """What was asked and is not answered."""
+    """Return the bodies of unanswered requests."""
     return [
         body
         for (body,) in query(
@@ -169,7 +169,7 @@ def test_an_answer_waits_for_nobody(
     assert example.answer(service, tmp_path / "addresses.toml") == 1
     pending = "select count(*) from servicebroker.route_requests where answered is null"
     with database.transaction() as transaction:
-        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")  # it is parked
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")  # parked
         background(database)
         assert query(database, pending) == [(1,)]
     background(database)
@@ -204,7 +204,7 @@ def test_an_error_is_logged_and_not_asked_again_at_once(
 
 
 def notices(service: sb.Database) -> list[tuple[str, bytes]]:
-    """What was asked and is not answered: the end of the message type's name, and the body."""
+    """Return the unanswered requests: the end of the message type's name, and the body."""
     rows = query(service, "select message_type_name, message_body from routing_dbo.brokerconfigurationqueue")
     return [(name.rpartition("/")[2], body) for name, body in rows if body is not None]
 
@@ -304,7 +304,7 @@ def test_a_route_made_by_hand_is_an_answer_too(configured: tuple[sb.Database, sb
     background(database)
     database.create_route("ByHand", service_name=STOCK, address="LOCAL")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
-    assert len(requests(service)) == 1  # it may still answer, and is not asked again
+    assert len(requests(service)) == 1  # the service may still answer, and is not asked again
 
 
 @pytest.mark.feature(111, 119)

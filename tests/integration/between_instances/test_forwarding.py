@@ -84,7 +84,7 @@ def three_sites(make_instance_url: Callable[..., str]) -> Iterator[Three]:
 
 @pytest.fixture
 def three(three_sites: Three) -> Three:
-    """Nothing is on its way, nothing is lost, forwarding is on."""
+    """Begin without frames on their way and without losses, with forwarding on."""
     for site in three_sites.sites.values():
         site.lost.clear()
         site.here = site.here._replace(forwards=True, forward_size=10)
@@ -189,7 +189,7 @@ def test_memory_has_a_limit(three: Three, caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level(logging.INFO, "servicebroker")
     three.middle.here = three.middle.here._replace(forward_size=1)
     three.middle.lost.add("east")
-    three.pass_time(1)  # nobody has sent small ones lately, to which they would give way
+    three.pass_time(1)  # no small messages lately, to which large ones would give way
     handles = [three.send("x" * 600_000) for _ in range(3)]
     three.rounds(20)
     assert set(dropped(caplog)) == {11289}
@@ -228,7 +228,7 @@ def test_what_is_held_is_shown_until_its_time_is_over(three: Three, caplog: pyte
             )
             shown += query(middle.database, text)
     assert shown == [(STOCK, ORDERS, "TCP://east:4022", 1, 0, 16, 60, spent) for spent in (0, 10)]
-    eventually(lambda: query(middle.database, "select * from sys.dm_broker_forwarded_messages") == [])  # nobody serves
+    eventually(lambda: query(middle.database, "select * from sys.dm_broker_forwarded_messages") == [])  # no daemon
     middle.seconds += 51
     middle.round()
     assert dropped(caplog) == [11290]
@@ -324,7 +324,7 @@ def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three)
     handle = database.begin_dialog(ORDERS, name, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"dialled")
     three.west.round()
-    assert len(three.west.out["east"].frames) == 1  # nobody between
+    assert len(three.west.out["east"].frames) == 1  # no forwarder between
     three.rounds()
     (message,) = three.east.database.receive(STOCK_QUEUE)
     assert (message.service_name, message.message_body) == (name, b"dialled")
@@ -372,7 +372,7 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"a"]
         west.asked.clear()
         three.send("b", handle=handle)
-        west.round()  # it is under way, and never arrives
+        west.round()  # the message is under way, and never arrives
         east.world["west"].out["east"].frames.clear()
         assert west.asked == set()
         west.relay.stands(EAST, MIRROR)

@@ -109,7 +109,7 @@ class World:
         return found[0].conversation_handle
 
     def talk(self, site: Site, far: str) -> Talk:
-        """What there is to know of the conversation of that site with that service."""
+        """Return the known values of the conversation between that site and that service."""
         text = (
             "select e.conversation_id, d.service_broker_guid, s.name, e.far_broker_instance "
             "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
@@ -141,7 +141,7 @@ def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world:
             assert not peer.is_online
             assert peer.closed is not None
             assert peer.closed.number == 28035
-            assert "west" not in peer.closed.text  # whose it is it need not know
+            assert "west" not in peer.closed.text  # the identity need not be told
     with ExitStack() as stack:  # a seat alone is no claim; under its own certificate it is another peer
         peer = world.hostile((seat_of_west, None))
         stack.callback(peer.close)
@@ -235,7 +235,7 @@ def pings(world: World, seconds: float, sent: list[str]) -> list[float]:
 
 
 class Load(threading.Thread):
-    """What the honest do besides: batches of another conversation, all of which have to arrive, once and in order."""
+    """Honest load besides: batches of another conversation, which all arrive, once and in order."""
 
     def __init__(self, world: World) -> None:
         super().__init__(daemon=True)
@@ -309,12 +309,12 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
     record_property("hostile", f"{told}, {found['deeds']}, {len(sent)} messages there and back")
     assert statistics.median(harmed) <= 2 * statistics.median(quiet), told
     eventually(lambda: waiting_messages(world.west.database) == 0)
-    assert waiting_messages(database) == 5  # nobody has acknowledged them
+    assert waiting_messages(database) == 5  # the messages are not acknowledged
     states = "select state from sys.conversation_endpoints where conversation_handle = %s"
     assert query(database, states, waiting) == [("CO",)]
     assert query(world.west.database, states, world.handle) == [("CO",)]
     for site, queue in ((world.east, STOCK_QUEUE), (world.west, ORDERS_QUEUE)):
-        assert site.database.receive(queue) == []  # nothing that was forged has come
+        assert site.database.receive(queue) == []  # no forged message has come
     world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
     eventually(lambda: "no route names it for" in world.doctor())
 

@@ -54,7 +54,7 @@ class Hosts:
         ip("-n", host, "address", "del", f"{address}/24", "dev", self._end(host))
 
     def unplug(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Take the link down without a notice to either side."""
         ip("-n", self.west, "link", "set", self._end(self.west), "down")
 
     def plug(self) -> None:

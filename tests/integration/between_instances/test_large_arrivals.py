@@ -44,7 +44,7 @@ def asked(pair: Pair) -> int:
 
 
 def kept(pair: Pair) -> int:
-    """How many fragments lie beside the queue."""
+    """Return the number of fragments beside the queue."""
     ((count,),) = query(pair.east.database, "select count(*)::int from servicebroker.arrived_fragments")
     assert isinstance(count, int)
     return count
@@ -112,7 +112,7 @@ def test_the_end_of_the_conversation_waits_for_it(pair: Pair) -> None:
 
 
 def test_a_round_waits_for_nobody_who_puts_it_together(pair: Pair) -> None:
-    """What comes meanwhile for that conversation is for another round; others are stored."""
+    """Messages for that conversation wait for another round meanwhile; others are stored."""
     large = send_around(pair)
     west, east = pair.west.database, pair.east.database
     assert bodies(east.receive(STOCK_QUEUE)) == [b"0"]

@@ -102,17 +102,17 @@ class Mirrored:
 
     @property
     def explanation(self) -> str:
-        """What the daemon has found out of the pair."""
+        """Return the explanation that the daemon has stored for the pair."""
         rows = query(self.west.database, "select explanation from servicebroker.mirrored_pairs")
         return "".join(text for (text,) in rows)
 
     def why(self) -> str:
-        """What `servicebroker route explain` prints."""
+        """Return the output of `servicebroker route explain`."""
         arguments = ["explain", "--instance", self.west.url, "--from-database", "Test", "--service", STOCK]
         return " ".join(CliRunner().invoke(route.app, arguments).stdout.split())
 
     def taken(self) -> list[list[int]]:
-        """What the application has noted, for each conversation in its order."""
+        """Return the numbers that the application has noted, for each conversation in its order."""
         text = "select array_agg(number order by place) from taken group by conversation"
         return [numbers for (numbers,) in self.primary.rows(text)]
 
@@ -127,7 +127,7 @@ class Mirrored:
 
 @pytest.fixture(scope="module")
 def mirrored(make_instance_url: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
-    folder = Path(tempfile.mkdtemp(prefix="servicebroker-pair-"))  # where the servers' user can get at it
+    folder = Path(tempfile.mkdtemp(prefix="servicebroker-pair-"))  # reachable for the servers' user
     folder.chmod(0o755)
     keys = tmp_path_factory.mktemp("keys")
     west = Site("west", make_instance_url(1), keys)
@@ -192,7 +192,7 @@ class Load:
         self.sent = 0
 
     def send(self, count: int) -> None:
-        """So many more of each, a few in a transaction."""
+        """Send more messages of each conversation, five in a transaction."""
         for first in range(self.sent, self.sent + count, 5):
             for handle in self.handles:
                 self.database.send_batch(
@@ -236,7 +236,7 @@ def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
 
 
 def told(half: Half) -> list[str]:
-    """What doctor says of the daemon of a server."""
+    """Return the findings of doctor about the daemon of a server."""
     done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", half.server.url])
     found = json.loads(done.output)["findings"]
     return [one["problem"] for one in found if one["subject"] == "servicebroker serve"]
@@ -283,7 +283,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         # the old primary comes back, and cannot commit without its standby
         old.server.start()
         old.daemon.says("The synchronous standby does not confirm what is committed here")
-        # it is told to do without one: now it claims to be the principal, on its old timeline
+        # Without a synchronous standby the old primary claims to be the principal, on its old timeline.
         old.server.set_synchronous("")
         eventually(lambda: old.daemon.count("This process serves the instance.") == 2, SECONDS)
         west.daemon.end(signal.SIGKILL)  # a sender that asks anew asks both
@@ -293,7 +293,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         old.daemon.says("Another server of this cluster is on timeline 2, this one on 1")
         assert any("it takes and sends no messages. Make it a standby of the other one" in one for one in told(old))
 
-        # it alone can be reached: it gets nothing all the same
+        # Only the old primary can be reached, and it gets nothing all the same.
         new.daemon.end(signal.SIGKILL)
         west.daemon.end(signal.SIGKILL)
         west.serve()

@@ -132,7 +132,7 @@ def test_an_initiator_that_went_back_before_its_first_message_tells_its_peer(pai
     pair.east.database.send(message.conversation_handle, REPLY, "answer")
     pair.east.round([])
     pair.west.round(pair.east.out.frames)
-    pair.west.out.frames.clear()  # what it has told is lost, and its daemon begins anew
+    pair.west.out.frames.clear()  # the news is lost, and its daemon begins anew
     pair.west.relay = pair.west.new_relay()
     pair.east.out.frames.clear()
     pair.pass_time(5.0)
@@ -167,7 +167,7 @@ def test_an_end_from_an_old_copy_is_no_end_of_what_it_does_not_know(pair: Pair) 
 
 
 def test_a_copy_that_has_missed_nothing_goes_on(pair: Pair) -> None:
-    """What had not been acknowledged when it was made travels again, and is known."""
+    """Messages without an acknowledgement at the time of the copy travel again, and are known."""
     handle, target = opened(pair)
     for number in range(3):
         pair.west.database.send(handle, ORDER, f"told {number}")

@@ -30,7 +30,7 @@ FRESH = {
 
 
 def copy(site: Site, many: int) -> None:
-    """So many dialogs more like the only one that is open."""
+    """Copy the only open dialog many times."""
     with psycopg.connect(site.url) as connection:
         connection.execute(
             "create temporary table fresh on commit drop as select gen_random_uuid() as handle, "

@@ -1,4 +1,4 @@
-"""Whose an instance is: imports, certificates that take the place of others, and what an administrator accepts."""
+"""Claims on an instance: imports, certificates that replace others, and acceptance by an administrator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def proved(site: Site) -> dict[str, Proved]:
 
 
 def known(site: Site) -> Peers:
-    """What a daemon of this instance believes."""
+    """Return the peers that a daemon of this instance would know."""
     with connect(site.url) as connection:
         policy = PolicyWatch(site.instance.key_folder()).look(connection, site.instance.clock())
     assert policy is not None

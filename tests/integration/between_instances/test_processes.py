@@ -78,7 +78,7 @@ def children(pid: int) -> list[int]:
 
 
 def are_gone(pids: list[int]) -> bool:
-    """Whether none of them runs any more; the init of a container may leave one that has ended in the list."""
+    """Return whether all of them have ended; the init of a container may leave ended ones in the list."""
     listed = subprocess.run(["ps", "-eo", "pid=,stat="], capture_output=True, text=True, check=True).stdout
     states = dict(line.split() for line in listed.splitlines())
     return all(states.get(str(pid), "Z").startswith("Z") for pid in pids)

@@ -1,4 +1,4 @@
-"""What one instance refuses another, `servicebroker doctor` finds on both sides: who, why, and what mends it."""
+"""Refusals between instances as findings of `servicebroker doctor` on both sides: peer, reason and remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
 
 
 def doctor(site: Site) -> list[dict[str, str]]:
-    """What it finds of peers and of messages that wait."""
+    """Return the findings of doctor about peers and waiting messages."""
     done = CliRunner().invoke(app, ["doctor", "--instance", site.url, "--json"])
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     assert done.exit_code == (1 if found else 0)

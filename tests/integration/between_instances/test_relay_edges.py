@@ -299,7 +299,7 @@ def kept_beside(pair: Pair, count: int = 3) -> tuple[Any, UUID]:
 
 
 def left_over(site: Site) -> bool:
-    """What the background does, with its answer."""
+    """Run the step of the background that delivers left-over messages, and return its answer."""
     with psycopg.connect(site.instance.url) as connection:
         return run(connection, deliver_left_over(Catalog(), site.clock()))
 
@@ -311,7 +311,7 @@ def test_what_is_stored_while_the_background_delivers_what_waits_beside_a_queue_
     with psycopg.connect(pair.east.instance.url) as daemon:
         assert run(daemon, store(Catalog(), {target: late}, {}, pair.east.clock())).stored == [target]
         background = in_thread(left_over, pair.east)
-        wait([background], timeout=1)  # it is done, or has come as far as it can
+        wait([background], timeout=1)  # the thread is done, or has come as far as it can
     background.result(timeout=30)
     left_over(pair.east)
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2", b"3", b"4"]
@@ -345,7 +345,7 @@ def test_switching_on_delivers_what_waits_beside_the_queue_of_a_conversation_tha
     with database.transaction() as transaction:
         transaction.send(target, REPLY, b"a")
         switching = in_thread(database.alter_queue, STOCK_QUEUE, status=True)
-        wait([switching], timeout=1)  # it is done, or waits
+        wait([switching], timeout=1)  # the thread is done, or waits
     switching.result(30)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2", None]
     assert state(database, target) == "DI"
@@ -420,7 +420,7 @@ def test_what_waits_for_a_retry_is_not_forgotten(pair: Pair) -> None:
 
 
 def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
-    """It comes right after a start, for a conversation that has something to send."""
+    """The message comes right after a start, for a conversation that has something to send."""
     handle, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"x")
     pair.east.round([])
@@ -433,7 +433,7 @@ def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
 
 
 def test_fragments_of_the_first_reply_outlive_a_start(pair: Pair) -> None:
-    """Nothing has arrived in order yet, so nothing was counted; what is kept was acknowledged all the same."""
+    """No message has arrived in order yet, so none was counted; the stored fragments were acknowledged all the same."""
     _, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, bytes(100_000))
     pair.east.round([])
@@ -827,7 +827,7 @@ def test_a_large_message_gives_way_while_small_ones_travel(pair: Pair) -> None:
 
     assert sent() > 8 * LIMITS.fragment_size
     pair.west.database.send(small, ORDER, b"0")
-    assert sent() < 3 * LIMITS.fragment_size  # what stood in line before it
+    assert sent() < 3 * LIMITS.fragment_size  # only bytes that stood in line before the small message
     for number in range(1, 5):
         pair.west.database.send(small, ORDER, str(number))
         assert sent() == pytest.approx(LIMITS.fragment_size, abs=1_000)
@@ -1006,7 +1006,7 @@ def test_what_was_to_find_its_target_here_leaves_when_the_route_expires(pair: Pa
 
 @pytest.mark.feature(112)
 def test_what_was_to_find_its_target_here_and_still_is_when_the_route_expires_is_looked_for_once(pair: Pair) -> None:
-    """Also where the daemon's clock is ahead of the one that the store asks."""
+    """The daemon's clock may be ahead of the store's."""
     west = pair.west
     west.database.drop_route("ToStock")
     west.database.create_route("Here", service_name=STOCK, address="LOCAL", lifetime=60)

@@ -1,4 +1,4 @@
-"""What a relay counts and records of messages between instances: each counter, each event moves with its action."""
+"""Counters and records of a relay: each counter and each event moves with its action."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def value(name: str, **labels: str) -> float:
 
 
 class Moves:
-    """How far counters have moved since it was made."""
+    """The changes of counters since this object was made."""
 
     def __init__(self) -> None:
         self._before = self._values()
@@ -68,7 +68,7 @@ def test_what_is_not_committed_is_not_counted(pair: Pair, monkeypatch: pytest.Mo
     moved = Moves()
     begin(pair)
     pair.west.round([])
-    monkeypatch.setattr("servicebroker.engine.remote.departing.look", None)  # it comes after the arrivals were stored
+    monkeypatch.setattr("servicebroker.engine.remote.departing.look", None)  # after arrivals were stored
     with pytest.raises(TypeError):
         pair.rounds(1)
     monkeypatch.undo()
@@ -132,7 +132,7 @@ def test_where_messages_go_is_an_event(pair: Pair, said: pytest.LogCaptureFixtur
     assert (departing["subclass"], departing["service"], departing["address"]) == ("Remote", STOCK, address)
     assert (departing["role"], arriving["role"]) == ("this instance", "network")
     assert (arriving["subclass"], arriving["service"]) == ("Local", STOCK)
-    assert (back["subclass"], back["service"]) == ("Remote", ORDERS)  # of what acknowledges
+    assert (back["subclass"], back["service"]) == ("Remote", ORDERS)  # events of the acknowledging side
     pair.west.database.drop_route("ToStock")
     said.clear()
     begin(pair)
@@ -229,4 +229,4 @@ def test_transmission_objects_and_their_batches(pair: Pair) -> None:
     before = moved(f"{name}_batches_total")
     for _ in range(3):
         pair.rounds(1)
-    assert moved(f"{name}_batches_total") == before  # nothing to write
+    assert moved(f"{name}_batches_total") == before  # no batch to write

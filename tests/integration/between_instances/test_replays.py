@@ -83,7 +83,7 @@ def wait(pair: Pair, **by: float) -> None:
 
 
 def clean_up(pair: Pair) -> None:
-    """What upkeep does: closed endpoints whose time is over go."""
+    """Remove closed endpoints whose time is over, as upkeep does."""
     for site in (pair.west, pair.east):
         with site.instance.connection() as connection:
             run(connection, remove_closed(site.clock()))
@@ -231,7 +231,7 @@ def test_a_frame_says_when_it_was_sealed_until_the_conversation_is_open(pair: Pa
 
 
 def test_an_unsecured_opening_has_no_date(pair: Pair) -> None:
-    """Nobody could prove it: whoever carries such a frame can write into it what it likes."""
+    """A date would prove nothing: a forwarder can write any date into such a frame."""
     send(pair, "one")
     pair.west.round([])
     opening = header(pair.west).opening

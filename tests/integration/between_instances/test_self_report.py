@@ -1,4 +1,4 @@
-"""What the daemon tells of itself: doctor names what it fails at now, and nothing that is over."""
+"""Self-reports of the daemon: doctor names present failures, and none that are over."""
 
 from __future__ import annotations
 

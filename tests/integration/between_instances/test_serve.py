@@ -65,7 +65,7 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
 
 
 def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_url: Callable[..., str]) -> None:
-    """Also where the tables are empty at that time; PostgreSQL would plan for each array anew, or read whole tables."""
+    """Plans stay while the tables are empty; PostgreSQL would plan for each array anew, or read whole tables."""
     with connect(make_instance_url()) as connection:
         connection.execute("vacuum analyze")
         pin_plans(connection)
@@ -92,7 +92,7 @@ def test_the_daemon_gets_up_for_many_messages_and_not_for_one_at_a_time(two: Two
     for number in range(12):
         two.send(str(number), handle=handle)
         assert bodies(two.east.database.receive(STOCK_QUEUE, wait=30)) == [str(number).encode()]
-    assert dozing() == before  # it was rung for each, and never left the list
+    assert dozing() == before  # rung for each message, and never off the list
 
     def up_meanwhile() -> bool:
         for _ in range(20):  # faster than they are carried, round after round
@@ -100,7 +100,7 @@ def test_the_daemon_gets_up_for_many_messages_and_not_for_one_at_a_time(two: Two
         return dozing() != before
 
     eventually(up_meanwhile)
-    eventually(dozing)  # nothing comes any more
+    eventually(dozing)  # no message comes any more
 
 
 @pytest.mark.feature(142)
@@ -330,7 +330,7 @@ def test_what_else_is_refused(two: Two, tmp_path: Path) -> None:
     east.daemon.says("is now listening")
 
     def answer(context: ssl.SSLContext | None, said: bytes = b"") -> bytes:
-        """What the daemon says, until it closes the connection."""
+        """Return the bytes of the daemon until it closes the connection."""
         heard = b""
         try:
             with socket.create_connection(("127.0.0.1", east.port), 10) as raw:

@@ -90,7 +90,7 @@ class Site:
         return one.connection.info.backend_pid
 
     def session_of(self, process: ShareProcess) -> list[tuple[Any, ...]]:
-        """What the session of a process waits for, as long as there is one."""
+        """Return the wait event of a process's session, as long as the session exists."""
         assert process._session is not None
         text = "select wait_event_type, wait_event from pg_stat_activity where pid = %s and backend_start = %s"
         with psycopg.connect(self.url) as connection:
@@ -166,7 +166,7 @@ def _read(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -
     found: dict[UUID, list[bytes]] = {}
     while sum(map(len, found.values())) < count:
         for message in site.database.receive(queue, top=100, wait=60):
-            if message.message_type_name.endswith("/EndDialog"):  # of those before
+            if message.message_type_name.endswith("/EndDialog"):  # EndDialogs of earlier conversations
                 site.database.end_conversation(message.conversation_handle)
                 continue
             body = bytes(message.message_body or b"")
@@ -323,7 +323,7 @@ def handle_of(site: Site, share: int) -> UUID:
 
 
 def sends(west: Site, east: Site, handle: UUID, body: bytes) -> None:
-    """It arrives, and west hears of that."""
+    """Send a message, and wait until it has arrived and west knows that."""
     west.database.send(handle, ORDER, body)
     assert [message.message_body for message in east.database.receive(STOCK_QUEUE, wait=60)] == [body]
     eventually(lambda: west.waiting == 0)
@@ -354,7 +354,7 @@ def test_the_session_of_a_killed_process_ends_with_it(served: tuple[Site, Site])
 @pytest.fixture
 def guarded(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Site, Site, Server]]:
     """As `served`, and east's server can be told to wait for a standby that there is not."""
-    folder = Path(tempfile.mkdtemp(prefix="servicebroker-guarded-"))  # where the server's user can get at it
+    folder = Path(tempfile.mkdtemp(prefix="servicebroker-guarded-"))  # reachable for the server's user
     folder.chmod(0o755)
     server = Server(folder / "one")
     server.make(synchronous="")
@@ -514,7 +514,7 @@ def test_where_no_thread_can_be_had_all_begin_anew_with_one_share(
 def test_a_round_that_fails_is_no_killed_process(
     served: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it fails with, as here with what the end of the daemon looks like."""
+    """The error does not matter; here it looks like the end of the daemon."""
     west, east = served
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr(processes, "MODULE", "failing_share")

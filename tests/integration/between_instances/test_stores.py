@@ -79,7 +79,7 @@ class Both:
         return [handle for handle in [*self.handles, *gone] if self.chance.random() < 0.5]
 
     def _sent(self) -> list[UUID]:
-        """Of those only what a peer knows of."""
+        """Return handles, of conversations in memory only those that a peer knows."""
         found = self.tables.endpoints
         return [handle for handle in self.some() if handle not in found or found[handle].is_remote]
 
@@ -134,7 +134,7 @@ class Both:
         self.tables.set_routes([Route("pair", "Nobody", str(FAR), None, *addresses.values())])
 
     def _copy(self, one: Endpoint, content: Content, name: str, body: bytes) -> None:
-        """What SEND or END has written is written here too, with the token that it has drawn."""
+        """Write the message of SEND or END into the double, too, with the token that was drawn."""
         number = one.send_sequence
         part = self.real.read({one.handle: Reading(number, 1, 1)}, 100)[one.handle].parts[0]
         assert part.token is not None
@@ -162,7 +162,7 @@ class Both:
         assert handle is not None
         self.tables.draw_handle = lambda: handle  # type: ignore[method-assign]
         assert self.double.insert_target(header, place.home, "N", None) == handle
-        self.same(lambda store: store.insert_target(header, place.home, "N", None))  # it is there already
+        self.same(lambda store: store.insert_target(header, place.home, "N", None))  # the target exists already
 
     def claim(self) -> None:
         begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]
@@ -189,7 +189,7 @@ class Both:
 
     def store(self) -> None:
         batches = {handle: batch for handle in self._sent() if (batch := self._batch(handle)) is not None}
-        if self.chance.random() < 0.3:  # what has come is put in order first, and stored later
+        if self.chance.random() < 0.3:  # arrivals are put in order first, and stored later
             self.close_conversation()
 
         def store_all(store: Store) -> Any:
@@ -200,7 +200,7 @@ class Both:
         self.same(store_all)
 
     def _batch(self, handle: UUID) -> Batch | None:
-        """What a peer may have sent, as the protocol takes it in; once in a while of somebody who counts wrongly."""
+        """Return a batch that a peer may have sent; sometimes one with a wrong count."""
         (found,) = self.real.endpoints([handle]) or [None]
         if found is None:
             return Batch(0, 0, [], None)

@@ -47,5 +47,5 @@ def test_half_open_connections_keep_no_peer_out(two: Two, said: bytes) -> None:
 
 
 def descriptors(served: Served) -> int:
-    """How many descriptors a daemon has."""
+    """Return the number of a daemon's descriptors."""
     return len(list(Path(f"/proc/{served.process.pid}/fd").iterdir()))

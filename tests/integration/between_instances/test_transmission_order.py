@@ -1,4 +1,4 @@
-"""Whose messages leave first: by priority where HONOR_BROKER_PRIORITY is on, in turns where it is off."""
+"""The order of departures: by priority with HONOR_BROKER_PRIORITY, in turns without."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 
 def new_relay(site: Site) -> Relay:
-    """One that keeps little, and knows what is stored."""
+    """Return a relay with little memory that knows the stored fragments."""
     return Relay(site, site.clock, lambda: site.seconds, random.Random(1), limits=FEW)
 
 
@@ -57,7 +57,7 @@ class Stranger:
         self._east.relay.round(self._east.store, [Arrival(self.link, body)])
 
     def begins(self, conversations: int, each: int, fragments: int = LIMITS.most_fragments) -> list[UUID]:
-        """So many fragments of each of so many messages."""
+        """Send this many fragments of each message, over this many conversations."""
         begun = [uuid4() for _ in range(conversations)]
         for fragment in range(each):
             for conversation in begun:
@@ -208,7 +208,7 @@ def age(site: Site, seconds: float) -> None:
 
 
 def test_the_price_of_a_message_is_the_same_in_the_store(pair: Pair, mallory: Stranger) -> None:
-    """What the daemon counts while messages come, it counts again after a start."""
+    """After a start the daemon counts the same as it did while messages came."""
     begun: list[Any] = []
     conversations = mallory.begins(2, 2, 3)
     mallory.brings(conversations[0], 1, 3, number=4)

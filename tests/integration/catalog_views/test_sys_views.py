@@ -177,7 +177,7 @@ def identifier(database: sb.Database) -> str:
 
 
 def numbers(database: sb.Database, handle: UUID) -> tuple[int, int, int]:
-    """What an endpoint says of sequence numbers: next to send, next expected, that of the EndDialog."""
+    """Return the sequence numbers of an endpoint: next to send, next expected, that of the EndDialog."""
     row = endpoint(database, handle)
     return row.send_sequence, row.receive_sequence, row.end_dialog_sequence
 
@@ -233,7 +233,7 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
         assert shown(database.name) == {database.name}
         assert shown("nowhere") == set()
         assert shown("") >= both
-        with psycopg.connect(instance.url) as connection:  # where it was never set
+        with psycopg.connect(instance.url) as connection:  # a session without the setting
             assert {name for (name,) in connection.execute(text).fetchall()} >= both
 
 
@@ -396,7 +396,7 @@ def test_the_depth_of_a_queue_is_told_without_reading_it(database: sb.Database) 
         transaction.connection.execute("select pg_stat_force_next_flush()")
     assert count() == 3000
     with database.transaction() as other, database.instance.connection() as connection:
-        # it answers while nobody may read the table at all
+        # The view answers while the table is locked against readers.
         other.connection.execute(f"lock table servicebroker.queue_{stock.object_id} in access exclusive mode")
         with connection.transaction():
             connection.execute("set local lock_timeout = '2s'")

@@ -202,7 +202,7 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
     ],
 )
 def test_a_switch_is_true_or_false(database: sb.Database, calls: Calls, method: str, name: str, value: Any) -> None:
-    """Nobody's broker is disabled by `disable_broker="no"`."""
+    """The text `disable_broker="no"` disables no broker."""
     with refused(402):
         getattr(database, method)(**{**calls[method], name: value})
 

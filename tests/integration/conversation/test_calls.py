@@ -1,4 +1,4 @@
-"""What a warm statement costs: functions of the package that it calls, and statements that it sends to the server."""
+"""The cost of a warm statement: calls of the package's functions, and statements to the server."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def doctor(url: str) -> str:
 
 @pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])
 def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> timedelta:
-    """How far this machine's clock is from the server's."""
+    """Set this machine's clock wrong, and return the difference to the server's."""
     for form in (servicebroker.api.instance, servicebroker.api.aio.instance):
         monkeypatch.setattr(form, "system_time", lambda: datetime.now(UTC) + request.param)
     off: timedelta = request.param
@@ -57,7 +57,7 @@ def test_a_wrong_clock_ends_nobodys_conversation_and_fires_no_timer(
 def test_doctor_hears_of_the_clock_of_an_application_that_never_rests(
     make_instance_url: Callable[..., str], wrong: timedelta
 ) -> None:
-    """It asks the server for its time itself, each time before the background comes to it."""
+    """Such an application asks the server for its time itself, each time before the background does."""
     over = threading.Event()
     with sb.open(make_instance_url(1)) as instance:
         database = standard_database(instance)
@@ -90,7 +90,7 @@ def test_a_lifetime_that_is_over_on_the_server_is_over(make_instance_url: Callab
 def test_a_clock_that_fails_once_ends_no_upkeep(
     make_instance_url: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is raised there: timers that nobody looks at still fire."""
+    """Timers fire although the clock raises an error once."""
     failures = iter([OSError("no time")])
 
     def now() -> datetime:

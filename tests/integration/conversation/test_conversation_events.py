@@ -18,7 +18,7 @@ Told = Callable[[], list[tuple[str, str, str]]]
 
 @pytest.fixture
 def told(fresh_database: sb.Database) -> Told:
-    """What was told since it was last asked: subclass, role or nothing for a group, state."""
+    """Return the events since the last call: subclass, role or nothing for a group, state."""
     events: list[BrokerEvent] = []
     of_others = fresh_database.database_id
 

@@ -299,7 +299,7 @@ def test_a_timer_comes_first_and_only_to_its_own_side(database: sb.Database, clo
     assert timer.conversation_handle == initiator
     assert data.message_body == b"more"
     clock.jump(hours=1)
-    assert database.receive(ORDERS_QUEUE) == []  # it fired once
+    assert database.receive(ORDERS_QUEUE) == []  # the timer fired once
 
 
 @pytest.mark.feature(84)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 
 def pages(database: sb.Database) -> int:
-    """How many pages a RECEIVE looks at, in a transaction that is rolled back."""
+    """Return the number of pages that a RECEIVE reads, in a transaction that is rolled back."""
     call = f"servicebroker.receive_{queue_number(database, STOCK_QUEUE)}(1, now())"
     text = f"explain (analyze, buffers, format json) select * from {call}"
     with database.instance.connection() as connection, connection.transaction(force_rollback=True):

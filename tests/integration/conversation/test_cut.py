@@ -89,7 +89,7 @@ class Cut:
 
 
 class Case(NamedTuple):
-    """What there is before, and the verb or transaction that is cut."""
+    """The state before, and the verb or transaction that is cut."""
 
     prepare: Callable[[sb.Database, Clock], Handles]
     act: Callable[[sb.Database, Handles], object]
@@ -202,7 +202,7 @@ def finish(database: sb.Database, handles: Handles) -> None:
 
 
 def work(database: sb.Database, handles: Handles) -> None:
-    """What an application does in one transaction."""
+    """Run an application's transaction."""
     with database.transaction() as tx:
         messages = tx.receive(STOCK_QUEUE)
         for message in messages:
@@ -237,7 +237,7 @@ def ask_beside(database: sb.Database, handles: Handles) -> None:
 
 
 def process(database: sb.Database, handles: Handles) -> None:
-    """What a worker does."""
+    """Run a worker on one message."""
 
     def procedure(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
         transaction.connection.execute("insert into work values (%s)", (b"%d" % len(messages),))
@@ -261,7 +261,7 @@ def crowd(database: sb.Database, clock: Clock) -> Handles:
 
 
 def work_on_groups(database: sb.Database, handles: Handles, *, answers_ends: bool = False) -> None:
-    """What a worker on many groups does, one of whose messages fails."""
+    """Run a worker on many groups; one message fails."""
     worker = sb.Worker(STOCK_QUEUE, groups=50, answers_ends=answers_ends, poison=lambda failure: sb.SetAside())
 
     @worker.on(ORDER)
@@ -383,7 +383,7 @@ class Places:
         with self.instance.connection() as connection:
             connection.execute(self._clear)  # type: ignore[call-overload]
         if shown(self.database) != self._made:
-            with suppress(sb.BrokerError):  # it would be found from other databases
+            with suppress(sb.BrokerError):  # other databases would find the service
                 self.database.drop_service(LATE)
             self._new()
         return self.database
@@ -408,7 +408,7 @@ def test_all_or_nothing(
 ) -> None:
     """Before an exchange and after it."""
     case = CASES[name]
-    for _ in range(2):  # what the first one finds in the catalog the others remember, in fewer exchanges
+    for _ in range(2):  # the first run fills the cache of the catalog; later ones have fewer exchanges
         database = places.next()
         handles = case.prepare(database, clock)
         before = shown(database)
@@ -435,7 +435,7 @@ def cut_once(
     number: int,
     late: bool,
 ) -> bool:
-    """Whether there was an exchange of that number to cut at."""
+    """Cut at the exchange of that number; return whether there was one."""
     database = places.next()
     handles = case.prepare(database, clock)
     assert shown(database) == before

@@ -112,7 +112,7 @@ def test_two_senders_on_two_conversations(database: sb.Database) -> None:
 
 
 def test_who_sends_to_a_service_that_is_being_created_is_no_victim(database: sb.Database) -> None:
-    """It holds a conversation that waits for the service, and begins another one with it meanwhile."""
+    """The sender holds a conversation that waits for the service, and begins another one with it meanwhile."""
     name = "//test/Late"
     waiting, begins = begin(database, name), begin(database, name)
     database.send(waiting, ORDER, b"0")

@@ -1,5 +1,6 @@
-"""What was built by itself, all at the same time: multicasts, retention, moves of conversations and services, queues
-that go off, are emptied and are truncated, permissions that change, timers, rollbacks and savepoints."""
+"""Features together under load: multicasts, retention, moves of conversations and services, queues that are switched
+off, emptied and truncated, changing permissions, timers, rollbacks and savepoints.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_every_message_once_and_in_order(database: sb.Database, clock: Clock, se
     pairs = [open_dialog(database) for _ in range(10)]
     pairs = query(database, by_id + "where is_initiator order by conversation_id")
     initiator_of = {target: initiator for initiator, target in pairs}
-    sent: dict[tuple[UUID, int], bytes] = {}  # what was committed, by the handle that it arrives at
+    sent: dict[tuple[UUID, int], bytes] = {}  # committed bodies, by the handle at which they arrive
     taken: dict[UUID, list[tuple[int, bytes | None]]] = defaultdict(list)
     replies: dict[tuple[UUID, int], bytes] = {}  # by the handle that they arrive at
     counts: Counter[str] = Counter()

@@ -178,7 +178,7 @@ def test_move_of_a_conversation_without_a_peer(database: sb.Database) -> None:
     database.send(message.conversation_handle, REPLY, b"y")
     (answer,) = database.receive(ORDERS_QUEUE)
     assert answer.conversation_group_id == group_of(database, other)
-    database.move_conversation(handle, group_of(database, handle))  # where it is already
+    database.move_conversation(handle, group_of(database, handle))  # a move to the present group
 
 
 def test_a_rolled_back_move_did_nothing(database: sb.Database) -> None:
@@ -452,11 +452,11 @@ def test_a_group_ranks_by_its_highest_conversation_that_has_messages(database: s
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"high"]
     assert database.get_conversation_group(STOCK_QUEUE) == group_of(database, far_handle(database, middle))
     assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
-    send(middle, high)  # it rises again, and gives all it has, by descending priority
+    send(middle, high)  # the group rises again, and gives all its messages, by descending priority
     assert bodies(database.receive(STOCK_QUEUE)) == [b"high", b"low"]
     assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
     send(low, high)
-    with database.transaction() as transaction:  # what a locked group holds counts for nobody else
+    with database.transaction() as transaction:  # messages of a locked group count for no other reader
         assert bodies(transaction.receive(STOCK_QUEUE, top=1)) == [b"high"]
         send(middle)
         assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]

@@ -1,4 +1,4 @@
-"""Nothing is left of conversations that have ended: not in one table of the schema, whatever their life was."""
+"""No rows remain of ended conversations in any table of the schema, whatever their life was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from servicebroker.api.upkeep import upkeep
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, far_handle, query
 
 CATALOG = {
-    *("made", "needs"),  # what definitions need, and nothing of a conversation
+    *("made", "needs"),  # for definitions, not for conversations
     *("audit", "trail_settings"),
     "databases",
     "message_types",
@@ -38,7 +38,7 @@ LIVES = [b"answered", b"forgotten", b"failed", b"cleaned", b"expires", b"unread"
 
 
 def left(database: sb.Database) -> dict[str, int]:
-    """How many rows each table of the schema holds, but for the catalog."""
+    """Return the number of rows in each table of the schema except the catalog."""
     tables = query(database, "select tablename from pg_tables where schemaname = 'servicebroker'")
     names = {name for (name,) in tables} - CATALOG - SESSIONS - STATEMENTS
     assert names > {"conversation_endpoints", "conversation_groups", "transmission_queue"}

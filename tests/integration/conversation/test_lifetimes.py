@@ -59,7 +59,7 @@ def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Databas
     clock.jump(seconds=11)
     found = database.receive(STOCK_QUEUE)
     assert errors(found[:1]) == [EXPIRED]
-    assert bodies(found[1:]) == [b"2"]  # what had come can still be received
+    assert bodies(found[1:]) == [b"2"]  # messages that had come can still be received
     assert state(database, target) == "ER"
     assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
     assert state(database, initiator) == "ER"
@@ -230,7 +230,7 @@ def halted_expiry(connection: psycopg.Connection[object], number: int) -> None:
 
 
 def test_what_is_sent_while_the_lifetime_is_looked_at_is_dropped_too(database: sb.Database, clock: Clock) -> None:
-    """It was committed before the row was locked, and after whoever locks it had begun to look."""
+    """The message was committed before the row was locked, and after the locker had begun to look."""
     handle, number = begin(database, lifetime=60), queue_number(database, ORDERS_QUEUE)
     database.alter_queue(STOCK_QUEUE, status=False)
     with psycopg.connect(database.instance.url, autocommit=True) as holder:

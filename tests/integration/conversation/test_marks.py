@@ -1,4 +1,4 @@
-"""What RECEIVE remembers of a queue: fast past consumed rows that vacuum may not remove, and nothing is skipped."""
+"""Marks of RECEIVE: fast past consumed rows that vacuum may not remove, and without skipped messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def receive_all(database: sb.Database, top: int = 100) -> list[sb.Message]:
 
 
 def pages_of_a_receive(database: sb.Database) -> int:
-    """How many pages a RECEIVE that finds nothing looks at."""
+    """Return the number of pages that an empty RECEIVE reads."""
     number = queue_number(database, STOCK_QUEUE)
     text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}(1, now())"
     found = []
@@ -212,7 +212,7 @@ def test_an_old_transaction_does_not_slow_down_receive(database: sb.Database, wr
             first = first or pages_of_a_receive(reader)
         table = f"servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
         ((pages,),) = query(database, f"select pg_relation_size('{table}') / 8192")
-        assert pages > 400  # nothing was removed
+        assert pages > 400  # all rows are still there
         assert pages_of_a_receive(reader) < first + 60
 
 
@@ -228,7 +228,7 @@ def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Databa
             for _ in range(10):
                 database.send_batch(handle, ORDER, [b"x" * 100] * 1000)
                 assert len(receive_all(reader)) == 1000
-                time.sleep(0.12)  # it is given up after 100 ms
+                time.sleep(0.12)  # the wait for the open transaction ends after 100 ms
                 receive_all(reader)
             assert marks(reader)[10] == 1
             assert pages_of_a_receive(reader) < 250
@@ -236,7 +236,9 @@ def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Databa
 
 
 def test_a_transaction_does_not_slow_itself_down(database: sb.Database) -> None:
-    """It passes over 2,000 messages that it has consumed itself; what it undoes comes again, whatever it remembered."""
+    """RECEIVE passes over 2,000 messages that it consumed itself; messages of a rollback come again, whatever the
+    marks.
+    """
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"%d" % number for number in range(2_100)])
     with one_session(database) as reader:

@@ -51,7 +51,7 @@ BODY = b"<body/>" * 100
 
 
 def stored(database: sb.Database) -> tuple[int, int]:
-    """How many shared bodies there are in the instance, and how many rows refer to one."""
+    """Return the number of shared bodies in the instance, and of rows that refer to one."""
     ((bodies_there, readers),) = query(
         database,
         "select (select count(*) from servicebroker.shared_bodies), "
@@ -573,7 +573,7 @@ def test_permissions_of_the_sender_are_asked_once_for_all_handles(
 def test_what_is_remembered_of_contracts_has_a_limit(
     database: sb.Database, app: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sends while permissions change all the time."""
+    """The cache stays bounded for a sender while permissions change all the time."""
     monkeypatch.setattr(catalog, "_USAGES_KEPT", 8)
     handle = begin(database)
     for number in range(30):

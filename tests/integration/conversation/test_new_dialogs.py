@@ -77,7 +77,7 @@ def counts(database: sb.Database) -> StatementCounts:
 
 
 def done(database: sb.Database, verbs: Callable[[], object]) -> dict[str, int]:
-    """How often each statement is run."""
+    """Count the executions of each statement."""
     found = counts(database)
     found.take()
     verbs()
@@ -287,7 +287,7 @@ ALTERATIONS: dict[str, Callable[[sb.Database, str], object]] = {
 
 @pytest.mark.parametrize("name", ALTERATIONS)
 def test_what_was_altered_meanwhile_holds(known: sb.Database, name: str) -> None:
-    """Who remembers the way, and who has just come, do the same. The target is one that no other database has."""
+    """A client that has cached the way and a new one act alike. The target's name exists in no other database."""
     target = f"//test/Target of {known.name}"
     known.create_service(target, STOCK_QUEUE, [CONTRACT])
     for _ in range(2):
@@ -295,7 +295,7 @@ def test_what_was_altered_meanwhile_holds(known: sb.Database, name: str) -> None
     with sb.open(known.instance.url, upkeep=None) as other:
         ALTERATIONS[name](other.database(known.name), target)
     outcomes = []
-    for _ in range(2):  # what is found then is remembered
+    for _ in range(2):  # the second run uses the cache
         outcomes.append(outcome(known, target))
         with sb.open(known.instance.url, upkeep=None) as fresh:
             outcomes.append(outcome(fresh.database(known.name), target))
@@ -303,7 +303,7 @@ def test_what_was_altered_meanwhile_holds(known: sb.Database, name: str) -> None
 
 
 def outcome(database: Any, target: str) -> str:
-    """What a conversation for one message has come to: a refusal, or its rows."""
+    """Return the outcome of a conversation for one message: a refusal, or its rows."""
     try:
         handle = ask(database, to=target)
     except sb.BrokerError as problem:
@@ -362,7 +362,7 @@ def test_a_reader_that_waits_is_woken(known: sb.Database) -> None:
 
 
 def test_another_queue_another_statement(known: sb.Database) -> None:
-    """What was sent before a message to another queue arrives before it."""
+    """A message sent before one to another queue arrives before it."""
     known.create_queue("SecondQueue")
     known.create_service("//test/Second", "SecondQueue", [CONTRACT])
     for _ in range(2):

@@ -134,7 +134,7 @@ def test_what_the_peer_refuses_fails_its_conversation_as_without(database: sb.Da
 
 
 def test_the_first_of_many_conversations(database: sb.Database) -> None:
-    """Nothing is known of their ways yet."""
+    """The ways of the conversations are not cached yet."""
     handles = [begin(database) for _ in range(5)]
     nowhere = begin(database, "//test/nowhere")
     with database.transaction() as tx, tx.pipeline() as pipeline:

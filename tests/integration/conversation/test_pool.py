@@ -90,7 +90,7 @@ def test_a_conversation_ends_after_its_time(database: sb.Database, clock: Clock)
     second = send(pool, b"3")
     assert second != first
     assert drain(database, lambda transaction, messages: seen.extend(bodies(messages))) == 4
-    assert sorted(seen) == [b"1", b"2", b"3"]  # nothing of the end of the stream
+    assert sorted(seen) == [b"1", b"2", b"3"]  # no end of the stream
     assert state(database, first) == "DI"
     assert pool.answer() == 1
     assert state(database, first) is None
@@ -200,7 +200,7 @@ def test_what_was_noted_by_a_process_that_died_is_answered(database: sb.Database
     clock.jump(seconds=2)
     with database.transaction() as transaction:
         pool.note(transaction, transaction.receive(ORDERS_QUEUE))
-    assert pool.answer() == 0  # nothing in the queue, and the stream is ended all the same
+    assert pool.answer() == 0  # an empty queue, and an ended stream all the same
     assert send(pool, b"2") != handle
     drain(database)
     assert pool.answer() == 1

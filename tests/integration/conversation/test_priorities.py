@@ -91,7 +91,7 @@ def test_what_does_not_match_gives_nothing(database: sb.Database) -> None:
 @pytest.mark.both_faces
 @pytest.mark.feature(196)
 def test_an_endpoint_keeps_the_priority_that_it_began_with(database: sb.Database) -> None:
-    """Also where its messages show it: in the queue, what waits, and what RECEIVE returns."""
+    """Messages show the priority in the queue, in the transmission queue and in RECEIVE."""
     database.create_broker_priority("P", contract_name=CONTRACT, priority_level=7)
     initiator, target = open_dialog(database)
     waits = begin(database, "//test/Nowhere")

@@ -103,7 +103,7 @@ def test_top_stays_in_one_group_and_takes_whole_conversations_first(database: sb
 
 @pytest.mark.feature(59)
 def test_top_0_is_a_receive_that_takes_nothing(database: sb.Database, app: sb.Database) -> None:
-    """It locks no group, and is refused where any other is."""
+    """Such a RECEIVE locks no group, and is refused like any other."""
     _, target = open_dialog(database)
     database.send(far_handle(database, target), ORDER, b"stays")
     where = {"conversation_handle": target}
@@ -142,7 +142,7 @@ def test_receive_from_one_conversation_or_one_group(database: sb.Database) -> No
     assert bodies(database.receive(ORDERS_QUEUE)) == [str(other).encode()]
     target = far_handle(database, first)
     with refused(8426, str(target)):
-        database.receive(ORDERS_QUEUE, conversation_handle=target)  # it belongs to the other queue
+        database.receive(ORDERS_QUEUE, conversation_handle=target)  # the conversation belongs to the other queue
     with refused(8436):
         database.receive(ORDERS_QUEUE, conversation_group_id=group_of(database, target))
 

@@ -356,7 +356,7 @@ def test_late_answers_are_given_to_a_handler(database: sb.Database) -> None:
     def handle_late(tx: sb.Transaction, messages: list[sb.Message]) -> None:
         handled.extend((message.conversation_handle, message.message_body) for message in messages)
 
-    assert _process_late(database, handle_late) == 0  # it is their callers' still
+    assert _process_late(database, handle_late) == 0  # the answers still belong to their callers
     later(database, seconds=12)
     look_after(database)
     assert _process_late(database, handle_late) == 3
@@ -607,7 +607,7 @@ def test_the_answer_to_a_program_that_crashed_lingers_nowhere(url: str, late_ans
 
 
 def _kept(database: sb.Database) -> list[sb.Message]:
-    """What lies in the queue of the answers; it stays there."""
+    """Return the messages in the queue of the answers, and leave them there."""
     with undone(database) as tx:
         return tx.receive(ORDERS_QUEUE)
     raise AssertionError

@@ -49,7 +49,7 @@ def database(fresh_database: sb.Database) -> Iterator[sb.Database]:
     for queue in (ORDERS_QUEUE, STOCK_QUEUE):
         fresh_database.alter_queue(queue, retention=True)
     yield fresh_database
-    # nothing is kept for a conversation that has ended
+    # An ended conversation has no retained message.
     strays = [
         row
         for queue in (ORDERS_QUEUE, STOCK_QUEUE)
@@ -63,7 +63,7 @@ def database(fresh_database: sb.Database) -> Iterator[sb.Database]:
 
 
 def rows(database: sb.Database, queue: str = STOCK_QUEUE, handle: UUID | None = None) -> list[Row]:
-    """What the queue's view shows, by order of arrival."""
+    """Return the rows of the queue's view, by order of arrival."""
     text = (
         f"select status, message_sequence_number, message_body from {database.name}_dbo.{queue} "
         "where conversation_handle = %s or %s::uuid is null order by queuing_order"
@@ -160,7 +160,7 @@ def test_the_option_is_made_altered_and_shown(fresh_database: sb.Database) -> No
 
 @pytest.mark.feature(55, 198)
 def test_switched_on_under_conversations_that_have_sent_already(fresh_database: sb.Database) -> None:
-    """Also where the client knows the way and sends with one statement; off again, what is kept stays to the end."""
+    """The client may have cached the one-statement way; after the option is off, retained messages stay to the end."""
     database = fresh_database
     initiator, target = open_dialog(database)
     database.send(initiator, ORDER, b"before")

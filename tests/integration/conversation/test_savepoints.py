@@ -40,7 +40,7 @@ pytestmark = pytest.mark.both_faces
 
 
 def held(database: sb.Database) -> int:
-    """How many group locks anybody holds in this PostgreSQL database."""
+    """Return the number of held group locks in this PostgreSQL database."""
     text = (
         "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and granted "
         "and database = (select oid from pg_database where datname = current_database())"
@@ -158,7 +158,7 @@ def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocomm
             joined.release_locks()
         assert database.receive(STOCK_QUEUE) == []
         connection.execute(end)
-        assert held(database) == 1  # nobody has told us yet
+        assert held(database) == 1  # the end of the transaction is not known yet
         if then == "other statements":
             connection.execute("begin" if autocommit else "select 1")
             connection.execute("select 1")

@@ -135,7 +135,7 @@ def test_a_conversation_that_is_only_ended_is_no_more(
     assert ran == ["conversation.receive", "end.end_dialog"]
     first, second = begin_with(database, b"x"), begin_with(database, b"y")
     with counted(monkeypatch) as ran:
-        database.end_conversation(first)  # nothing was received on it
+        database.end_conversation(first)  # a conversation without a RECEIVE
     assert ran == ["end.find_queues", "end.end_dialog"]
     assert (state(database, first), state(database, second)) == (None, "CO")
 
@@ -167,7 +167,7 @@ def test_many_groups_of_one_receive(own_database: sb.Database, monkeypatch: pyte
 
 
 def test_peers_of_one_service_that_have_different_queues(own_database: sb.Database) -> None:
-    """What one conversation has taught is tried on the next one, and is wrong."""
+    """The cached guess of one conversation is wrong for the next one."""
     database = own_database
     database.create_queue(OTHERS_QUEUE)
     database.create_service(OTHERS, OTHERS_QUEUE)
@@ -268,7 +268,7 @@ def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
 
 
 def test_a_user_that_is_not_dbo(own_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked of its permissions holds until they change."""
+    """The cached permissions of END hold until they change."""
     database = own_database
     database.create_user("App")
     database.grant("RECEIVE", "App", queue=STOCK_QUEUE)
@@ -337,7 +337,7 @@ def test_closed_conversations_slow_nothing_down(own_database: sb.Database) -> No
 
 
 def looked_at(database: sb.Database) -> dict[str, int]:
-    """How many pages a RECEIVE and an END look at; both are undone."""
+    """Return the number of pages that a RECEIVE and an END read; both are undone."""
     number = queue_number(database, STOCK_QUEUE)
     ((handle, queue_id, far),) = query(
         database,

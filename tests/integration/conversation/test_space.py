@@ -101,7 +101,7 @@ def test_a_queue_with_a_message_or_a_user_keeps_its_table(database: sb.Database)
     assert not give_back(database)
     with database.transaction() as reader:
         assert bodies(reader.receive(STOCK_QUEUE)) == [b"1"]
-        assert not give_back(database)  # it may be rolled back
+        assert not give_back(database)  # the RECEIVE may be rolled back
     with database.transaction() as sender:
         sender.send(handle, ORDER, b"2")
         assert not give_back(database)
@@ -154,7 +154,7 @@ def test_a_waiting_reader_and_a_pipeline_do_not_notice(database: sb.Database) ->
     with database.instance.connection() as pipeline:
         pipeline.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, number))
         database.send(handle, ORDER, b"2")
-        assert not give_back(database)  # what it has not acknowledged stays
+        assert not give_back(database)  # unacknowledged messages stay
         pipeline.execute(f"delete from servicebroker.queue_{number}".encode())
         assert give_back(database)
         pipeline.execute("select pg_advisory_unlock(%s, %s)", (locks.PIPELINE, number))

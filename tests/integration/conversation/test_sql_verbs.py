@@ -223,7 +223,7 @@ def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
     assert f"'{REPLY}'" in raised(8432, sends(handle, REPLY))
     raised(8434, sends(target, ORDER))
     assert waiting_messages(database) == 0
-    assert database.send(handle, ORDER, b"next") == 1  # what was refused has drawn no number
+    assert database.send(handle, ORDER, b"next") == 1  # a refused SEND has drawn no number
     database.end_conversation(target)
     assert "'DI'" in raised(8429, sends(handle))
     database.end_conversation(handle)
@@ -405,7 +405,7 @@ def test_delivery_waits_for_nobody(database: sb.Database) -> None:
         connection.execute("begin")
         connection.execute(SEND, (busy, ORDER, b"later"))
         sql_send(database, free, ORDER, b"now")
-        assert delivered(database)  # what is not committed nobody sees
+        assert delivered(database)  # uncommitted messages are invisible
         assert bodies(database.receive(STOCK_QUEUE)) == [b"now"]
         connection.execute("commit")
     with database.instance.connection() as connection:
@@ -520,7 +520,7 @@ def test_what_waits_for_a_queue_that_is_off_is_not_read_for_each_message(
 
 @pytest.mark.both_faces
 def test_a_transaction_that_sends_for_long_is_delivered_too(served: sb.Database) -> None:
-    """It is older than what was delivered meanwhile."""
+    """The transaction is older than messages that were delivered meanwhile."""
     with psycopg.connect(served.instance.url) as connection:
         connection.execute("select pg_current_xact_id()")
         sql_send(served, sql_begin(served), ORDER, b"younger")
@@ -561,12 +561,12 @@ def test_the_background_does_not_keep_an_instance_open(
     times = []
     for _ in range(3):
         with open_face(make_instance_url(), upkeep=60) as instance:
-            time.sleep(0.2)  # it listens
+            time.sleep(0.2)  # until the background listens
             began = time.monotonic()
         times.append(time.monotonic() - began)
         assert not [thread for thread in threading.enumerate() if thread.name == "servicebroker upkeep"]
         assert instance.url
-    assert min(times) < 0.6  # else it would sleep on
+    assert min(times) < 0.6  # otherwise the thread would sleep on
 
 
 @pytest.mark.both_faces
@@ -626,7 +626,7 @@ def test_a_trigger_sends(served: sb.Database) -> None:
 def test_senders_of_both_kinds_and_the_background(
     make_instance_url: Callable[..., str], seeded_random: random.Random
 ) -> None:
-    """Nothing lost, doubled or out of order on conversations that are sent on from SQL and from Python."""
+    """No message is lost, doubled or out of order on conversations with senders in SQL and Python."""
     with sb.open(make_instance_url(), upkeep=0.05) as instance:
         database = define_standard_set(instance.database("Both", create=True))
         handles = [begin(database) for _ in range(3)]

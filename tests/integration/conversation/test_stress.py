@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 def accepted(verb: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the verb was done; it may be refused because the conversation has ended, and for nothing else."""
+    """Return whether the verb was done; the only accepted refusal is an ended conversation."""
     try:
         verb(*arguments)
     except sb.BrokerError as refusal:

@@ -164,7 +164,7 @@ def test_who_begins_beside_a_change_sees_it(database: sb.Database) -> None:
 
 @pytest.mark.feature(20)
 def test_a_service_stays_with_the_pipeline_that_reads_its_queue(database: sb.Database) -> None:
-    """What the pipeline has landed and not acknowledged would be received from the other queue again."""
+    """Landed and unacknowledged messages would be received again from the other queue."""
     database.create_queue("Second")
     open_dialog(database)
     with pipeline_on(database), pytest.raises(sb.InstanceError, match="'StockQueue' is being read by a pipeline"):

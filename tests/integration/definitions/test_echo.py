@@ -245,7 +245,7 @@ def test_another_contract_is_refused_there_too(pair: Pair) -> None:
 
 @pytest.mark.feature(206)
 def test_daemons_answer(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
-    """Nobody else has the other instance open with its background."""
+    """No open instance with a background serves the other side."""
     sites = [Site(name, make_instance_url(1), tmp_path) for name in ("west", "east")]
     try:
         two = Two(*sites)

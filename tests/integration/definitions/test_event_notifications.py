@@ -125,7 +125,7 @@ def test_of_two_first_events_at_once_one_begins_the_conversation(watched: sb.Dat
 
 @pytest.mark.feature(207)
 def test_its_conversation_is_one_of_the_system(watched: sb.Database) -> None:
-    """It begins with the first event, and carries all of them."""
+    """The conversation begins with the first event, and carries all of them."""
     notify(watched, events=[DISABLED, ACTIVATION])
     text = "select is_initiator, is_system from sys.conversation_endpoints where broker_database = %s order by 1"
     assert query(watched, text, watched.name) == []

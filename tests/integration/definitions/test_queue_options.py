@@ -211,7 +211,7 @@ def test_space_is_given_back(database: sb.Database, how: str, retention: bool) -
     database.alter_queue(STOCK_QUEUE, **{how: True})
     if how == "rebuild":
         assert is_small()
-    else:  # it waits for nobody: a look of autovacuum's may be in its way, and it is asked again
+    else:  # REBUILD waits for nobody: autovacuum may be in its way, so ask again
         eventually(lambda: is_small() or database.alter_queue(STOCK_QUEUE, reorganize=True))
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
 

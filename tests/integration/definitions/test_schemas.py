@@ -272,7 +272,7 @@ def test_collections_that_are_refused(typed: sb.Database) -> None:
     with refused(2378, "already"):
         typed.alter_xml_schema_collection(COLLECTION, schema("count", "xs:string"))
     handle = begin(typed)
-    typed.send(handle, DOCUMENT, VALID)  # what was refused has changed nothing
+    typed.send(handle, DOCUMENT, VALID)  # a refused body has changed nothing
     assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
 
 

@@ -47,7 +47,7 @@ def open_dialog(database: sb.Database, to: UUID | None = None, service: str = OR
 
 
 def ask(database: sb.Database, *services: str, by: str = ORDERS) -> list[tuple[str, list[str]]]:
-    """What comes back of a conversation with these questions."""
+    """Return the replies of a conversation with these questions."""
     handle = open_dialog(database, service=by)
     for service in services:
         database.send(handle, QUERY, question(service))
@@ -104,7 +104,7 @@ def test_a_status_is_that_of_the_moment(database: sb.Database) -> None:
     assert stands() == "READY"
     database.drop_service(STOCK)
     assert stands() == "UNKNOWN"
-    assert state(database, handle) == "CO"  # it goes on until its initiator ends it
+    assert state(database, handle) == "CO"  # the conversation goes on until its initiator ends it
     target = far_handle(database, handle)
     database.end_conversation(handle)
     answer(database)
@@ -193,7 +193,7 @@ def test_who_may_not_send_to_it_finds_no_service(database: sb.Database, app: sb.
     def found() -> list[tuple[str, list[str]]]:
         return ask(database, STOCK, by="//test/Own")
 
-    assert found() == [(ERROR, ["-8494"])]  # nothing is open to it
+    assert found() == [(ERROR, ["-8494"])]  # no service is open to the user
     database.grant("SEND", APP, service=SERVICE_BROKER)
     assert found() == described(database, STOCK, "UNKNOWN")
     database.grant("SEND", APP, service=STOCK)

@@ -27,7 +27,7 @@ def shop(make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_requests_send_and_ask(shop: ModuleType) -> None:
-    for _ in range(2):  # it starts again where it has been
+    for _ in range(2):  # the second start continues
         with TestClient(shop.app) as client:
             assert client.post("/orders", params={"item": "teapot"}).json()["answer"] == "teapot is on its way"
             shipped = client.get("/shipments").json()

@@ -112,7 +112,7 @@ def test_no_order_of_the_fastapi_example_is_lost(
         process.kill()
         process.communicate()
         first, kills = first + portion, kills + 1
-    with begin(first, first) as process, sb.open(url, upkeep=0.5) as instance:  # what is left is done, or dropped
+    with begin(first, first) as process, sb.open(url, upkeep=0.5) as instance:  # the rest is done, or dropped
         try:
             db = instance.database("Shop")
             eventually(lambda: not query(db, "select from shop_dbo.stockqueue"))

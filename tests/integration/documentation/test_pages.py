@@ -1,4 +1,4 @@
-"""What the documentation shows, done by a newcomer in a fresh folder; what the blocks of a page mean says `pages`."""
+"""The pages of the documentation, done by a newcomer in a fresh folder; `pages` explains their blocks."""
 
 from __future__ import annotations
 

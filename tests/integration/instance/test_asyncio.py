@@ -1,4 +1,4 @@
-"""What only the asyncio form can get wrong: cancellation at any await, many tasks on few connections, a loop's end."""
+"""Faults of the asyncio form alone: cancellation at any await, many tasks on few connections, the end of a loop."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop,
 
 
 def test_a_pipeline_that_is_cancelled_at_any_await_is_committed_whole_or_not(loop: Loop) -> None:
-    """Also where the cancellation is taken back and the transaction goes on."""
+    """The cancellation may also be taken back, and the transaction goes on."""
 
     async def test(database: sb.AsyncDatabase) -> None:
         known = await dialog(database, b"0")

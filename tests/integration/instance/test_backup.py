@@ -41,7 +41,7 @@ def identifier(database: sb.Database) -> UUID:
 
 
 class Copied:
-    """What was going on when the dump was made."""
+    """The state when the dump was made."""
 
     def __init__(self, database: sb.Database) -> None:
         self.url = database.instance.url
@@ -136,7 +136,7 @@ def test_a_copy_whose_conversations_are_to_end(copied: tuple[sb.Instance, Copied
 
 
 def adopted(instance: sb.Instance, identifier: str) -> str:
-    """What `servicebroker instance adopt` says of a copy that nobody uses."""
+    """Return the output of `servicebroker instance adopt` for an unused copy."""
     instance.close()
     arguments = ["instance", "adopt", "--instance", instance.url, "--identifier", identifier, "--yes"]
     done = CliRunner().invoke(command, arguments)
@@ -145,7 +145,7 @@ def adopted(instance: sb.Instance, identifier: str) -> str:
 
 
 def stamps_ahead(database: sb.Database) -> int:
-    """How many messages carry a number of a transaction that this server has not begun yet."""
+    """Return the number of messages with a transaction number that this server has not begun yet."""
     text = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
     count: int = query(database, f"{text} where stamp >= pg_snapshot_xmax(pg_current_snapshot())")[0][0]
     return count
@@ -224,7 +224,7 @@ def test_adopting_asks_what_to_do() -> None:
 
 
 def said(*arguments: object) -> str:
-    """What `servicebroker instance` says, also when it refuses."""
+    """Return the output of `servicebroker instance`, also of a refusal."""
     done = CliRunner().invoke(command, ["instance", *map(str, arguments)])
     return done.output if done.exit_code == 0 else str(done.exception)
 
@@ -234,7 +234,7 @@ def test_dump_and_restore_as_commands(make_url: Callable[[], str], tmp_path: Pat
     url, other, file = make_url(), make_url(), tmp_path / "copy"
     with sb.open(url, upkeep=None) as original:
         was = Copied(define_standard_set(original.database("Shop", create=True)))
-        assert "The instance is in" in said("dump", file, "--instance", url)  # it may be in use
+        assert "The instance is in" in said("dump", file, "--instance", url)  # the instance may be in use
     assert "exists already" in said("dump", file, "--instance", url)
     assert "There is no instance" in said("dump", tmp_path / "x", "--instance", tmp_path / "nowhere")
     assert "pg_dump failed" in said("dump", tmp_path / "no/folder", "--instance", url)

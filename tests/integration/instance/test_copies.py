@@ -25,7 +25,7 @@ from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set, quer
 
 
 def said(*arguments: object) -> str:
-    """What `servicebroker instance` says, also when it refuses."""
+    """Return the output of `servicebroker instance`, also of a refusal."""
     done = CliRunner().invoke(command, ["instance", *map(str, arguments)])
     return done.output if done.exit_code == 0 else str(done.exception)
 
@@ -56,7 +56,7 @@ def place() -> Iterator[Path]:
 
 
 def goes_on(place: object) -> None:
-    """What the copy holds is there and usable."""
+    """Check that the content of the copy is there and usable."""
     with sb.open(str(place), upkeep=None) as instance:
         database = instance.database("Shop")
         assert instance.check().findings == []
@@ -71,7 +71,7 @@ def goes_on(place: object) -> None:
 
 
 def programs_of(version: str) -> Path:
-    """Those of a version: the wheel has two, others may be installed where the system puts them."""
+    """Return the programs of a PostgreSQL version: the wheel has two, the system may have others."""
     for folder in (*programs().parent.parent.glob("pginstall*/bin"), Path(f"/usr/lib/postgresql/{version}/bin")):
         if (folder / "postgres").is_file() and (folder / "pg_ctl").is_file():
             shown = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)

@@ -42,7 +42,7 @@ if sys.stdin.readline() == "close\\n":
 
 @pytest.fixture
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where no server has been created."""
+    """Return a folder without a server."""
     folder = tmp_path_factory.mktemp("e") / "data"  # a short name: the socket's path may have 107 bytes
     yield folder
     gc.collect()
@@ -58,7 +58,7 @@ def created(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(empty: Path, created: Path) -> Path:
-    """Where a server has been created and left: a copy, which takes a tenth of the time."""
+    """Return a folder with a server that was created and left: a copy, which takes a tenth of the time."""
     subprocess.run(["cp", "-a", created, empty], check=True)
     (empty / "home").unlink()  # by which it would be recognised as a copy
     return empty
@@ -143,7 +143,7 @@ def test_a_task_of_spark_watches_no_server(folder: Path) -> None:
     task = OpenInstance(str(folder), in_task=True)
     assert watchers() == before + 1
     driver.close()
-    with psycopg.connect(task.url):  # it has the server open all the same
+    with psycopg.connect(task.url):  # the task has the server open all the same
         task.close()
 
 
@@ -252,7 +252,7 @@ def test_a_killed_server_recovers_what_was_committed(folder: Path) -> None:
 def test_a_killed_servers_last_process_is_waited_for(folder: Path) -> None:
     with EmbeddedServer.start(folder) as server, psycopg.connect(server.url) as busy:
         backend = busy.info.backend_pid
-        os.kill(backend, signal.SIGSTOP)  # it holds the shared memory until it goes on, and ends
+        os.kill(backend, signal.SIGSTOP)  # the stopped process holds the shared memory until it goes on, and ends
         kill(folder)
         threading.Timer(0.5, os.kill, (backend, signal.SIGCONT)).start()
         with EmbeddedServer.start(folder) as again:
@@ -583,7 +583,8 @@ def test_a_server_that_dies_is_started_again_by_those_who_have_it(
     dead = postmaster(folder)
     kill(folder)
     eventually(lambda: postmaster(folder) not in (None, dead))
-    with EmbeddedServer.start(folder) as third, psycopg.connect(third.url) as connection:  # it waits for the start
+    # the start waits for the other one
+    with EmbeddedServer.start(folder) as third, psycopg.connect(third.url) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
     first.close()
     second.communicate("close\n")

@@ -89,7 +89,7 @@ def test_a_child_that_leaves_the_block_undoes_nothing(
 
 
 def test_a_handler_that_forks_loses_nothing(database: sb.Database) -> None:
-    """What the child does after the handler, in `process`, changes nothing in the parent."""
+    """Acts of the child after the handler, in `process`, change nothing in the parent."""
     database.send(begin(database), ORDER, b"1")
     database.send(begin(database), ORDER, b"2")
     parent = os.getpid()

@@ -17,7 +17,7 @@ NAME = "of a test"
 
 
 def switches() -> int:
-    """How often the thread that hears has got up."""
+    """Return the number of wake-ups of the thread that listens."""
     (thread,) = (one for one in threading.enumerate() if one.name == f"{NAME} hears")
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.partition("nonvoluntary_ctxt_switches")[0].rpartition("voluntary_ctxt_switches:")[2])

@@ -152,7 +152,7 @@ def test_a_database_under_another_name_stays_at_home(original: str) -> None:
 
 
 def test_pg_upgrade_is_told_and_mended_by_check(original: str) -> None:
-    # what pg_upgrade leaves: all that PostgreSQL numbers is as it was, and the server has another identifier
+    # The state after pg_upgrade: all numbers of PostgreSQL are as before, and the server has another identifier.
     with psycopg.connect(original, autocommit=True) as connection:
         connection.execute("update servicebroker.instance set system_identifier = 1")
     said_so = refusal(original)

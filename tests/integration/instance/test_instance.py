@@ -531,7 +531,7 @@ def test_the_doorbell_survives_notifications_of_others(database: sb.Database) ->
 
 @pytest.mark.slow
 def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is started again within 5 s; who waits for a message goes on waiting, and gets it."""
+    """The server is started again within 5 s; a waiting reader goes on and gets its message."""
     with sb.open(tmp_path / "data") as instance:
         database = define_standard_set(instance.database("T", create=True))
         handle = begin(database)

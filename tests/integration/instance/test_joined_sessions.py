@@ -60,7 +60,7 @@ def test_a_session_commits_rows_and_messages_together(database: sb.Database, eng
 
 
 def test_savepoints_of_a_session_are_ours(database: sb.Database, engine: sqlalchemy.Engine) -> None:
-    """Whether the session has worked before the savepoint or not, and however deep they stand."""
+    """The session may have worked before the savepoint or not, at any depth of savepoints."""
     handle = begin(database)
     for first in (True, False):
         with Session(engine) as session, session.begin():
@@ -101,7 +101,7 @@ def test_a_received_group_is_free_when_the_session_has_ended(database: sb.Databa
         with pytest.raises(Undo), session.begin_nested():
             assert bodies(database.join(session).receive(STOCK_QUEUE)) == [b"1"]
             raise Undo
-        assert waiting(database) == []  # it is locked
+        assert waiting(database) == []  # the group is locked
     assert waiting(database) == [b"1"]
 
 

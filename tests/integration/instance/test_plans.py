@@ -178,7 +178,7 @@ def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callab
 
 
 def test_new_conversations_look_for_no_endpoint(database: sb.Database) -> None:
-    """What they look for are services and queues, by their keys; the first SEND on one finds it by its own."""
+    """The plans find services and queues by their keys; the first SEND of a conversation finds it by its own."""
     number = queue_number(database, STOCK_QUEUE)
     for write in (enqueue.begin_and_send, enqueue.begin_and_send_many):
         found, _ = planned(database, f"explain (generic_plan) {write(number)}")
@@ -238,7 +238,7 @@ def test_so_it_does_where_there_is_only_one(make_instance_url: Callable[..., str
 def test_whether_the_queue_takes_messages_is_no_step_of_the_plan(
     filled: sb.Database, write: Callable[[int], str]
 ) -> None:
-    """It is asked where the endpoint's row is looked at: a step more costs as much as the question."""
+    """The question is part of the endpoint's scan: a step of its own costs as much as the question."""
     steps = query(filled, f"explain (generic_plan) {write(queue_number(filled, STOCK_QUEUE))}")
     assert not [step for (step,) in steps if "One-Time Filter" in step]
 

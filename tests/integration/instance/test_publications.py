@@ -51,7 +51,7 @@ def run_sql(database: sb.Database, *texts: str) -> None:
 
 
 def blocking(database: sb.Database) -> dict[str, str]:
-    """What doctor says of publications."""
+    """Return the findings of doctor about publications."""
     result = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url, "--json"])
     findings = json.loads(result.output)["findings"]
     return {one["subject"]: one["problem"] for one in findings if one["subject"].startswith("publication")}

@@ -1,4 +1,4 @@
-"""What a PostgreSQL server must be: no proxy that lends its sessions, commits that wait for the disk; UTC or not."""
+"""Requirements of a PostgreSQL server: no proxy that pools by transaction, durable commits; any time zone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_proxy_that_ignores_our_options(make_url: Callable[[], str], monkeypat
     alter(url, "default_transaction_isolation = 'serializable'")
     alter(url, "idle_session_timeout = '10min'")
     monkeypatch.setattr("servicebroker.store.connection._OPTIONS", "")
-    with sb.open(url) as instance, instance.connection() as connection:  # it sets them itself
+    with sb.open(url) as instance, instance.connection() as connection:  # the instance sets the options itself
         assert connection.execute("show timezone").fetchall() == [("UTC",)]
         assert connection.execute("show default_transaction_isolation").fetchall() == [("read committed",)]
         assert connection.execute("show jit").fetchall() == [("off",)]

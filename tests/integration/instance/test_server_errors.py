@@ -1,4 +1,4 @@
-"""What PostgreSQL refuses under a verb, in our own words; under a statement of the application's, in its own."""
+"""Errors of PostgreSQL: in our words under a verb, in its own under a statement of the application."""
 
 from __future__ import annotations
 

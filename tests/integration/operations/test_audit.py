@@ -1,4 +1,4 @@
-"""Who has done what: every definition is noted, whichever face it comes from, and what operators do."""
+"""The audit: every definition is noted, whichever face makes it, and so are acts of operators."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def touched(database: sb.Database) -> set[str]:
 
 
 def test_what_nobody_has_touched_is_not_compared_again(fresh_database: sb.Database) -> None:
-    """What the broker does with a queue is no touch; a right that was granted on it is, and no change."""
+    """Acts of the broker on a queue are no change; a granted right makes the queue compared, and is no finding."""
     fresh_database.create_queue("Used")
     fresh_database.alter_queue("Used", retention=True)
     fresh_database.alter_queue("Used", status=False, activation=sb.Activation("usp_Used", 1, "OWNER"))

@@ -84,7 +84,7 @@ class Browser(TestClient):
 
 
 def words(element: html.HtmlElement) -> str:
-    """What it says, in one line."""
+    """Return the text of an element in one line."""
     return " ".join(" ".join(element.itertext()).split())
 
 
@@ -170,7 +170,7 @@ def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytes
 
 
 def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked at for a sixth of the time at most; what cannot be seen any more is told to who asks next."""
+    """The look takes a sixth of the time at most; a failure is reported to the next viewer."""
     monkeypatch.setattr(observed, "SLOW", 0.01)
     watched, going, asked = observed.Watched("slow"), threading.Event(), []
 
@@ -238,7 +238,7 @@ def test_trouble_is_over_when_a_look_succeeds(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_many_messages_are_told_by_the_statistics(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks every second counts a part of a queue; what is below is exact."""
+    """A viewer that polls each second counts a part of a queue; smaller counts are exact."""
     database.send_batch(begin(database), ORDER, [b"x"] * 300)
     number = queue_number(database, STOCK_QUEUE)
     with database.instance.connection() as connection:
@@ -388,7 +388,7 @@ def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Bro
     assert "with another body" in browser.press(page, "replay-edited", body="good\r\nline")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"good\nline"]
     assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
-    for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # what a form would change, or has not whole
+    for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # bodies that a form would change, or does not have whole
         poisoned(database, body)
     assert browser.page("i/0/poison").xpath("//textarea") == []
 
@@ -516,7 +516,7 @@ def test_of_a_body_of_500_mb_too(database: sb.Database, browser: Browser) -> Non
     for text in (browser.text("i/0/conversation", handle=far), browser.queue(database, text="yyy")):
         assert "text, 500.0 MB, of which the beginning is shown" in text
         assert len(text) < 20_000
-    assert time.monotonic() - begun < 5  # nobody has read the body
+    assert time.monotonic() - begun < 5  # the rest of the body is not read
 
 
 def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser) -> None:
@@ -569,7 +569,7 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
         assert any("secret reply" in page for page in pages) == (role == Role.BODIES)
         assert browser.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/act/')]") == []
         token = browser.page("").xpath("//input[@name='form_token']/@value")
-        assert token == []  # nobody signs in here, and nobody may act: there is no form
+        assert token == []  # without a sign-in and without rights there is no form
         assert browser.send_form(form.action, dict(form.form_values())).status_code == 403
     assert state(database, far) == "CO"
 
@@ -712,7 +712,7 @@ def test_a_proxy_says_who_it_is_and_nobody_else_does(
     assert "does not say who it is" in proxied(anyone, "10.1.2.3", None).text
     assert "does not say who it is" in proxied(anyone, "10.1.2.3", "").text
     refused = listed.send_form("/login", {"name": "ann", "password": ""})
-    assert "The name or the password is wrong." in refused.text  # who has no password comes by the proxy alone
+    assert "The name or the password is wrong." in refused.text  # people without a password sign in by the proxy alone
     spoken = proxied(browse(proxy=PROXY), "10.1.2.3", "ann", **{"x-forwarded-proto": "https"})
     assert "; Secure" in spoken.headers["set-cookie"]
 

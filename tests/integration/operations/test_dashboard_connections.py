@@ -303,7 +303,7 @@ def test_who_has_most_streams_gives_way(site: Site) -> None:
 
 
 def ended(connected: socket.socket) -> bool:
-    """Whether the server has ended a connection or its answer."""
+    """Return whether the server has ended a connection or its answer."""
     connected.setblocking(False)
     try:
         while part := connected.recv(65536):

@@ -116,7 +116,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
         database.send(handle, "//shop/Order", '{"item": "spoon", "pieces": 6}')
         for number in range(40):
             order("//shop/Returns", f"cup {number}")
-        order("//shop/Stok", "teapot")  # nobody has that service
+        order("//shop/Stok", "teapot")  # a service that does not exist
         database.alter_queue("ReturnsQueue", status=False)
         yield {
             "overview": "/",

@@ -117,7 +117,7 @@ def test_killed_five_times_at_random_it_loses_and_doubles_nothing(tmp_path: Path
         )
         try:
             run.communicate(timeout=seeded_random.uniform(0.5, 12))
-            with source.open("ab") as file:  # it was done already: give it more
+            with source.open("ab") as file:  # the run was done already: give it more
                 more = [b"more %d %d" % (kills, n) for n in range(60_000)]
                 lines += more
                 file.write(b"\n".join(more) + b"\n")
@@ -146,7 +146,7 @@ def test_ctrl_c_says_so_and_the_next_run_goes_on(tmp_path: Path) -> None:
     while not (out / "instance" / "postgresql").exists():
         time.sleep(0.05)
     time.sleep(2)
-    os.killpg(run.pid, signal.SIGINT)  # what a terminal does
+    os.killpg(run.pid, signal.SIGINT)  # Ctrl-C as a terminal sends it
     _, errors = run.communicate(timeout=300)
     assert run.returncode == 130
     assert "Traceback" not in errors

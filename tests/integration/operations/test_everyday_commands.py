@@ -55,7 +55,7 @@ def test_a_message_there_and_back() -> None:
         "conversation_handle": handle,
         "message_sequence_number": 1,
     }
-    assert run("peek", STOCK_QUEUE) == run("peek", STOCK_QUEUE)  # it takes nothing
+    assert run("peek", STOCK_QUEUE) == run("peek", STOCK_QUEUE)  # peek takes nothing
     (first,) = json.loads(run("receive", STOCK_QUEUE, "--json"))["messages"]
     assert (first["text"], first["message_body"]) == ("tea & pots", b"tea & pots".hex())
     assert datetime.fromisoformat(first["message_enqueue_time"]).utcoffset() is not None
@@ -238,7 +238,7 @@ def test_wrong_usage_is_told_from_the_rest(arguments: list[str], words: str) -> 
 def test_a_mistake_is_one_sentence(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what to do, on standard error, with exit code 1 and without a traceback."""
+    """The sentence names a remedy, on standard error, with exit code 1 and without a traceback."""
     (tmp_path / "broken.toml").write_text("[queues")
     (tmp_path / "word.toml").write_text("[queue.Q]")
     (tmp_path / "contract.toml").write_text('[contracts."//test/Contract"]\n"//test/Order" = "ANY"\n')

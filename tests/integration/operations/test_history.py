@@ -1,4 +1,4 @@
-"""What happened in the last hour, day and month: samples, what they leave out, and what is told of them."""
+"""The history of the last hour, day and month: samples, omissions and reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOCK = ("Test", f"dbo.{STOCK_QUEUE}")
 
 @pytest.fixture
 def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
-    """One that nobody else takes samples of."""
+    """Open a database without a background, so that only the test takes samples."""
     with sb.open(make_instance_url(1), upkeep=None) as instance:
         execute(instance.database("Test"), "delete from servicebroker.history_samples")
         execute(instance.database("Test"), "delete from servicebroker.history")
@@ -57,7 +57,7 @@ def look(database: sb.Database) -> None:
 
 
 def wait(database: sb.Database, seconds: int) -> None:
-    """So much time passes: what was sampled is older."""
+    """Let time pass: make all samples older."""
     with database.instance.connection() as connection:
         connection.execute("update servicebroker.history_samples set slot = -slot")  # so that no two are the same
         for table, change in (("history_samples", "slot = -slot - %(s)s / 10, "), ("history", "")):

@@ -93,7 +93,7 @@ def test_it_explains_where_a_message_goes(database: sb.Database) -> None:
 
 @pytest.mark.usefixtures("url")
 def test_the_explanation_says_what_happens(database: sb.Database) -> None:
-    """What is explained for a service, and what a SEND to it then shows as its status."""
+    """Compare the explanation for a service with the status of a SEND to it."""
     explained = database.explain_route(NOWHERE)
     handle = database.begin_dialog(ORDERS, NOWHERE)
     database.send(handle, body=b"1")

@@ -1,4 +1,4 @@
-"""What was mistyped makes no new, empty instance."""
+"""Mistyped places make no new, empty instance."""
 
 from __future__ import annotations
 

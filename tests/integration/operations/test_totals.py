@@ -12,7 +12,7 @@ from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, eventual
 
 
 class Moves:
-    """How far counters of sys.dm_os_performance_counters have moved since it was made."""
+    """The changes of counters of sys.dm_os_performance_counters since this object was made."""
 
     def __init__(self, database: sb.Database) -> None:
         self._database = database
@@ -61,9 +61,9 @@ def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.D
         transaction.send(handle, ORDER, b"x")
         transaction.send(handle, ORDER, b"y")
     assert moved("Broker Transaction Rollbacks") == 1
-    assert moved("SQL SEND Total") == 2  # it has happened
+    assert moved("SQL SEND Total") == 2  # the SENDs have happened
     with undone(database) as transaction:
-        transaction.connection.execute("select 1")  # nothing of the broker
+        transaction.connection.execute("select 1")  # no statement of the broker
     with database.transaction() as transaction:
         transaction.send(handle, ORDER, b"z")
     assert moved("Broker Transaction Rollbacks") == 1

@@ -37,7 +37,7 @@ from tracing_support import tracer_provider
 
 
 class Traced:
-    """What this process has traced."""
+    """The spans of this process."""
 
     def __init__(self, exporter: InMemorySpanExporter) -> None:
         self.exporter = exporter
@@ -63,7 +63,7 @@ class Traced:
 
 
 class Failing(SpanProcessor):
-    """One that cannot, when a span begins or when it ends."""
+    """A span processor that raises when a span begins or ends."""
 
     def __init__(self, at: str = "start") -> None:
         self._at = at
@@ -177,7 +177,7 @@ def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, tr
 def test_a_receive_that_cannot_read_its_context_returns_its_messages(
     fresh_database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is committed by then; in a transaction nothing is lost, and the failure is told."""
+    """The RECEIVE is committed by then; in a transaction nothing is lost, and the failure is logged."""
     database = fresh_database
     database.send(begin(database), ORDER, b"1")
     with database.instance.connection() as connection:

@@ -1,4 +1,4 @@
-"""What the tests of the pipeline share: a database with queues that a pipeline reads, a reader, Spark."""
+"""Fixtures of the pipeline's tests: a database with queues that a pipeline reads, a reader, Spark."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the stream reader acknowledges: rows leave the queue, and the conversations that they end are ended."""
+"""Acknowledgements of the stream reader: rows leave the queue, and the conversations that they end are ended."""
 
 import contextlib
 import threading
@@ -190,7 +190,7 @@ def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth,
 
 
 def read_all(reader):
-    """What a stream reads from its beginning, batch by batch, and the offset it comes to."""
+    """Return the bodies of a stream from its beginning, batch by batch, and its last offset."""
     at, seen = reader.initialOffset(), []
     while (end := reader.latestOffset(at, ReadMaxRows(4))) is not at:
         seen += bodies(reader, at, end)

@@ -106,7 +106,7 @@ def test_workers_are_killed_beside_senders_and_others_with_speculation(
         for one in (*people, meddler):
             one.start()
         lands(8)
-        for _ in range(2):  # one that has been there from the start, then the other one
+        for _ in range(2):  # a worker from the start, then the other one
             time.sleep(seeded_random.random())
             spark_cluster.kill(workers.pop(0))
             workers.append(cluster.add_worker())

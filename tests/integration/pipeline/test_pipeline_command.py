@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_ends_when_a_rule_has_more_in_quarantine_than_it_allo
     over = pipeline("run", path, code=3)
     assert f"2 messages of the type '{LINE}' went into quarantine in this run, and its rule allows 1" in over.stderr
     assert (len(rows(path, "lines")), len(rows(path, "quarantine"))) == (1, 2)
-    pipeline("run", path, "--once")  # what has landed is not read again
+    pipeline("run", path, "--once")  # landed messages are not read again
     assert len(rows(path, "quarantine")) == 2
 
 
@@ -248,7 +248,7 @@ def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_t
 
 
 def lives(pid):
-    """Whether a process runs; one that only waits to be buried does not."""
+    """Return whether a process runs; a zombie does not."""
     state = Path(f"/proc/{pid}/stat")
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -341,7 +341,7 @@ def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, w
     feed.dialog(b'{"id": 1}')
     path = write(feed, head="trigger_seconds = 0.1")
     run = subprocess.Popen(
-        [*COMMAND, "run", str(path), "--metrics-port", str(unused_port)],  # nothing stands before it
+        [*COMMAND, "run", str(path), "--metrics-port", str(unused_port)],  # no wrapper around the program
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -198,7 +198,7 @@ def test_a_column_that_others_compute_is_refused(tmp_path):
 
 
 def test_what_deltalake_refuses_is_no_conflict(tmp_path):
-    """It had been tried a hundred times, and then taken for many writers."""
+    """Such an error had been retried a hundred times, and then blamed on many writers."""
     folder = made_by_others(tmp_path / "t", "typeWidening")
     files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
     with pytest.raises(InstanceError, match=r"is refused: .*Unsupported table features required"):

@@ -79,7 +79,7 @@ def ended_run(path):
 
 
 def commits(path):
-    """How often something has landed in the table."""
+    """Return the number of commits in the table."""
     return len([*(read_pipeline(path).folder("lines") / "_delta_log").glob("*.json")])
 
 
@@ -136,7 +136,7 @@ def end(run):
 
 
 def other_options(chance):
-    """What a run may be given that the run before it was not."""
+    """Return random options for the next run."""
     return {
         "at_most": chance.choice((200, 2000)),
         "min_partitions": chance.randrange(1, 4),
@@ -184,7 +184,7 @@ def test_whatever_is_killed_every_message_lands_once_and_in_order(tmp_path, requ
         for feed in feeds:
             database.alter_queue(feed.queue, status=True)
         eventually(lambda: instance.status()[1].messages == 0, seconds=60)
-        ended_run(describe(tmp_path, feeds, at_most=1_000_000))  # what is left, in a batch or two
+        ended_run(describe(tmp_path, feeds, at_most=1_000_000))  # the rest, in a batch or two
         assert [feed.left() for feed in feeds] == [0, 0]
         sent = noted(instance)
     check(path, sent, moved=meddler.told["move"] > 0)
@@ -262,7 +262,7 @@ def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp
         database.alter_queue(changing.queue, status=False)
         sends(0, steady)
         sends(1, changing)
-        assert changing.left() <= 20  # what the last batch has not acknowledged yet, and nothing new
+        assert changing.left() <= 20  # unacknowledged messages of the last batch, and nothing new
         database.alter_queue(changing.queue, status=True)
         until_landed(run)
         for _ in range(2):

@@ -36,7 +36,7 @@ from servicebroker.pipeline.stream.rows import delivered
 from servicebroker.store import locks
 from support import eventually
 
-CUT, DROPPED = 0.06, 0.004  # how likely the power goes between two steps, and the queue
+CUT, DROPPED = 0.06, 0.004  # the probabilities of a power failure between two steps, and of a dropped queue
 LINES = MessageRule(LINE, "json", "lines", (Column("sender", "long"), Column("n", "long")))
 OLD = ("is older than what the queue", "of this query was read already")
 ANOTHER = ("belongs to another queue, or to one that was dropped", "was dropped while it was read")
@@ -78,7 +78,7 @@ class World:
         self.database.alter_queue(self.feed.queue, poison_message_handling=False)
 
     def is_free(self):
-        """Whether nobody holds the queue."""
+        """Return whether the queue has no owner."""
         with self.database.instance.connection() as connection:
             sql = (
                 "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and objid = %s "
@@ -288,7 +288,7 @@ class Life:
         self.seen["lost"] += 1
 
     def change_checkpoint(self):
-        """It is lost, copied, or an old copy of it is put back, which is refused once a table has landed more."""
+        """Lose the checkpoint, copy it, or restore an old copy, which is refused once a table has landed more."""
         what = self.chance.random()
         if what < 0.1:
             self.lose()

@@ -155,7 +155,7 @@ def test_a_new_query_goes_on_after_its_first_batch_whatever_was_acknowledged_bef
 
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_another_query_may_read_in_between(feed, stream, task, is_noted):
-    """Where tasks have noted who has read what: else nothing tells it from a copy."""
+    """The notes of the tasks tell such a query from a copy."""
     ours = str(uuid.uuid4())
     if is_noted:
         task(ours, 0)
@@ -222,7 +222,7 @@ def test_a_standby_reads_without_a_note(feed, stream, task, database):
 
 
 def test_several_queues_get_the_batch_that_was_planned_and_nothing_beside_it(feed, stream, database):
-    """What came into another queue since would be in a batch that the sink has."""
+    """New messages of another queue would be in a batch that the sink has."""
     feeds = (feed, Feed(database))
     reader = stream(queues=feeds)
     start = reader.initialOffset()

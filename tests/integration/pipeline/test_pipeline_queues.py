@@ -277,7 +277,7 @@ def test_a_queue_that_is_done_is_free_while_others_are_read(feeds):
 
 
 def is_free(feed):
-    """Whether no stream owns the queue."""
+    """Return whether no stream owns the queue."""
     with feed.database.instance.connection() as connection:
         sql = "select pg_try_advisory_xact_lock(%s, %s)"
         return connection.execute(sql, (locks.PIPELINE, feed.queue_id)).fetchone()[0]

@@ -99,7 +99,7 @@ def test_a_server_that_is_behind_is_not_read(feed, reader):
 
 
 def test_a_task_has_the_time_that_it_needs(feed, reader):
-    """Whatever its role's settings for applications are."""
+    """The timeouts of its role for applications do not matter."""
     feed.dialog(b"a")
     parts = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
     hurried = f"{feed.options['instance']}&options=-c%20statement_timeout%3D200"

@@ -188,7 +188,7 @@ def test_an_old_conversation_is_replaced(feed):
 
 @pytest.fixture
 def elsewhere(feed):
-    """What a second start may say otherwise, and where its messages arrive."""
+    """Return the changed options of a second start, and the feed at which its messages arrive."""
     other = Feed(feed.database)
     feed.database.create_contract(f"Again {feed.queue}", {LINE: "INITIATOR", END_OF_STREAM: "INITIATOR"})
     feed.database.create_contract(f"Endless {feed.queue}", {LINE: "INITIATOR"})
@@ -231,7 +231,7 @@ def in_use(feed, writer):
 
 @pytest.mark.parametrize("what", OTHERWISE)
 def test_a_start_with_other_options_sends_on_no_conversation_of_the_old_ones(feed, elsewhere, what):
-    """It had gone on with them for up to an hour: to another service than the one that was said."""
+    """Earlier versions used the old conversations for up to an hour, to the former service."""
     changed, far = elsewhere[what]
     how = {"writer": f"otherwise {what} {feed.queue}", "conversations": "1"}
     assert write(feed, rows(b"1"), **how)
@@ -250,7 +250,7 @@ def test_a_start_with_other_options_sends_on_no_conversation_of_the_old_ones(fee
 
 
 def test_a_batch_that_was_sent_before_a_start_with_other_options_is_not_sent_again(feed, elsewhere):
-    """It is noted with what it has sent, all of it or nothing, whoever its target was."""
+    """The batch is noted with its messages, all of them or none, whatever its target was."""
     changed, far = elsewhere["toService"]
     how = {"writer": f"once {feed.queue}", "conversations": "1"}
     assert write(feed, rows(b"1", b"2"), **how)
@@ -468,7 +468,7 @@ def defined(database, table, name):
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("place", range(3))
 def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, opened, place):
-    """What stands before it and behind it is sent, and the warning comes at once."""
+    """The other messages are sent, and the warning comes at once."""
     how = takes_xml(feed) | {"writer": f"xml {opened} {place} {feed.queue}"}
     if opened:
         write(feed, rows(b"<first/>"), **how)

@@ -47,7 +47,7 @@ class Sides(NamedTuple):
         return self.near.begin_dialog(ORDERS, self.service, contract=CONTRACT)
 
     def talk(self) -> str:
-        """What becomes of a first message: 'Seller' or 'public', who it acted as, or the text of its Error."""
+        """Return the outcome of a first message: 'Seller' or 'public', as which it acted, or the text of its Error."""
         handle = self.begin()
         self.near.send(handle, ORDER, b"x")
         arrived = self.far.receive(STOCK_QUEUE)
@@ -205,7 +205,7 @@ def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
             lambda: far.alter_authorization("Keeper", certificate="Keeper"),
         ),
         (
-            "the binding proves nothing",  # it is somebody else whom the certificate names
+            "the binding proves nothing",  # the certificate names another user
             lambda: far.alter_authorization("Other", certificate="of Seller"),
             lambda: far.alter_authorization("Seller", certificate="of Seller"),
         ),
@@ -251,7 +251,7 @@ def test_a_service_of_dbo_acts_as_its_certificate_says_too(sides: Sides) -> None
     handle = sides.begin()
     near.send(handle, ORDER, b"dbo")
     assert bodies(far.receive(STOCK_QUEUE)) == [b"dbo"]
-    assert sides.certificates(far)[-1][1] == "public"  # nobody's certificate was used
+    assert sides.certificates(far)[-1][1] == "public"  # no certificate was used
 
 
 def test_in_one_database_a_binding_says_nothing(sides: Sides) -> None:
@@ -312,7 +312,7 @@ def test_what_waits_is_judged_when_its_target_is_made(sides: Sides, owner: str) 
     late, refused = sides.begin(), sides.begin()
     near.send(late, ORDER, b"late")
     far.create_service(sides.service, STOCK_QUEUE, [CONTRACT], authorization="Keeper")
-    assert errors(near.receive(ORDERS_QUEUE)) == [-8494]  # nothing was granted on this one
+    assert errors(near.receive(ORDERS_QUEUE)) == [-8494]  # no grant on this service
     far.grant("SEND", "Seller", service=sides.service)
     far.alter_queue(STOCK_QUEUE, status=False)
     near.send(refused, ORDER, b"refused")
@@ -353,7 +353,7 @@ def test_one_message_to_several_of_whom_each_acts_as_somebody(sides: Sides) -> N
 def test_a_process_without_the_service_master_key_leaves_it_to_one_that_has_it(
     sides: Sides, tmp_path: Path, clock: Clock
 ) -> None:
-    """It cannot tell who it is: public would be wrong."""
+    """Such a process cannot prove its identity: public would be wrong."""
     far = sides.far
     far.grant("SEND", "Seller", service=sides.service)
     with sb.open(sides.near.instance.url, keys=tmp_path / "empty", upkeep=None, clock=clock) as stranger:

@@ -28,7 +28,7 @@ class Terminal:
             result = CliRunner().invoke(certificate.app, arguments, env=own)
             assert result.exit_code == 0, result.exception
             return result.stdout
-        done = ran("certificate", *arguments, env=os.environ | own)  # how it ends is seen from outside alone
+        done = ran("certificate", *arguments, env=os.environ | own)  # only a process shows the end of a command
         assert done.returncode == code, done.stderr
         assert done.stderr.count("\n") == 1
         return done.stderr

@@ -138,7 +138,7 @@ def test_full_security(pair: Pair, tmp_path: Path) -> None:
 @pytest.mark.feature(159, 161)
 def test_anonymous_security(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path, anonymous=True)
-    pair.west.database.drop_certificate("orders")  # nobody asks who begins
+    pair.west.database.drop_certificate("orders")  # an anonymous initiator shows no certificate
     handle = talk(pair, SECRET)
     pair.west.round([])
     (first,) = headers(pair.west)
@@ -155,20 +155,20 @@ def test_anonymous_security(pair: Pair, tmp_path: Path) -> None:
     assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [SECRET.encode()]
     key = first.exchange.key_id
     assert keys(pair.west) == keys(pair.east) == [(key, key)]
-    # it works as public: without the right of public it is refused
+    # The initiator acts as public: without the right of public it is refused.
     pair.east.database.revoke("SEND", "public", service=STOCK)
     refused = talk(pair, "no")
     pair.rounds()
     (error,) = pair.west.database.receive(ORDERS_QUEUE)
     assert (error.conversation_handle, sb.read_error(error.message_body)[0]) == (refused, -8494)
-    talk(pair, "yes", handle=handle)  # who is in stays in
+    talk(pair, "yes", handle=handle)  # an open conversation stays open
     pair.rounds()
     assert arrived(pair) == [b"yes"]
 
 
 @pytest.mark.feature(40, 160)
 def test_encryption_off_and_no_binding_is_no_security(pair: Pair, tmp_path: Path) -> None:
-    """Who talks without security is public."""
+    """An unsecured sender acts as public."""
     begin(pair)
     pair.rounds()
     (error,) = pair.west.database.receive(ORDERS_QUEUE)
@@ -347,7 +347,7 @@ def test_what_is_not_believed_is_audited_dropped_and_sent_again(
     if subclass == "Run As Target Failure":
         assert "does not have permission to receive from the queue" in caplog.text  # 8401
         east.revoke("RECEIVE", "Owner", queue=STOCK_QUEUE)
-    assert not pair.east.out.frames  # nobody is told
+    assert not pair.east.out.frames  # the peer is not told
     assert query(east, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
@@ -395,7 +395,7 @@ def test_a_source_without_a_signature_is_a_corrupted_message(
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
         tampered(pair, with_exchange(**{field: b""}))
     assert "11251" in caplog.text
-    assert not pair.east.out.frames  # nobody is told
+    assert not pair.east.out.frames  # the peer is not told
     assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
@@ -514,7 +514,7 @@ def test_nobody_else_s_key_is_taken_for_a_conversation(
 def test_daemons_that_begin_anew_have_the_keys(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     handle = talk(pair, "one")
-    pair.west.round([])  # and nothing of it arrives
+    pair.west.round([])  # the message does not arrive
     pair.west.out.frames.clear()
     pair.west.relay = pair.west.new_relay()
     pair.pass_time(6)
@@ -661,7 +661,7 @@ def test_an_old_copy_is_told_apart_under_the_seal(pair: Pair, tmp_path: Path) ->
 
 
 def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pair, tmp_path: Path) -> None:
-    """Nobody could prove that the conversation is gone, so it is held, and says why."""
+    """The missing conversation cannot be proved, so the message is held with a reason."""
     introduce(pair, tmp_path)
     copy = Copy(pair.east)
     handle = talk(pair, "first")
@@ -677,7 +677,7 @@ def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pa
 
 
 def test_an_old_copy_that_lacks_the_key_gets_it_under_the_certificates_of_today(pair: Pair, tmp_path: Path) -> None:
-    """Those under which the target had first sent its key are gone at the initiator, as after a restore of long ago."""
+    """The former certificates of the target are gone at the initiator, as after a restore of long ago."""
     introduce(pair, tmp_path)
     talk(pair, "first")
     pair.rounds()

@@ -151,7 +151,7 @@ def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
     session.execute(f"REVERT WITH COOKIE = 0x{cookie.hex()};")
     assert who(session) == "dbo"
     session.execute("EXECUTE AS USER = 'Clerk'")
-    with refused(15591):  # where none was asked for
+    with refused(15591):  # a cookie that was not asked for
         session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
     session.execute("REVERT")
     assert who(session) == "dbo"
@@ -225,7 +225,7 @@ def test_what_a_module_uses_is_its_owners_but_not_what_its_texts_use(session: Se
     session.execute("EXEC DynamicAsOwner")
     assert column(session, "EXEC Outer1") == [2]
     session.execute("REVERT DENY EXECUTE ON Inner1 TO Clerk EXECUTE AS USER = 'Clerk'")
-    assert column(session, "EXEC Outer1") == [2]  # nobody is asked along the chain
+    assert column(session, "EXEC Outer1") == [2]  # no question along the ownership chain
     with refused(229, "EXECUTE", "Inner1"):
         session.execute("EXEC Inner1")
     session.execute("REVERT DELETE FROM Seen REVOKE EXECUTE ON Inner1 FROM Clerk")
@@ -325,7 +325,7 @@ def test_a_module_of_dbo_reaches_no_other_database_unless_its_own_is_trustworthy
     assert column(session, "EXEC Elsewhere") == [0]
     assert column(session, "EXECUTE AS USER = 'dbo' USE Annex SELECT USER_NAME() USE Shop REVERT") == ["dbo"]
     assert column(session, "EXECUTE AS USER = 'Visitor' USE Annex SELECT USER_NAME() USE Shop REVERT") == ["Guest1"]
-    session.execute("EXECUTE AS USER = 'Clerk'")  # who has no login is nobody there
+    session.execute("EXECUTE AS USER = 'Clerk'")  # without a login the user is nobody there
     with refused(916):
         session.execute("USE Annex")
     session.execute("REVERT ALTER DATABASE Shop SET TRUSTWORTHY OFF")
@@ -361,7 +361,7 @@ def test_a_login_is_its_user_in_every_database(shop: sb.Database, session: Sessi
     with refused(229):
         session.execute("DELETE FROM Annex.dbo.Things")
     session.execute("REVERT DELETE FROM Annex.dbo.Things")
-    with refused(916, "chief", "Shop"):  # it has no user here
+    with refused(916, "chief", "Shop"):  # no user of this login here
         session.execute("EXECUTE AS LOGIN = 'chief'")
     with refused(15406):
         session.execute("EXECUTE AS LOGIN = 'nobody'")

@@ -74,7 +74,7 @@ class Town(NamedTuple):
     """Alice's bank, and what Mallory has there."""
 
     database: sb.Database
-    alice: str  # where each connects
+    alice: str  # the URLs of each
     mallory: str
 
 
@@ -117,7 +117,7 @@ def conversation(town: Town, who: str, far: str, body: bytes) -> tuple[UUID, UUI
 
 
 def in_queue(town: Town, queue: str) -> list[bytes | None]:
-    """What lies there, still there."""
+    """Return the bodies in a queue, and leave them there."""
     text = f"select message_body from servicebroker.queue_{queue_number(town.database, queue)} order by queuing_order"
     return [row[0] for row in query(town.database, text)]
 
@@ -138,7 +138,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
         texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
         tried = hostile_role.attempt(mallory, texts)
         done = {one.statement for one in tried if not one.sqlstate}
-        # what it may: read its own key, and lock it so; GRANT and REVOKE are warned of, and not done; be itself
+        # Allowed acts: to read and lock its own key, GRANT and REVOKE with a warning and no effect, to be itself.
         harmless = re.compile(
             r"(select|table|copy|declare|explain|create|do) .*servicebroker_fence\.caller|grant |revoke |"
             r"lock servicebroker_fence\.caller in access share mode|"
@@ -160,7 +160,7 @@ def test_every_statement_on_every_object(town: Town) -> None:
 
 
 def pool(town: Town, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[str, list[object]]:
-    """What Mallory may have heard of: numbers, names, handles and groups of others, and nonsense."""
+    """Return values that Mallory may have heard of: numbers, names, handles and groups of others, and nonsense."""
     database = town.database
     numbers = [queue_number(database, name) for name in ("Alice", "Vault", "Mallory", "Den")]
     groups = [group_of(database, handle) for handle in (*own, *alices)]
@@ -244,7 +244,7 @@ def test_every_function_with_hostile_arguments(town: Town, seeded_random: random
     delivered(town)
     assert query(database, alice_rows) == rows
     assert (in_queue(town, "Alice"), in_queue(town, "Vault")) == before
-    # what has come into Mallory's and the Den's queue has come from Mallory, or is the broker's
+    # Messages in the queues of Mallory and the Den come from Mallory or the broker.
     foreign = query(
         database,
         "select s.name from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
@@ -302,7 +302,7 @@ class Mallory(Thread):
         self.may.set()
 
     def pause(self) -> None:
-        """What she does comes to its end."""
+        """Wait until her present act has ended."""
         self.may.clear()
         assert self.rests.wait(60)
         if self.failed is not None:
@@ -318,7 +318,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
     """Alice's messages, while Mallory calls, notifies and tries what there is; beside the same without her."""
     database = town.database
     own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
-    delivered(town)  # what others have left, too
+    delivered(town)  # left-over messages of others, too
     for queue in ("Vault", "Alice"):
         while database.receive(queue):
             pass
@@ -776,7 +776,7 @@ def run_on(instance: sb.Instance, steps: Any) -> Any:
 
 
 def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
-    """What a session of the owner's can do: a lock that others wait for."""
+    """A session of the owner can hold a lock for which others wait."""
     with (
         psycopg.connect(town.database.instance.url, autocommit=True, application_name="forgotten") as holder,
         town.database.instance.connection() as owner,

@@ -69,7 +69,7 @@ def fence(server: EmbeddedServer, make_instance_url: Callable[..., str]) -> Iter
 
 
 def stored(fence: Fence) -> tuple[list[Any], list[Any]]:
-    """What was stored since the last time, which goes."""
+    """Return and delete the rows stored since the last call."""
     return (
         query(fence.database, "delete from servicebroker.failed_messages returning *"),
         query(fence.database, "delete from servicebroker.set_aside_messages returning *"),

@@ -78,7 +78,7 @@ class FencedModel(Model):
         return known[which % len(known)] if known and which % 23 != 22 else NOBODY
 
     def upkeep(self) -> None:
-        """Nothing is due: time stands still."""
+        """Do no upkeep: time stands still, so nothing is due."""
         self.deliver()
 
     def compare(self, *, in_order: bool = True) -> None:
@@ -100,7 +100,7 @@ class FencedModel(Model):
             options["related_conversation_group"] = self.group(other)
         self.step("begin", self.session(which), lambda db: db.begin_dialog(source, to, **options))
 
-    # what the target refuses, it refuses at delivery: with the queue off or the broker disabled that is later than SEND
+    # The target refuses at delivery: with the queue off or the broker disabled that is later than SEND.
 
     @precondition(Model.has_conversations)
     @rule(

@@ -205,7 +205,7 @@ def test_grant_deny_and_revoke_on_each_kind(
             found = query(database, text, app.user.principal_id, database.name)
             assert found == [(number, letter, state_letter, word)]
         database.revoke(permission, APP, **on)
-        database.revoke(permission, APP, **on)  # nothing there is no error
+        database.revoke(permission, APP, **on)  # a permission without a grant is no error
         assert query(database, text, app.user.principal_id, database.name) == []
     for wrong in ("EXECUTE", "SEND" if kind != "service" else "RECEIVE", "CREATE QUEUE", "control"):
         for verb in (database.grant, database.deny, database.revoke):

@@ -46,7 +46,7 @@ TAKING = [
     for mode in ("", "_shared")
 ]
 SOURCES = Path(sb.__file__).parent
-PATIENCE_S = 2  # what the owner does waits for no lock
+PATIENCE_S = 2  # seconds; the owner's acts wait for no lock
 
 
 class Town(NamedTuple):
@@ -105,7 +105,7 @@ def keys_of(database: sb.Database) -> list[tuple[str, int, int]]:
 
 
 def round_trip(database: sb.Database, name: str) -> None:
-    """What an owner does, from definitions to END; none of it waits for a lock."""
+    """Run an owner's acts from definitions to END, with a timeout for locks."""
     with database.transaction() as transaction:
         transaction.connection.execute(f"set local lock_timeout = '{PATIENCE_S}s'")
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -132,7 +132,7 @@ def peer_of(database: sb.Database, handle: object) -> Any:
 
 
 def judged(town: Town) -> list[Finding]:
-    """What doctor says as the owner."""
+    """Return the findings of doctor for the owner."""
     with town.database.instance.connection() as connection:
         return judge(run(connection, gather(town.database.instance.clock())))
 
@@ -404,7 +404,7 @@ def test_who_has_our_tables_keeps_its_verbs_and_a_grant_by_name_stays(town: Town
 
 
 def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None:
-    """It waits for SEND to be committed as any application does; other locks are none of its."""
+    """SEND holds that lock until its COMMIT, as for any application; other locks are not its own."""
     with sb.open(town.restricted) as instance, instance.database("Test").transaction() as transaction:
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send(handle, ORDER, b"x")

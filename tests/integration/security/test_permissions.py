@@ -1,4 +1,4 @@
-"""What the verbs ask for, of users that are not dbo; and SEND at the target."""
+"""Permissions of the verbs for users that are not dbo; and SEND at the target."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_verbs_on_a_conversation_need_its_queue(database: sb.Database, app: sb.D
                     verb(transaction)
             else:
                 verb(app)
-    assert query(database, "select * from servicebroker.conversation_endpoints") == before  # nothing was done
+    assert query(database, "select * from servicebroker.conversation_endpoints") == before  # the verb has done nothing
     assert database.receive(STOCK_QUEUE) == []
     database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
     with refused(8494, ORDERS):
@@ -376,7 +376,7 @@ def test_the_owner_is_looked_for_in_the_targets_database(
         other.receive(STOCK_QUEUE)
         return found
 
-    assert outcome() == [-8494]  # nobody there stands for it: it is guest
+    assert outcome() == [-8494]  # no user stands for the sender there: it is guest
     other.create_user("Same", postgres_role)
     other.grant("SEND", "Same", service="//far/Stock")
     assert outcome() == [-8494]

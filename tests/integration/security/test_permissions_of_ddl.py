@@ -1,4 +1,4 @@
-"""What DDL asks for, of users that are not dbo."""
+"""Permissions of DDL for users that are not dbo."""
 
 from __future__ import annotations
 

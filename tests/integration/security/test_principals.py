@@ -177,7 +177,7 @@ def test_who_may_manage_principals(database: sb.Database, app: sb.Database) -> N
     app.drop_role_member("Readers", APP)
     app.drop_role("Readers")
     app.create_role("y")
-    with refused(15151, "alter the role 'db_owner'"):  # nobody makes itself more than it is
+    with refused(15151, "alter the role 'db_owner'"):  # a member may not raise its own rights
         app.add_role_member("db_owner", APP)
 
 

@@ -33,7 +33,7 @@ def blocks(language: str) -> list[str]:
 
 
 def said(url: str, line: str) -> str:
-    """What a command says on that instance."""
+    """Return the output of a command on that instance."""
     done = CliRunner().invoke(command, shlex.split(line)[1:], env={"SERVICEBROKER_INSTANCE": url})
     assert done.exit_code == 0, done.output or done.exception
     return done.output
@@ -157,7 +157,7 @@ def test_what_the_permissions_refuse(shop: sb.Database, url: str) -> None:
             with refused(15517, somebody):
                 instance.database("Shop", user=somebody)
         with refused(916):
-            instance.database("msdb")  # where it is guest
+            instance.database("msdb")  # a database where it is guest
     assert shop.instance.database("Shop").user.is_dbo
 
 

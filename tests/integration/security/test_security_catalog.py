@@ -81,7 +81,7 @@ def test_one_master_key_that_goes_with_nothing_under_it(secure: sb.Database) -> 
     for needs_one in (secure.create_certificate, secure.open_master_key):
         with refused(15581):
             needs_one(PASSWORD)
-    secure.create_master_key("battery staple")  # what was opened of the old one is not used for it
+    secure.create_master_key("battery staple")  # the opened old key is not used for the new one
     secure.create_certificate("c")
 
 
@@ -278,7 +278,7 @@ def test_bindings_need_permissions(secure: sb.Database) -> None:
     with refused(262):
         app.create_remote_service_binding("mine", to_service=STOCK, user=APP)
     secure.grant("CREATE REMOTE SERVICE BINDING", APP)
-    with refused(15151):  # it may not act as Remote
+    with refused(15151):  # no right to act as Remote
         app.create_remote_service_binding("mine", to_service=STOCK, user="Remote")
     app.create_remote_service_binding("mine", to_service=STOCK, user=APP)
     for refuses in (

@@ -1,4 +1,4 @@
-"""What belongs to the broker: T-SQL can neither make, change, drop nor shadow it, dbo as little as anybody."""
+"""Objects of the broker: T-SQL cannot make, change, drop or shadow them, not even as dbo."""
 
 from __future__ import annotations
 

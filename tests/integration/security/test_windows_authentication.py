@@ -34,7 +34,7 @@ def serve_both(two: Two, **clauses: str) -> None:
 
 
 def domain(site: Site, *arguments: str, code: int = 0) -> str:
-    """What `servicebroker domain ...` prints."""
+    """Return the output of `servicebroker domain ...`."""
     environment = {"SERVICEBROKER_INSTANCE": site.url, "SERVICEBROKER_KEYS": str(site.keys), "COLUMNS": "200"}
     done = CliRunner().invoke(command, ["domain", *arguments], env=environment)
     assert done.exit_code == code, done.exception
@@ -193,7 +193,7 @@ def test_members_who_joined_with_a_token_need_connect_until_they_are_revoked(two
     eventually(lambda: authenticated(east) == [])
     west.daemon.says("AUTHENTICATION = WINDOWS: CORP\\Shop was revoked.")
     two.send("b", handle=handle)
-    west.waits("No certificate was found")  # it has read the list too, and shows nothing any more
+    west.waits("No certificate was found")  # west has read the list too, and shows no certificate any more
     assert east.database.receive(STOCK_QUEUE) == []
     eventually(lambda: query(west.database, "select problem <> '' from servicebroker.domain_membership") == [(True,)])
     found = CliRunner().invoke(command, ["doctor", "--instance", west.url]).stdout

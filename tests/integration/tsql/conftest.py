@@ -1,4 +1,4 @@
-"""What the tests of T-SQL share: an empty database."""
+"""A fixture for the tests of T-SQL: an empty database."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_a_trigger_asks_which_columns_were_set(clinic: sb.Database) -> None:
     assert logged("UPDATE Beds SET State = 'taken' WHERE Room = 'blue'") == ["same bed", "state alone"]
     assert logged("UPDATE b SET b.Moves += 1, [Room] = 'red' FROM Beds b") == ["room or moves", "same bed"]
     counted = "DECLARE @n INT; UPDATE Beds SET @n = Moves = Moves + 1; INSERT Log SELECT @n"
-    assert logged(counted) == ["2", "room or moves", "same bed"]  # also where the statement gives a variable its value
+    assert logged(counted) == ["2", "room or moves", "same bed"]  # also if the statement assigns to a variable
     assert logged("INSERT Beds VALUES (2, 'red', 'free', 0)") == ["room or moves"]
     assert logged("DELETE Beds WHERE Bed = 2") == ["same bed"]
     with pytest.raises(TsqlError) as caught:

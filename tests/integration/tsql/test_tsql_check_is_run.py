@@ -22,11 +22,11 @@ BY_ITS_TEXT = {SYNTAX_ERROR, UNSUPPORTED_ERROR}
 _SNIPPET = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 _TEMPLATE = re.compile(r"\{\w*\}")
 _MAY_NOT_COME = re.compile(r"\b(IF|BEGIN|RETURN|PROCEDURE|PROC|TRIGGER)\b", re.IGNORECASE)
-# what values, rows or PostgreSQL's own knowledge of functions decide
+# Refusals that depend on values, rows or PostgreSQL's knowledge of functions.
 _AT_THE_RUN = re.compile(
     "not known|FORMAT for the culture|sp_rename of|goes on from row to row|depends on more than its row"
 )
-_WAITS = re.compile(r"\b(WAITFOR|WHILE|GOTO)\b", re.IGNORECASE)  # nobody wakes it here
+_WAITS = re.compile(r"\b(WAITFOR|WHILE|GOTO)\b", re.IGNORECASE)  # without a message it never ends
 
 
 def grammar() -> Iterator[str]:
@@ -44,7 +44,7 @@ def snippets() -> Iterator[str]:
 
 
 def strings() -> Iterator[str]:
-    """What the tests and examples write in Python, where it begins as a statement does."""
+    """Yield the strings of tests and examples that begin as a statement does."""
     for file in [*sorted((ROOT / "tests").rglob("test_tsql_*.py")), *sorted((ROOT / "examples").rglob("*.py"))]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -65,7 +65,7 @@ SOURCES = {"grammar": grammar, "snippets": snippets, "strings": strings, "listin
 
 
 def numbers_of(database: sb.Database, script: str) -> list[int]:
-    """What a run in a new session is refused with, but for what no text tells."""
+    """Return the numbers of a run's refusals in a new session, without those that no text tells."""
     said: list[object] = []
     with Session(database, said.append) as session:
         session.run(script)
@@ -73,7 +73,7 @@ def numbers_of(database: sb.Database, script: str) -> list[int]:
 
 
 def disagreement(script: str, found: list[Finding], numbers: list[int]) -> bool:
-    """What the run refuses by its text, check refuses; what check refuses so, the run does when it comes to it."""
+    """Return whether check and run differ: a refusal by text alone must be one of both."""
     refused = {int(one.note.split(":")[0]) for one in found if one.verdict is Verdict.REFUSED}
     return bool((BY_ITS_TEXT & set(numbers)) - refused) or bool(
         refused & BY_ITS_TEXT and not numbers and not _MAY_NOT_COME.search(script)

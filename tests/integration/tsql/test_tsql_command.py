@@ -53,7 +53,7 @@ def sql(make_instance_url: Callable[..., str]) -> Callable[..., Any]:
 
 
 def test_queues_start_their_readers_while_a_script_runs(sql: Callable[..., Any], tmp_path: Path) -> None:
-    """What the last statement has sent is done before the command ends; a reader that then waits holds up nobody."""
+    """The last statement's message is processed before the command ends; a waiting reader holds nothing up."""
     script = tmp_path / "echo.sql"
     script.write_bytes((ACTIVATED + SPEAK).encode("utf-16"))
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What SQL Server documents and scripts rely on: numbers of errors, texts of modules, names that nobody has given."""
+"""Documented behaviour that scripts rely on: numbers of errors, texts of modules, generated names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people who write for SQL Server are used to: each case is a piece of a script, and what it says."""
+"""Habits of people who write for SQL Server: each case is a piece of a script with its output."""
 
 from __future__ import annotations
 

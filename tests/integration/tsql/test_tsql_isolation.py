@@ -69,7 +69,7 @@ def test_what_a_serializable_transaction_has_read_nobody_changes(sessions: tuple
     with pytest.raises(sb.TsqlError) as caught:
         writer.execute("SET LOCK_TIMEOUT 50 INSERT Bookings VALUES (10)")
     assert caught.value.number == 1222
-    assert writer.execute("SELECT COUNT(*) FROM Bookings WHERE Seat = 10").rows == [(0,)]  # who only reads goes on
+    assert writer.execute("SELECT COUNT(*) FROM Bookings WHERE Seat = 10").rows == [(0,)]  # a reader goes on
     reader.execute("COMMIT")
     writer.execute("INSERT Bookings VALUES (10)")
 
@@ -151,7 +151,7 @@ def test_a_level_ends_with_its_procedure(sessions: tuple[Session, Session], shop
 def test_a_transaction_that_has_begun_becomes_no_snapshot(sessions: tuple[Session, Session]) -> None:
     session, _ = sessions
     early = "BEGIN TRANSACTION SET TRANSACTION ISOLATION LEVEL SNAPSHOT SELECT Amount FROM Stock ROLLBACK"
-    session.execute(early)  # nothing was read before
+    session.execute(early)  # no earlier read
     session.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED BEGIN TRANSACTION SELECT Amount FROM Stock")
     with pytest.raises(sb.TsqlError) as caught:
         session.execute("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")

@@ -493,7 +493,7 @@ def test_apply_takes_what_from_takes(db: sb.Database, source: str, found: int) -
 
 
 def test_a_variable_may_have_an_odd_name(db: sb.Database) -> None:
-    """What begins with @@ is a function only where there is one of that name."""
+    """A name that begins with @@ is a function only if one of that name exists."""
     names = ("@", "@@", "@@@", "@#", "@$", "@_", "@7", "@8x", "@@x")
     declared = "DECLARE " + ", ".join(f"{name} int = {value}" for value, name in enumerate(names, 1))
     listed = f"SELECT {', '.join(names)}, @@ROWCOUNT"

@@ -63,7 +63,7 @@ def only_handle(verb: Callable[[Any], Any]) -> Callable[[Any], list[UUID]]:
 
 
 def as_read(verb: Callable[[Any], Any], met: Collection[UUID]) -> Callable[[Any], Any]:
-    """Where RECEIVE and GET name a queue that is not there, 208 stands for 15151.
+    """Accept 208 for 15151 where RECEIVE and GET name a missing queue.
 
     RECEIVE from a group or conversation that the transaction has met finds no rows where it has ended it since.
     """

@@ -1,4 +1,4 @@
-"""How often a T-SQL procedure waits for the server, and that nobody can tell that its COMMIT left with its SEND."""
+"""The round trips of a T-SQL procedure; its COMMIT leaves with its SEND, unnoticed."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_statements_that_come_once_wait_once(database: sb.Database, trips: list[
         del trips[:]
         for _ in range(4):
             session.execute("INSERT dbo.Once (n, t) VALUES (8, N'8')")
-        assert len(trips) == 5  # it was prepared
+        assert len(trips) == 5  # the statement was prepared
         assert query(database, f"select count(*) from {database.name.lower()}_dbo.once") == [(12,)]
 
 

@@ -224,7 +224,7 @@ def test_004_a_message_is_inspected_and_its_conversation_ended(expenses):
     far = str(far_handle(expenses, handle))
     told = [one.text for one in expenses.execute_tsql(inspect.replace(printed, far)).messages if not one.number]
     assert told == ["No validation -- binary message:", "0x" + "dinner".encode("utf-16-le").hex().upper()]
-    assert rows(expenses, "SELECT COUNT(*) FROM ExpenseQueue") == [(1,)]  # it is in the queue again
+    assert rows(expenses, "SELECT COUNT(*) FROM ExpenseQueue") == [(1,)]  # the message is in the queue again
     expenses.execute_tsql(end.replace(printed, far))
     (error,) = expenses.receive("EmployeeQueue")
     assert sb.read_error(error.message_body) == (127, "Unable to process message.")

@@ -25,7 +25,7 @@ SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}];
 
 
 def everything(database: sb.Database, script: str) -> list[Any]:
-    """What a session says, errors too."""
+    """Return the output of a session, errors too."""
     told: list[Any] = []
     from servicebroker.tsql.session import Session
 
@@ -147,7 +147,7 @@ def test_the_list_of_receive(database):
 def test_what_the_list_of_receive_may_not_hold(database, item, number):
     database.execute_tsql(SENDING)
     assert failing(database, f"RECEIVE {item} FROM {STOCK_QUEUE}").number == number
-    assert len(database.receive(STOCK_QUEUE)) == 3  # nothing was received
+    assert len(database.receive(STOCK_QUEUE)) == 3  # no message was received
 
 
 @pytest.mark.feature(56, 67)

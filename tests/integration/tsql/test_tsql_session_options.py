@@ -161,7 +161,7 @@ def test_implicit_transactions(db: sb.Database) -> None:
     )
     assert said == [[(0,)], "1", [(5,)], "1", [], "1", "2", "1", "0"]
     assert rows(db, "SELECT SUM(V) FROM T") == [(10,)]
-    assert told(db, "SET IMPLICIT_TRANSACTIONS ON DELETE T") == []  # nobody commits
+    assert told(db, "SET IMPLICIT_TRANSACTIONS ON DELETE T") == []  # no COMMIT follows
     assert rows(db, "SELECT COUNT(*) FROM T") == [(4,)]
 
 

@@ -1,4 +1,4 @@
-"""What set-up scripts of people and tools say around the broker's statements: files, roles, locks, old spellings."""
+"""Surroundings of the broker's statements in set-up scripts: files, roles, locks, old spellings."""
 
 from __future__ import annotations
 

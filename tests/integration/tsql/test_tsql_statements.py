@@ -217,7 +217,7 @@ def test_a_read_only_database_refuses_python_and_postgresql(read_only: sb.Databa
 
 
 def test_read_only_and_back(instance: sb.Instance) -> None:
-    """What others send waits; definitions elsewhere and the background go on; then all is as before."""
+    """Messages from others wait; definitions elsewhere and the background go on; then all is as before."""
     database, other = (instance.database(name, create=True) for name in ("Shut", "Sender"))
     told(database, _STOCKED.replace("SERVICE S", "SERVICE Shut").replace("'S'", "'Shut'"))
     told(other, "CREATE QUEUE O; CREATE SERVICE O ON QUEUE O")

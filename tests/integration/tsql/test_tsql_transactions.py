@@ -142,12 +142,12 @@ LEFT = "SELECT (SELECT COUNT(*) FROM Said), (SELECT COUNT(*) FROM Noted), @@TRAN
 
 
 def said_by(database: sb.Database, script: str) -> list[object]:
-    """What it says, and what is in both tables then, which are emptied."""
+    """Return the output of a script and the content of both tables, and empty the tables."""
     return [*told(database, script), *told(database, LEFT + " DELETE Said DELETE Noted")]
 
 
 def test_insert_exec_is_one_statement(database: sb.Database) -> None:
-    """What the procedure has done goes with the INSERT, and without a transaction both are one."""
+    """The procedure's work goes with the INSERT, and without a transaction both are one."""
     told(database, INSERT_EXEC)
     assert said_by(database, "INSERT Said EXEC Say 1") == [[(1, 1, 0)]]
     for fails, number in (

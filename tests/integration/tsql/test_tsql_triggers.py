@@ -24,7 +24,7 @@ def house(instance: sb.Instance) -> sb.Database:
 
 
 def rung(house: sb.Database, script: str) -> list[str]:
-    """Who rings when a door is made behind the script; everything rings again after it."""
+    """Return the bells that ring when a door is made after the script; restore all bells afterwards."""
     found = house.execute_tsql(
         f"DELETE Rings; DELETE Doors;\n{script};\nINSERT Doors VALUES (1); SELECT Who FROM Rings ORDER BY Who"
     ).rows
@@ -114,7 +114,7 @@ def test_a_trigger_does_not_fire_itself(instance: sb.Instance) -> None:
 
 
 def test_a_trigger_that_commits_leaves_nothing_behind(instance: sb.Instance) -> None:
-    """What it was given is gone, though no transaction is open at its end: the next statement makes it anew."""
+    """The trigger's rows are gone, though no transaction is open at its end: the next statement makes them anew."""
     shop = instance.database("CommitHouse", create=True)
     shop.execute_tsql("""
     CREATE TABLE Sold (Id int); CREATE TABLE Told (Id int)

@@ -1,4 +1,4 @@
-"""What the tests of workers and activation share."""
+"""Fixtures of the tests of workers and activation."""
 
 from __future__ import annotations
 

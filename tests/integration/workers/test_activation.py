@@ -49,7 +49,7 @@ ON = sb.Activation(PROCEDURE, max_queue_readers=1, execute_as="SELF", status=Tru
 
 
 class Seen:
-    """What a procedure of a test has taken, and who runs it at a time."""
+    """The messages that a procedure of a test has taken, and its runners at a time."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes | None] = []
@@ -180,7 +180,7 @@ def test_coroutine_functions(active: sb.Database, seen: Seen, form: Any) -> None
 
 @pytest.mark.feature(172)
 def test_a_procedure_of_one_message_drains_a_hundred(active: sb.Database, seen: Seen) -> None:
-    """It exits after each, and is started again as long as messages are left."""
+    """The procedure returns after each message, and is started again as long as messages are left."""
 
     @sb.procedure(PROCEDURE, form="transaction")
     def stock(transaction: sb.Transaction) -> None:
@@ -286,7 +286,7 @@ def test_who_drains_a_group_with_where_and_exits_is_called_again(database: sb.Da
             messages = transaction.receive(STOCK_QUEUE, conversation_group_id=messages[0].conversation_group_id)
 
     send(database, "x", conversations=20)
-    with sb.activate(database.instance, interval=600):  # only what happened makes it start one
+    with sb.activate(database.instance, interval=600):  # an event starts it, not the clock
         switch_on(database)
         eventually(lambda: len(seen.bodies) == 20)
 
@@ -411,7 +411,7 @@ def fails_once(function: Any, problem: Exception, applies: Any = lambda *_: True
 def test_what_the_system_lacks_once_is_tried_again(
     active: sb.Database, tmp_path: Path, lacks: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "calls").write_text("xx")  # it need not die any more
+    (tmp_path / "calls").write_text("xx")  # let it live from now on
     is_process = lacks in ("process", "file")
     (tmp_path / "lacking.py").write_text(KILLED if is_process else KILLED.replace(', worker="process"', ""))
     procedures.load([str(tmp_path / "lacking.py")])
@@ -663,7 +663,7 @@ def test_what_a_procedure_puts_out_is_logged(active: sb.Database, caplog: pytest
 
 @pytest.mark.feature(177)
 def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, seen: Seen, caplog: Any) -> None:
-    """It works as a user of its database; another database lets it in as guest alone. Nothing is signed."""
+    """The procedure acts as a user of its database; another database admits it as guest alone. Nothing is signed."""
     other = active.instance.database("Elsewhere", create=True)
     told: list[Exception] = []
 
@@ -962,7 +962,7 @@ def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database
 
 
 def said(caplog: pytest.LogCaptureFixture, number: int, *words: str) -> int:
-    """How many lines of the log carry this number and these words."""
+    """Return the number of log lines with this number and these words."""
     texts = [record.getMessage() for record in caplog.records]
     return sum(text.startswith(f"Msg {number},") and all(word in text for word in words) for text in texts)
 

@@ -112,7 +112,7 @@ def test_programs_end_with_an_activator_that_is_killed(watched: sb.Database, tmp
 
 @pytest.mark.feature(180)
 def test_a_program_that_fails_is_started_again(watched: sb.Database, tmp_path: Path) -> None:
-    """And one that cannot be started is said."""
+    """A program that cannot be started is logged."""
     path = configuration(watched, tmp_path, command=["/no/such/program"], max=1)
     with Command("activator", path, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

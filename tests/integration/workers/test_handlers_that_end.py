@@ -220,7 +220,7 @@ def test_a_task_of_a_handler_that_is_cancelled_is_a_failure_and_the_owners_cance
             with pytest.raises(asyncio.CancelledError):
                 await running
             assert [one.message_body for one in await database.set_aside_messages()] == [b"bad"]
-            (again,) = await database.receive(STOCK_QUEUE)  # what was in progress is back, uncounted
+            (again,) = await database.receive(STOCK_QUEUE)  # the message in progress is back, uncounted
             assert again.message_body == b"waits"
 
     asyncio.run(both(make_instance_url(1)))
@@ -495,7 +495,7 @@ def test_a_handler_of_a_namespace_without_name_has_its_policy(database: sb.Datab
     "setting", ["set default_transaction_read_only = on", "set session characteristics as transaction read only"]
 )
 def test_a_handler_that_makes_its_session_read_only_stops_no_reader(database: sb.Database, setting: str) -> None:
-    """What is set in a session outlives the transaction: the reader begins anew in another session."""
+    """A setting of the session outlives the transaction: the reader begins anew in another session."""
     done: list[bytes | None] = []
     worker = sb.Worker(STOCK_QUEUE)
 

@@ -298,13 +298,13 @@ def test_a_waiting_reader_is_told(database: sb.Database) -> None:
         transaction.receive(STOCK_QUEUE)
         reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
         eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") != [(0,)])
-        time.sleep(0.3)  # it looks once more before it sleeps
+        time.sleep(0.3)  # one more look before the sleep
     with refused(9617):
         reader.result(5)
 
 
 def test_a_full_disk_is_no_messages_fault(database: sb.Database) -> None:
-    """Else whoever goes on trying meanwhile would find its queue off once there is room."""
+    """Otherwise the queue would be off once there is room again."""
     open_dialog(database)
     database.send(begin(database), ORDER, b"x")
     for _ in range(6):

@@ -43,7 +43,7 @@ Messages = list[sb.Message]
 
 
 class Bad(Exception):
-    """What the procedures of these tests raise."""
+    """The error of the procedures in these tests."""
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_at_the_fourth_failure_the_conversation_ends_with_the_error_and_others_g
 def test_a_reply_to_a_sender_that_has_ended_is_not_sent_and_the_queue_stays_on(
     database: sb.Database, table: str, error: tuple[int, str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with database.transaction() as transaction:  # nobody waits for an answer
+    with database.transaction() as transaction:  # no reader waits for an answer
         handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         transaction.send(handle, ORDER, b"bad")
         transaction.end_conversation(handle, error=error)
@@ -289,7 +289,7 @@ def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database,
     assert done(database, table) == [b"other"]
     assert database.receive(STOCK_QUEUE) == []
     assert database.get_conversation_group(STOCK_QUEUE) is None
-    with database.transaction() as transaction:  # who names the conversation gets it
+    with database.transaction() as transaction:  # a RECEIVE by conversation gets the message
         assert transaction.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle), top=0) == []
     known.append("customer")
     clock.jump(seconds=61)
@@ -490,7 +490,7 @@ def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Databa
         return sb.Retry() if failure.count < 30 else sb.Ignore()
 
     watcher = in_thread(watching)
-    while counts[-1:] != [30]:  # who watches has the lock now and then
+    while counts[-1:] != [30]:  # the watcher has the lock now and then
         database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
     over.set()
     watcher.result(10)

@@ -172,7 +172,7 @@ def test_a_commit_that_fails_is_raised_and_its_messages_stay(database: sb.Databa
 
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         database.process(STOCK_QUEUE, procedure)
-    assert handed == [b"1", b"2"]  # nothing more was taken
+    assert handed == [b"1", b"2"]  # no other message was taken
     assert logged(database, log) == [b"1"]
     query(database, f"insert into {log}_known values (7) returning number")
     assert database.process(STOCK_QUEUE, procedure) == 2
@@ -440,7 +440,7 @@ def test_commits_that_fail_on_their_way_count_as_rollbacks(database: sb.Database
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each statement was executed, by its name; nobody looks unless a message came."""
+    """Count the executions of each statement, by its name; checks before a message count only after one came."""
     count: Counter[str] = Counter()
     add = StatementCounts.add
 
@@ -475,7 +475,7 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
     for number in range(alone):
         database.send(handle, ORDER, b"%d" % number)
         eventually(lambda number=number: len(done) == number + 2 and _waits(database))
-        time.sleep(0.02)  # what comes faster is a rush
+        time.sleep(0.02)  # slower than the polling mode needs
     spent = statements - before
     assert spent["conversation.receive"] == 2 * alone
     assert not any(spent[name] for name in _OF_A_WAIT)
@@ -516,7 +516,7 @@ def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
     began = time.monotonic()
     assert database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=1) == 5
     assert done == [b"%d" % number for number in range(1, 6)]
-    assert time.monotonic() - began < 30  # it would have slept for a minute
+    assert time.monotonic() - began < 30  # otherwise it would have slept for a minute
 
 
 def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: sb.Database) -> None:

@@ -59,7 +59,7 @@ def serve(site: Site, tmp_path: Path, *arguments: str) -> Served:
 
 
 def answer(site: Site, text: str) -> str:
-    """What the procedure answers: the number of its process."""
+    """Return the answer of the procedure: the number of its process."""
     handle = begin(site.database)
     site.database.send(handle, ORDER, text)
     (reply,) = site.database.receive("OrdersQueue", conversation_handle=handle, wait=20)
@@ -146,7 +146,7 @@ def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook
 def test_a_webhook_that_answers_nonsense_is_tried_again(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
-    """What is no HTTP had ended the thread of the alerts, without a word."""
+    """An answer that is no HTTP had ended the thread of the alerts, without a log line."""
     monkeypatch.setattr(alerts, "RETRY", 0.1)
     for _ in range(5):
         with undone(database) as transaction:
@@ -194,7 +194,7 @@ def test_procedures_that_cannot_be_imported_end_it(site: Site) -> None:
 
 @pytest.mark.feature(168)
 def test_a_procedure_in_a_process_of_its_own(site: Site, tmp_path: Path) -> None:
-    """What it prints is logged; a crash ends its process alone, counts as a rollback, and is made up for."""
+    """Its output is logged; a crash ends its process alone, counts as a rollback, and a new process follows."""
     site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Process"))
     served = serve(site, tmp_path)
     worker = answer(site, "teapot")

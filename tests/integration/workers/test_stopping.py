@@ -28,7 +28,7 @@ def switch_on(database: sb.Database) -> None:
 
 
 def waits(database: sb.Database) -> bool:
-    """Whether a reader of the procedure sleeps until a message comes."""
+    """Return whether a reader of the procedure sleeps until a message comes."""
     text = "select tasks_waiting from sys.dm_broker_queue_monitors where tasks_waiting > 0"
     return bool(query(database, text))
 

@@ -241,7 +241,7 @@ def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database
 
 
 def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks once a second, and neither leaves the list of waiting readers nor enters it again."""
+    """The worker polls once a second, and stays on the list of waiting readers."""
     count: Counter[str] = Counter()
     monkeypatch.setattr(StatementCounts, "add", lambda self, name, seconds: count.update([name]))
     number = queue_number(database, STOCK_QUEUE)

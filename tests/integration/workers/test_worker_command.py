@@ -140,7 +140,7 @@ def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, 
 def test_processes_end_with_a_command_that_is_killed(
     database: sb.Database, tmp_path: Path, start: Callable[..., Started], option: tuple[str, ...], is_group: bool
 ) -> None:
-    """Also where the whole process group is killed, as by `kill -9 %1` in a shell."""
+    """The whole process group may be killed, as by `kill -9 %1` in a shell."""
     (tmp_path / "app.py").write_text(APP)
     worker = start("app", *option)
     worker.says("Reading StockQueue of", 2 if "--processes" in option else 1)

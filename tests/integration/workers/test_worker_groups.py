@@ -201,7 +201,7 @@ def test_process_commits_what_was_done_before_a_failure(database: sb.Database) -
     with pytest.raises(ValueError, match="no such item"):
         database.process(STOCK_QUEUE, handled.take_many, groups=50)
     assert sorted(answers(database)) == [b"0", b"1"]
-    for _ in range(5):  # nothing is done before it now: automatic poison detection counts each
+    for _ in range(5):  # automatic poison detection counts each, since the message is the first of its queue
         with pytest.raises(ValueError, match="no such item"):
             database.process(STOCK_QUEUE, handled.take_many, groups=50)
     with refused(9617):

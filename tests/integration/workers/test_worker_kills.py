@@ -87,7 +87,7 @@ def test_the_ledger_is_exact(
     workers: list[Command] = [start(), start()]
 
     def worked_on() -> int:
-        """How many messages were worked on; workers that have died are replaced."""
+        """Return the number of processed messages; replace workers that have died."""
         workers[:] = [worker if worker.poll() is None else start() for worker in workers]
         ((count,),) = query(database, "select count(*) from worked")
         return int(count)

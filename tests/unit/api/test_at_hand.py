@@ -28,7 +28,7 @@ def test_who_comes_next_gets_it(at_hand: AtHand[Any]) -> None:
 
 
 def test_the_last_one_lies_there(at_hand: AtHand[Any]) -> None:
-    """Who borrows a second one meanwhile gives that back first, and goes on with his own."""
+    """A borrower of a second connection returns that first, and goes on with its own."""
     own, second = connection(), connection()
     assert at_hand.keep(second) is None
     assert at_hand.keep(own) is second
@@ -36,7 +36,7 @@ def test_the_last_one_lies_there(at_hand: AtHand[Any]) -> None:
 
 
 def test_nothing_is_kept_while_somebody_asks_the_pool(at_hand: AtHand[Any]) -> None:
-    """It would wait there for what lies here."""
+    """A waiter in the pool would not see a connection that is kept here."""
     assert at_hand.take() is None
     assert at_hand.take() is None
     at_hand.asked(None)  # in vain
@@ -47,7 +47,7 @@ def test_nothing_is_kept_while_somebody_asks_the_pool(at_hand: AtHand[Any]) -> N
 
 
 def test_the_pool_sees_it_now_and_then(at_hand: AtHand[Any]) -> None:
-    """It replaces those that are old."""
+    """The pool replaces old connections."""
     at_hand.take()
     given = connection(due=0)
     at_hand.asked(given)

@@ -31,7 +31,7 @@ END = SimpleNamespace(is_timer=False, is_end_dialog=True, is_error=False, messag
 
 
 class Do:
-    """What a coroutine of the pool awaits: a step that the explorer decides when to do."""
+    """A step that a coroutine of the pool awaits; the explorer decides when to do it."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -43,7 +43,7 @@ class Do:
 @dataclass
 class Session:
     handle: UUID | None
-    seen: UUID | None  # what others see: the handle that was committed
+    seen: UUID | None  # the committed handle, which others see
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Transaction:
         return self.world.begin()
 
     async def begin_conversation_timer(self, handle: UUID, seconds: int) -> None:
-        self.world.later(self.actor, lambda: self.world.armed.add(handle))  # it is over at once
+        self.world.later(self.actor, lambda: self.world.armed.add(handle))  # the timer fires at once
 
     async def send(self, handle: UUID, message_type: str, body: object = "end") -> Any:
         result = await Do(lambda: self.world.send(self.actor, handle, body))
@@ -297,7 +297,7 @@ def advance(waiting: dict[str, list[Any]], name: str) -> bool:
 
 
 def can(actors: Actors, pool: Any, options: dict[str, Any], schedule: tuple[str, ...], name: str) -> bool:
-    """Whether the actor is not blocked after this schedule."""
+    """Return whether the actor is not blocked after this schedule."""
     world = World(**options)
     waiting = {one: [coroutine, coroutine.send(None), ()] for one, coroutine in actors(world, pool).items()}
     for one in schedule:

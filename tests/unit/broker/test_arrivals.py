@@ -1,4 +1,4 @@
-"""What arrives: what waits for its batch is bounded, whatever a peer repeats."""
+"""Arrivals: messages that wait for their batch are bounded, whatever a peer repeats."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
 
 
 def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
-    """What has waited longest gives way, however small it is."""
+    """The conversation that has waited longest gives way, however small it is."""
     here = Receiver(capacity=5)
     senders = [uuid4() for _ in range(8)]
     here.take(senders, 0)
@@ -139,7 +139,7 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
     for number in range(3):
         here.relay.round(here.store, [Arrival(link, _message(one, number)) for link, one in conversations.items()])
     assert plain.seconds == 0
-    assert costly.seconds == pytest.approx(3 * 0.02)  # it has no link back, by which it were acknowledged
+    assert costly.seconds == pytest.approx(3 * 0.02)  # no link back, by which the message would be acknowledged
 
 
 class Receiver:
@@ -161,7 +161,7 @@ class Receiver:
         self.relay.round(self.store, [Arrival(self.link, _message(one, number)) for one in conversations])
 
     def bodies(self, conversation: UUID) -> list[bytes]:
-        """What is in the queue of one."""
+        """Return the bodies in the queue of a conversation."""
         endpoint = self.tables.find((conversation, False))
         assert endpoint is not None
         return [body for _, body in endpoint.queue]

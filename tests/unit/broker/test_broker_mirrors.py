@@ -14,7 +14,7 @@ MIRROR = Standing(Role.MIRROR, "c", 1)
 
 
 class Links:
-    """Nobody is there; it is noted who was asked."""
+    """Links without peers that note each question."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Address, Known]] = []
@@ -95,7 +95,7 @@ def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
     world = begun()
     mirrors = world.mirrors
     mirrors.heard(A, FIRST._replace(timeline=7))
-    mirrors.keep([])  # it was not kept yet
+    mirrors.keep([])  # the timeline was not kept yet
     mirrors.take_changed()
     assert mirrors.strangers([PAIR]) == []
     mirrors.take_news()

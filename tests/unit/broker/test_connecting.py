@@ -1,4 +1,4 @@
-"""What becomes of connections that are being made: a network over real sockets, and no database."""
+"""Connections that are being made: a network over real sockets, and no database."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def networks(stack: ExitStack, *numbers: int) -> list[Network]:
 
 @pytest.mark.feature(107)
 def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothing() -> None:
-    """It would have begun in the clear, though what was stopped asked for TLS."""
+    """The connection would begin in the clear, though the stopped endpoint asked for TLS."""
     with ExitStack() as stack:
         west, east = networks(stack, 1, 2)
         port = east.obey(Policy("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What waits is found page by page, also while routes change all the time."""
+"""Waiting messages are found page by page, while routes change all the time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OneLink:
 def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departures, "PAGE", 2)
     tables, passed = Tables(UUID(int=1), Random(1)), [0.0]
-    tables.services |= {"//here", "//far"}  # what is to find its target here is nothing for a daemon
+    tables.services |= {"//here", "//far"}  # conversations with a target here are not the daemon's
     for number in range(10):
         names = ("//near", "//here" if number < 2 else "//far", "//contract")
         one = Endpoint(UUID(int=number + 1), UUID(int=100 + number), True, *names, MIDNIGHT + timedelta(days=1))

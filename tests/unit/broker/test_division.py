@@ -169,7 +169,7 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
     ahead = Readahead(conversations, 100, world, BUDGET, 4)
 
     def takes(size: int) -> int:
-        """What may be under way when the peer takes so much in a tenth of a second."""
+        """Return the bytes that may be under way when the peer takes so many in a tenth of a second."""
         for load in (PIPELINE, PIPELINE - size):
             entry.dialog.load = load
             conversations.weigh(entry)
@@ -197,7 +197,9 @@ class Busy:
         self.load, self.worked = Load(in_processes=in_processes), [0.0]
 
     def passes(self, looks: int, *each: float, computing: float = 0.5) -> int:
-        """So many seconds in which the shares are in rounds for these parts of the time; how many there are then."""
+        """Let seconds pass in which the shares spend these parts of the time in rounds; return the number of shares
+        then.
+        """
         for _ in range(looks):
             self.now += 1
             self.computed += computing
@@ -358,7 +360,7 @@ class Killed(ShareProcess):
 def test_no_process_begins_where_conversations_are_divided_anew(
     *, is_over_before: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And what the last one has committed is not acknowledged by who does not know whether a standby has it."""
+    """The commit of the last round is not acknowledged, since it may not be on a standby yet."""
     started: list[object] = []
 
     def carry(share: Share) -> int:

@@ -93,7 +93,7 @@ def test_a_certificate_lives_seven_days_and_is_renewed_in_time(make: Make) -> No
     later = membership.look(NOW + 4 * DAY)
     assert later.facts is not None
     assert later.facts.expiry_date == NOW + 11 * DAY
-    assert make("west").look(NOW + 30 * DAY).problem == ""  # it slept, and has another one now
+    assert make("west").look(NOW + 30 * DAY).problem == ""  # the member slept, and has another certificate now
     assert make("west").look(NOW - 30 * DAY).problem == ""  # nor does a clock that was put right stop it
 
 

@@ -56,7 +56,7 @@ def test_it_has_all_while_nobody_else_sends() -> None:
 def test_on_a_long_way_more_is_under_way() -> None:
     world = World()
     world.conversations.sent_small(world.small, 0)
-    assert world.window(world.large) == LIMITS.window  # nobody knows yet
+    assert world.window(world.large) == LIMITS.window  # the window is not known yet
     world.now += 0.2
     world.conversations.acknowledged(world.small, 1)
     assert world.window(world.large) == int(0.2 * ASIDE_RATE * FRAGMENT)

@@ -34,7 +34,7 @@ class World:
             self.inbox.put(Arrival(link, bytes(size)))
 
     def round(self, *, each: float = 0.0, waste: float = 0.0) -> dict[str, int]:
-        """How many of each owner it takes, at so many seconds for a frame."""
+        """Return the number of frames that a round takes of each owner, at this cost for a frame."""
         taken = self.inbox.take(2_000)
         found: dict[str, int] = {}
         for one in taken:
@@ -96,7 +96,7 @@ def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(wor
 
 
 def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) -> None:
-    """Who had a whole turn rests, and whom the round had no room for does not."""
+    """An owner that had a whole turn rests; one without room in the round does not."""
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(mallory, 500, inboxes.ENOUGH // 40)
     world.brings(shop, 1)
@@ -116,7 +116,7 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     world.brings(shop)
     first = world.round(each=0.01)
     assert first == {"mallory": inboxes.PORTION, "shop": 1}
-    assert world.round() == {}  # it rests
+    assert world.round() == {}  # the owner rests
     world.brings(shop)
     assert world.round(each=0.01) == {"shop": 1}
     world.now = world.inbox.wake_at
@@ -125,7 +125,7 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     world.now = world.inbox.wake_at
     assert world.round(each=1e-6)["mallory"] == 2
     world.now = world.inbox.wake_at
-    assert world.round(each=1e-6)["mallory"] > 1_000  # what costs little is taken in numbers
+    assert world.round(each=1e-6)["mallory"] > 1_000  # cheap frames are taken in numbers
 
 
 def test_each_is_charged_for_what_was_measured_for_it(world: World) -> None:
@@ -206,7 +206,7 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
         world.now += 0.2
         assert found["shop"] == 1
         assert sum(found.values()) <= 2 * inboxes.TURN / 0.001 + 1
-    for _ in range(100):  # who has gone quiet counts until it is forgotten
+    for _ in range(100):  # a quiet owner counts until it is forgotten
         world.now += inboxes.ACTIVE / 90
         for one in busy:
             world.brings(one, 100)

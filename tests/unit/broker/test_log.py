@@ -1,4 +1,4 @@
-"""What `servicebroker serve` logs of what peers do: once, then a count; and nothing in it steers a terminal."""
+"""The log of `servicebroker serve` about peers: an event once, then a count; no text steers a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support import eventually
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
-    """What a process says on standard error, a minute being a moment; in JSON with a parameter."""
+    """Capture standard error of a process, with a moment as the minute; in JSON with a parameter."""
     stream = io.StringIO()
     monkeypatch.setattr(process_log, "AGAIN", 1.0)
     monkeypatch.setattr("sys.stderr", stream)
@@ -92,7 +92,7 @@ def test_no_peer_steers_the_terminal(said: io.StringIO, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("said", ["in JSON"], indirect=True)
 def test_in_json_every_line_is_an_object(said: io.StringIO) -> None:
-    """What libraries warn of and what the command says, too."""
+    """Warnings of libraries and output of the command are objects, too."""
     logging.getLogger("servicebroker.broker").info("100%% of it")
     logging.getLogger("somebody").warning("theirs")
     with warnings.catch_warnings():
@@ -123,7 +123,7 @@ def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: i
 
 
 class NoLinks:
-    """Nobody is there."""
+    """Links without peers."""
 
     def reach(self, address: Address) -> str:
         return "nobody is there"

@@ -1,4 +1,4 @@
-"""What daemons say to each other about who is the principal: two networks over real sockets, and no database."""
+"""Messages of daemons about the principal: two networks over real sockets, and no database."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_who_cannot_be_reached_is_told(two: tuple[Daemon, Daemon]) -> None:
     west.happened.clear()
     west.network.ask(east.address, Known())
     eventually(lambda: west.has(Answered(east.address, IN_DOUBT)))
-    east.network.obey(Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666))  # it restarts, and refuses
+    east.network.obey(Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666))  # east restarts, and refuses
     eventually(lambda: Unreached in west.kinds())
 
 

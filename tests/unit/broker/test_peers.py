@@ -1,4 +1,4 @@
-"""Whose an instance is, which routes name a peer, and what a certificate says of the one before it."""
+"""The owner of an instance, the peers that routes name, and the certificate's word on its predecessor."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def known(**policy: object) -> Peers:
 
 def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
     peers = known()
-    assert peers.greeted("mallory", SHOP) is None  # nobody knows better
+    assert peers.greeted("mallory", SHOP) is None  # no contradicting claim is known
     assert peers.answered(HERE, "shop", SHOP) is None
     assert peers.take_answers() == {HERE: Answer("shop", SHOP)}
     assert "is that of shop" in str(peers.greeted("mallory", SHOP))
@@ -122,7 +122,7 @@ WAYS = [
     ([route("TCP://here:4022", "//other"), route("LOCAL", None)], set()),
     ([route("TCP://here:4022", broker="b"), route("TCP://there:4022", broker="c")], {HERE}),
     ([route("TCP://here:4022", broker="b", mirror_address="TCP://there:4022")], {HERE, THERE}),
-    ([route("TCP://here:4022"), route("TCP://there:4022", None)], {HERE}),  # those for any service do not count then
+    ([route("TCP://here:4022"), route("TCP://there:4022", None)], {HERE}),  # routes for any service do not count then
     ([route("TCP://here:4022", expires=OVER), route("TCP://there:4022", None)], {HERE, THERE}),
     ([route("TCP://there:4022", None)], {THERE}),
     ([route("TRANSPORT", None)], set()),

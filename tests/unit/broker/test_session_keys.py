@@ -1,4 +1,4 @@
-"""What protects a conversation, and which certificate it uses: the tables, and the exchange of session keys."""
+"""The security of a conversation and its certificate: the tables, and the exchange of session keys."""
 
 from __future__ import annotations
 

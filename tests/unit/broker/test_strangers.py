@@ -56,7 +56,7 @@ class Site:
         return made
 
     def peer(self) -> Hostile:
-        """One that greets, under a name of its own."""
+        """Return a peer that greets, under a name of its own."""
         return Hostile(self.stranger(), is_opener=True, seat=uuid4(), instance=None).hear()
 
 
@@ -224,7 +224,7 @@ def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -
         for _ in range(10):
             made = socket.create_connection(("127.0.0.1", port), SOON)
             if kind == "speaks TLS":
-                made = ssl._create_unverified_context().wrap_socket(made)  # whoever that is
+                made = ssl._create_unverified_context().wrap_socket(made)  # any peer, unverified
             else:
                 made.sendall(HANDSHAKE)
             with closing(made):

@@ -93,7 +93,7 @@ def test_an_opener_that_is_not_known(make: Make) -> None:
         acceptor = Tls(east_file, known).channel(is_opener=False)
         number, text = refused(opener, acceptor)
         assert (number, "none of those that were imported" in text) == (28035, True)
-        with pytest.raises(BrokerError, match="the peer says") as caught:  # it is told
+        with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
             opener.receive(acceptor.outgoing())
         assert caught.value.number == 9751
         opener.send(b"anything")  # goes nowhere, and does no harm
@@ -104,7 +104,7 @@ def test_an_acceptor_that_is_not_known(make: Make) -> None:
     opener, acceptor = Tls(west_file, []).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)
     number, _ = refused(opener, acceptor)
     assert number == 28035
-    with pytest.raises(BrokerError, match="the peer says") as caught:  # it is told
+    with pytest.raises(BrokerError, match="the peer says") as caught:  # the peer tells the reason
         acceptor.receive(opener.outgoing())
     assert caught.value.number == 28038
 

@@ -40,7 +40,7 @@ def corp(tmp_path: Path) -> Domain:
 
 @pytest.fixture
 def member(corp: Domain, tmp_path: Path) -> Callable[..., MemberState]:
-    """How an instance stands; without a name as one of the key's owner."""
+    """Return the membership of an instance; without a name it belongs to the key's owner."""
 
     def member(place: str, name: str | None = None, now: datetime = NOW) -> MemberState:
         membership = Membership(KeyFolder(tmp_path / place), uuid4())
@@ -295,7 +295,7 @@ class Daemon:
 
     @property
     def online(self) -> set[str | None]:
-        """Who the peers of the connections are that carry messages."""
+        """Return the principals of the connected peers."""
         return {one.principal_name for one in self.network.observe() if one.login_state == 12}
 
 
@@ -314,7 +314,7 @@ def start() -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture
 def numbered(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
-    """How the instance of that number stands, as one of the key's owner."""
+    """Return the membership of the instance of that number, as one of the key's owner."""
 
     def numbered(number: int) -> MemberState:
         return Membership(KeyFolder(tmp_path / str(number)), UUID(int=number)).join(corp.folder, None, NOW, 0)
@@ -340,7 +340,7 @@ def test_a_connection_ends_when_the_peer_s_certificate_does(
 def test_a_member_is_the_instance_that_its_certificate_names(
     numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
 ) -> None:
-    """It greets as another one of the same account."""
+    """The impostor greets as another instance of the same account."""
     impostor, east = start(3, windows(numbered(1))), start(2, windows(numbered(2)))
     impostor.network.reach(east.address)
     eventually(lambda: east.network.take_refused().keys() == {28035})

@@ -14,7 +14,7 @@ SENT = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)]
 
 
 def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
-    """What both applications have written down: all is well but for `ledgers`."""
+    """Return the ledgers of both applications: all is well but for `ledgers`."""
     kept = {"sent": SENT, "received": SENT, "answered": SENT, "error": []} | ledgers
     side = SimpleNamespace(
         ledger=lambda way: list(kept[way]), confirmed=lambda way: set(kept.get(f"{way}, committed", ()))
@@ -58,6 +58,6 @@ def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["sent", "received", "answered"])
 def test_what_postgresql_had_confirmed_and_has_lost(tmp_path: Path, way: str) -> None:
-    """Also where both sides agree on the rest."""
+    """Both sides may agree on the rest."""
     with pytest.raises(AssertionError, match=rf"{way}, committed, and gone: 1, \[\('b', 2\)\]"):
         chaos.judge(world(tmp_path, **{f"{way}, committed": [*SENT, ("b", 2)]}))

@@ -1,4 +1,4 @@
-"""What a verb refuses by its arguments alone, before its first statement."""
+"""Refusals of a verb by its arguments alone, before its first statement."""
 
 from __future__ import annotations
 

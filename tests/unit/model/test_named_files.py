@@ -22,7 +22,7 @@ from servicebroker.store.keys.key_files import KeyFolder
 
 SOURCES = Path(servicebroker.__file__).parent
 READERS = {"read_bytes", "read_text"}
-OURS = {  # what they read so lies in our own package, in /proc, or in the log of a Delta table
+OURS = {  # reads of our own package, of /proc, or of the log of a Delta table
     *("broker/shares.py", "cli/orphans.py", "cli/stopping.py", "pipeline/sinks/delta.py", "store/expected_objects.py"),
     *(
         "store/migrations/__init__.py",
@@ -145,7 +145,7 @@ def test_a_key_that_somebody_else_has_put_there_is_refused(tmp_path: Path) -> No
     os.chown(keys.file(THUMBPRINT), 65_534, 65_534)
     with pytest.raises(InstanceError, match="of the user 65534: make it yours"):
         keys.find(THUMBPRINT)
-    os.chown(keys.path, 65_534, 65_534)  # who owns the folder may put keys there
+    os.chown(keys.path, 65_534, 65_534)  # the owner of the folder may put keys there
     assert keys.find(THUMBPRINT) is not None
 
 

@@ -49,7 +49,7 @@ SERVER = Securable(Kind.SERVER, 0, NOBODY_ID, "")
 LOGIN = Securable(Kind.LOGIN, 65_544, NOBODY_ID, "boss")
 BUILT_IN = Securable(Kind.CONTRACT, 6, DBO_ID, "DEFAULT")
 _ALL = (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE, BINDING, CERTIFICATE, SCHEMA, TABLE, USER, SERVER, LOGIN)
-OF_LOGINS = (Kind.SERVER, Kind.LOGIN)  # what no principal of a database has
+OF_LOGINS = (Kind.SERVER, Kind.LOGIN)  # a principal of a database has none of these
 OBJECTS = {one.kind: one for one in _ALL}
 
 
@@ -125,7 +125,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
 def test_the_decision(permission: str, on: Securable, entries: list[Entry], allowed: bool) -> None:
     assert is_allowed(ME, permission, on, entries) is allowed
     denied = [Entry(kind, OBJECTS[kind].major_id, OTHER, name, DENY) for kind, name in IMPLIED_BY]
-    assert is_allowed(ME, permission, on, entries + denied) is allowed  # what others are denied is not ours
+    assert is_allowed(ME, permission, on, entries + denied) is allowed  # denials of others do not count
 
 
 @pytest.mark.feature(167)

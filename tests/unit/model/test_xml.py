@@ -121,7 +121,7 @@ def test_validation_never_raises(body: bytes) -> None:
 
 @given(st.text("<>/!?-[]&;a \n", max_size=30))
 def test_content_is_what_an_element_may_contain(text: str) -> None:
-    """What nothing but the surroundings would close is no content."""
+    """Text that only its surroundings would close is no content."""
     try:
         etree.fromstring(f"<other>{text}</other>".encode())
         fits = not text.lstrip().startswith("<?xml ")

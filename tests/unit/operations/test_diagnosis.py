@@ -1,4 +1,4 @@
-"""What `servicebroker doctor` says of facts."""
+"""The findings of `servicebroker doctor` from facts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_all_is_well() -> None:
     assert said(certificates=[InUse("", "", "a", True, NOW + timedelta(days=31))]) == []
     assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
     young = UNFINISHED._replace(bytes=10**6, last_time=NOW - timedelta(minutes=4))
-    assert said(unfinished=[young]) == []  # it may come yet
+    assert said(unfinished=[young]) == []  # the rest may come yet
     assert said(endpoint="STARTED", encryption="REQUIRED") == []
 
 

@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path):
 
 
 def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
-    """Also where nobody has looked at the checkpoint."""
+    """The sink refuses it without a look at the checkpoint."""
     pipe = pipeline(tmp_path)
     for number in range(3):
         land(pipe, "q", number, batch(order(number)))
@@ -80,7 +80,7 @@ def test_a_table_takes_no_batch_before_its_last_one(tmp_path):
 
 
 def test_a_table_that_cannot_be_read_is_one_sentence(tmp_path):
-    """It stops the queue that is to be started, not the others."""
+    """The error stops the queue that is to be started, not the others."""
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(order(1)))
     noted(pipe, 0)
@@ -106,7 +106,7 @@ def test_tables_are_opened_once_for_all_queues_and_again_for_one_that_starts_aga
     checkpoints = Checkpoints(pipe)
     for queue in queues:
         checkpoints.check(queue)
-    assert opened == ["bronze", "orders"]  # nothing is in quarantine yet
+    assert opened == ["bronze", "orders"]  # quarantine is still empty
     (pipe.checkpoint(queues[2]) / "offsets").mkdir(parents=True)
     (pipe.checkpoint(queues[2]) / "metadata").write_text(json.dumps({"id": "C"}))
     for query, queue in (("A", queues[0]), ("C", queues[2])):

@@ -212,7 +212,7 @@ def test_a_schema_that_uses_each_type_twice_is_checked_in_no_time():
 
 
 def test_the_walk_agrees_with_the_library(seeded_random):
-    """Whatever a body holds, the walk ends where the library does, or refuses what the library refuses."""
+    """The walk ends where the library does, or refuses the bodies that the library refuses."""
     kinds = ["int", "string", "bytes", "double", "boolean", ["null", "float"], {"type": "array", "items": "long"},
              {"type": "map", "values": ["null", "string"]}, {"type": "fixed", "name": "F", "size": 3},
              {"type": "enum", "name": "E", "symbols": ["X", "Y"]}]  # fmt: skip

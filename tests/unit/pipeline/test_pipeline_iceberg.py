@@ -206,7 +206,7 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
             change()
     assert into.table.open().last_batch("q") == 1
     assert [row["id"] for row in lake.rows("orders")] == [0, 1]
-    assert len(list(Path(lake.file.parent, "orders", "metadata").iterdir())) == before  # nothing is left of the refused
+    assert len(list(Path(lake.file.parent, "orders", "metadata").iterdir())) == before  # no file is left
     assert "commit.retry.num-retries" not in lake.found("orders").properties
 
 
@@ -334,7 +334,7 @@ def test_quarantine_is_read_again_and_a_table_made_anew(lake, make_pipe):
     assert rebuild(texts, "orders") == ("orders", 2, 1)
     assert set(lake.kinds("orders")) & {"id", "note", "n"} == {"note", "n"}
     assert sorted(row["n"] for row in lake.rows("orders")) == [1.0, 2.0]
-    assert sorted(row["id"] for row in lake.read("orders", before)[1]) == [1, 2]  # who is at the version before
+    assert sorted(row["id"] for row in lake.read("orders", before)[1]) == [1, 2]  # a reader of the version before
     land(texts, "q", 0, batch(order(1)))  # has landed
     assert len(lake.rows("orders")) == 2
 

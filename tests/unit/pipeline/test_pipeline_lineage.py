@@ -1,4 +1,4 @@
-"""What OpenLineage is told of a pipeline's queries. No Spark, no server: its client writes into a file."""
+"""OpenLineage events of a pipeline's queries. No Spark, no server: its client writes into a file."""
 
 import json
 import socket

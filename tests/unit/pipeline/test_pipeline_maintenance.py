@@ -114,13 +114,13 @@ def test_files_are_merged_and_old_ones_removed(tmp_path):
     assert (orders.merged, orders.written, orders.removed) == (4, 1, 4)
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3]
     land(pipe, "q", 4, batch(order(4)))
-    land(pipe, "new", 0, batch(*(order(number) for number in range(6))))  # what was compacted is known still
+    land(pipe, "new", 0, batch(*(order(number) for number in range(6))))  # compacted messages are still known
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 4, 5]
     assert compact(pipeline(tmp_path / "empty"), 24) == []
 
 
 def disturbed(monkeypatch, folder, landing, times):
-    """Whoever opens the table to change it finds, `times` times, that another batch has landed in between."""
+    """Let another batch land, `times` times, between the opening of a table and its change."""
     numbers = iter(range(times))
 
     def stale(path, version=None):

@@ -1,4 +1,4 @@
-"""How many messages of a run are in quarantine: counted where they land, noted, told, and judged."""
+"""The number of a run's messages in quarantine: counted where they land, noted, reported, and judged."""
 
 import logging
 from collections import Counter

@@ -339,7 +339,7 @@ def test_credentials_come_from_the_environment_and_go_to_the_registry_alone(
 @pytest.mark.parametrize("name", [USER_INFO, TOKEN])
 @pytest.mark.parametrize("named", [None, "http://elsewhere.example", "no URL"])
 def test_credentials_go_to_no_registry_that_only_a_file_names(registry, monkeypatch, name, named):
-    """Who writes a pipeline file would have them otherwise."""
+    """Otherwise the author of a pipeline file would get them."""
     monkeypatch.setenv(name, "key:secret")
     if named:
         monkeypatch.setenv(URL, named)

@@ -201,7 +201,7 @@ def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
 
 
 def test_pyspark_says_nothing_of_the_installed_pandas():
-    """It warns on standard error, in each process, where pandas is one that it does not know yet."""
+    """PySpark warns on standard error, in each process, of a version of pandas that it does not know."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         require_minimum_pandas_version()

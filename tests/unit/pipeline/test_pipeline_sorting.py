@@ -161,7 +161,7 @@ def test_messages_that_were_moved_while_nothing_ran_are_known(tmp_path):
 
 
 def test_messages_that_come_again_under_another_name_of_their_queue_are_known(tmp_path):
-    """What has landed and is not acknowledged is still in the queue, which the pipeline file gives another name."""
+    """Landed, unacknowledged messages are still in the queue, to which the pipeline file gives another name."""
     given = [order(n, minutes=n) for n in range(4)]
     land(pipeline(tmp_path), "q", 0, batch(*given[:3], message(9, b"?", minutes=3)))
     named = QueueRule("./data", "Shop", "Stock", "another name")
@@ -308,7 +308,7 @@ def cut_behind(pipe, name, rows):
 
 
 def found_in(pipe, name):
-    """What is in a table of the pipeline, in whatever format; nothing where there is no table yet."""
+    """Return the rows of a pipeline's table in any format; none if there is no table yet."""
     if pipe.format == "parquet":
         return pq.read_table(pipe.folder(name)).to_pylist() if pipe.folder(name).exists() else []
     return table(pipe, name) if DeltaTable.is_deltatable(str(pipe.folder(name))) else []
@@ -407,7 +407,7 @@ def test_what_has_landed_is_on_the_disk_before_the_queue_forgets_it(tmp_path, mo
     check()
     land(
         pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d"))
-    )  # nobody knows how far the first got
+    )  # the progress of the first is unknown
     check()
 
 

@@ -69,7 +69,7 @@ def send_one(from_: Dialog) -> Transmission:
 
 
 def send_again(from_: Dialog, now: float = 5.0) -> Transmission:
-    """What was not acknowledged until then."""
+    """Return the transmission of all that was not acknowledged until then."""
     from_.tick(now)
     return send(from_, now)
 
@@ -157,7 +157,7 @@ def test_a_target_says_what_its_clock_shows_until_it_has_opened_the_conversation
 
 
 def test_a_silent_peer_is_told_the_session_key_again() -> None:
-    """It may have gone back to an old copy, from before it knew the key."""
+    """The peer may have gone back to an old copy, from before it knew the key."""
     exchange = Exchange(UUID(int=9), b"mine", b"theirs", b"", b"wrapped", b"signed")
     initiator, other = dialog(), target(is_secured=True, exchange=exchange)
     initiator.offer(0, 1)
@@ -320,7 +320,7 @@ def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) 
     initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (event,) = move(initiator, other, "b")
-    assert event.number == 11218  # nothing shows yet that it is another one
+    assert event.number == 11218  # no sign of another message yet
     (apart,) = move(other, initiator, "b")
     assert apart.what == f"The messages {5 + count} to 8 were acknowledged, and never sent."
     parted(initiator, other, apart, is_here=True)
@@ -348,10 +348,10 @@ def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
 
 
 def test_what_follows_another_message_than_is_kept_is_not_taken() -> None:
-    """It was acknowledged beyond a gap, so that it is not sent again."""
+    """The message was acknowledged beyond a gap, so that it is not sent again."""
     initiator, other = talked(5)
     say(initiator)
-    send(initiator)  # it is lost
+    send(initiator)  # the frame is lost
     say(initiator)
     move(initiator, other)
     initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
@@ -392,7 +392,7 @@ def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
 
 
 def test_a_copy_that_has_missed_nothing_goes_on() -> None:
-    """It sends again what had not been acknowledged when it was made."""
+    """The copy sends again what had not been acknowledged when it was made."""
     _, other = talked(9)
     initiator = dialog(state=TransmissionState(5, 9, far_broker=THERE, is_acknowledged=True))
     say(initiator, 4)

@@ -268,7 +268,7 @@ def test_an_opening_of_a_version_without_dates_is_opened() -> None:
 
 
 class UndatedOpening(msgspec.Struct, array_like=True):
-    """What a version without dates reads of an opening."""
+    """An opening as read by a version without dates."""
 
     contract: str
     lifetime: int
@@ -276,7 +276,7 @@ class UndatedOpening(msgspec.Struct, array_like=True):
 
 
 class UndatedHeader(msgspec.Struct, array_like=True):
-    """What it reads of a header."""
+    """A header as read by a version without dates."""
 
     conversation_id: UUID
     is_from_initiator: bool
@@ -304,7 +304,7 @@ def test_a_version_without_dates_skips_them() -> None:
         read = msgspec.msgpack.decode(found.clear, type=UndatedHeader)
         assert (read.kind, read.from_broker, read.before) == (sent.kind, HERE, None)
         assert read.opening is None or read.opening.contract == "//contract"
-        assert KEY.open(found.clear, found.sealed) is not None  # what is authenticated is what has travelled
+        assert KEY.open(found.clear, found.sealed) is not None  # the authenticated bytes are those that travelled
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

@@ -113,7 +113,7 @@ def test_what_is_held_already_is_not_held_twice() -> None:
     assert forwarder.take_in(header(7, conversation=UUID(int=9)), b"", FRESH, "next", 1.0) is None
     ack = header(kind=Kind.ACKNOWLEDGEMENT)
     assert forwarder.take_in(ack, b"old", FRESH, "next", 0.0) is None
-    assert forwarder.take_in(ack, b"new", FRESH, "next", 1.0) is None  # it says more
+    assert forwarder.take_in(ack, b"new", FRESH, "next", 1.0) is None  # the acknowledgement says more
     assert [passed(forwarder, "next", 1.0)[1] for _ in range(3)] == [b"once", b"", b"new"]
     assert forwarder.take_in(header(7), b"again", FRESH, "next", 1.0) is None
 

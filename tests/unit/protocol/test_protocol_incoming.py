@@ -184,7 +184,7 @@ def test_an_acknowledgement_names_the_lowest_gaps_only() -> None:
     assert into.arrived(0, 398, 500, data()) is Verdict.NEW  # so that there is room for another run
     commit(into)
     ack = into.stored.acknowledgement()
-    assert ack.whole == ()  # what is behind 64 ranges travels again
+    assert ack.whole == ()  # messages behind 64 ranges travel again
     assert ack.parts == (*((0, place, place) for place in range(0, 124, 2)), (0, 124, 127), (0, 398, 398))
 
 

@@ -94,7 +94,7 @@ def test_the_acts_bring_about_what_the_stage_says(before: Stage, event: Event) -
 
 
 def test_a_claim_is_won_where_the_address_is_known_and_a_link_is_taken_with_it() -> None:
-    """Nothing leaves before both."""
+    """No byte leaves before both."""
     claims = {
         (before, event) for (before, event), one in LEAVING.items() if (one.after in CLAIMED) > (before in CLAIMED)
     }
@@ -128,7 +128,7 @@ def test_nobody_else_writes_what_is_remembered_of_a_conversation(file: Path) -> 
 
 
 def targets(node: ast.AST) -> list[ast.expr]:
-    """What a statement assigns to."""
+    """Return the targets of an assignment."""
     match node:
         case ast.Assign(targets=found):
             return [part for one in found for part in (one.elts if isinstance(one, ast.Tuple) else [one])]

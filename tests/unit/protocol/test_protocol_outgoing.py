@@ -104,7 +104,7 @@ def test_a_cumulative_acknowledgement_frees_everything_below_it() -> None:
     assert out.acknowledged(Acknowledgement(3))
     assert out.wake_at() == NEVER
     assert out.is_at_rest
-    assert not out.acknowledged(Acknowledgement(1))  # it was overtaken
+    assert not out.acknowledged(Acknowledgement(1))  # the acknowledgement was overtaken
 
 
 def test_what_was_never_sent_cannot_be_acknowledged() -> None:
@@ -114,7 +114,7 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
 
 
 def test_of_what_was_never_sent_nothing_can_have_come() -> None:
-    """What a receiver keeps beyond a gap may be of an instance that has gone back since."""
+    """A message that a receiver keeps beyond a gap may belong to an instance that has gone back since."""
     out = outgoing(10, 110)
     for ack in (Acknowledgement(1, whole=((1, 1),)), Acknowledgement(1, parts=((1, 0, 0),)), Acknowledgement(2)):
         assert out.contradicts(ack, None) is None
@@ -123,7 +123,7 @@ def test_of_what_was_never_sent_nothing_can_have_come() -> None:
 
 
 def test_pieces_that_a_message_has_not_are_of_another() -> None:
-    """What is whole is named as whole."""
+    """A whole message is named as whole."""
     out = outgoing(10, 10, 210)
     for part in ((1, 0, 0), (2, 0, 2), (2, 3, 3), (2, 1, 7)):
         wrong = f"Parts of message {part[0]} have come, and it was sent in others."
@@ -133,7 +133,7 @@ def test_pieces_that_a_message_has_not_are_of_another() -> None:
 
 
 def test_an_error_waits_for_nothing() -> None:
-    """It takes the place of what has not come; so what waits there under its number is another message."""
+    """An Error replaces missing messages, so a message that waits under its number is another one."""
     out = outgoing(10, 10)
     out.skip_to(4)
     out.offer(4, [20])
@@ -144,7 +144,7 @@ def test_an_error_waits_for_nothing() -> None:
 
 
 def test_a_piece_is_sent_again_although_the_first_of_its_message_has_come() -> None:
-    """Also where a whole message before it travels again, alone."""
+    """A whole message before it travels again, alone."""
     out = outgoing(10, 250)
     cuts(out)
     out.tick(100.0)
@@ -168,7 +168,9 @@ def test_another_message_than_was_sent_cannot_be_acknowledged() -> None:
 
 
 def test_what_a_peer_had_kept_and_lacks_now_travels_again() -> None:
-    """It had acknowledged what lies beyond a gap, and went back to a copy: all pieces are there, the message is not."""
+    """The peer had acknowledged messages beyond a gap, and went back to a copy: all pieces are there, the message is
+    not.
+    """
     out = outgoing(10, 250)
     cuts(out)
     out.acknowledged(Acknowledgement(0, parts=((1, 0, 1),)))

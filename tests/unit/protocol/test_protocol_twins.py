@@ -34,7 +34,7 @@ def test_the_same_two_are_told_again_while_it_goes_on() -> None:
     st.floats(-OVERLAP_S, MEMORY_S),
 )
 def test_daemons_that_replace_each_other_are_not_told(lives: list[list[float]], pause: float) -> None:
-    """What a daemon sent last may arrive up to `OVERLAP_S` seconds after its successor's first message."""
+    """The last message of a daemon may arrive up to `OVERLAP_S` seconds after its successor's first message."""
     heard, now = [], 0.0
     for number, life in enumerate(lives):
         begun = now + pause if pause > 0 else now

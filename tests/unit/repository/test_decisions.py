@@ -109,7 +109,7 @@ def test_the_tests_that_prove_it_are_there(number: int) -> None:
 
 
 def quoted(number: int) -> list[str]:
-    """What stands between backticks, but for what was rejected and for command lines."""
+    """Return the text between backticks, without rejected alternatives and command lines."""
     text = re.sub(
         r"\*\*Rejected.*?(?=\n\n(?:\*\*|## )|\Z)|## Rejected.*?(?=\n## |\Z)", "", _text(number), flags=re.DOTALL
     )
@@ -151,7 +151,7 @@ def constants() -> dict[tuple[str, str], Any]:
 
 
 def evaluated(value: ast.expr) -> Any:
-    """What a constant's expression says, None where it is more than numbers."""
+    """Return the value of a constant's expression; None if it has more than numbers."""
     names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
     if names - {"timedelta"}:
         return None

@@ -1,4 +1,4 @@
-"""What a run of the demo tells while it goes on. No Spark, no server."""
+"""The reports of the demo during a run. No Spark, no server."""
 
 from collections.abc import Iterator
 from typing import Any

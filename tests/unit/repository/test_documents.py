@@ -11,7 +11,7 @@ from chaos import SCENARIOS
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-PLACES = ("", "src/servicebroker", "tests")  # where what is named in short may stand
+PLACES = ("", "src/servicebroker", "tests")  # folders in which a short name may be found
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -36,7 +36,7 @@ def test_every_rule_that_is_pointed_to_is_there() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Where a link into the page may lead: its titles, as mkdocs writes them."""
+    """Return the targets of links into the page: its headings, as mkdocs writes them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles}
 

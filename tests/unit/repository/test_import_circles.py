@@ -18,6 +18,6 @@ def test_a_circle_is_found() -> None:
 
 def test_imports_within_functions_count_and_those_for_types_do_not() -> None:
     graph = imports()
-    assert graph.has_edge("servicebroker.cli.commands.sql", "servicebroker.cli.prompt")  # where a terminal is asked
+    assert graph.has_edge("servicebroker.cli.commands.sql", "servicebroker.cli.prompt")  # asks a terminal
     assert not graph.has_edge("servicebroker.api.scripts", "servicebroker.tsql.session")
     assert graph.has_edge("servicebroker.tsql.session", "servicebroker.tsql.interpreter.machine")

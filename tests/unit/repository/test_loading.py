@@ -1,4 +1,4 @@
-"""What an application loads is what it uses: modules, counted in a process of their own."""
+"""An application loads the modules that it uses, counted in a process of their own."""
 
 from __future__ import annotations
 

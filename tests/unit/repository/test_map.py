@@ -48,7 +48,7 @@ def test_the_map_is_one_page() -> None:
 def test_the_map_has_every_package() -> None:
     assert {"engine/conversation", "tsql/parser", "pipeline/decoding"} <= set(ROOMS)
     page = PAGE.read_text()
-    around = {"tsql/translation", "cli/commands"}  # whose folders are told of in their heads
+    around = {"tsql/translation", "cli/commands"}  # folders described in their heads
     missing = [str(one) for one in packages() if f"`{one}/`" not in page and str(one.parent) not in around]
     assert [one for one in missing if one != "."] == []
 

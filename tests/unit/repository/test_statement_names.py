@@ -34,7 +34,7 @@ class Site(NamedTuple):
 
     @property
     def place(self) -> str:
-        """What the name has to begin with."""
+        """Return the required beginning of the name."""
         stem, own = self.file.stem, self.function.strip("_").lower()
         folder = next(parent.name for parent in self.file.parents if parent.name != "aio")
         return f"{folder if stem in (own, '__init__') else stem}.{own}"

@@ -1,4 +1,4 @@
-"""What scripts say to sqlcmd, without a database."""
+"""Directives of sqlcmd in scripts, without a database."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from servicebroker.tsql.translator import translate_expression
 
 SAMPLES = {"s": "N'a'", "n": "1", "i": "1", "d": "GETDATE()", "b": "0x01", "x": "1", "a": "NEWID()"}
 PLAIN_ROWS = [row for rows in PLAIN.values() for row in rows]
-# what code or the grammar writes: a call of each, and the type of its result
+# Functions written by code or the grammar: a call of each, and the type of its result.
 CALLS = {
     "CASE WHEN 1 = 1 THEN 1 END": "int",
     "CAST(1 AS bigint)": "bigint",

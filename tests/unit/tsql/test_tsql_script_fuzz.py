@@ -1,4 +1,4 @@
-"""Whatever a script says: each statement is judged, or refused with an error of T-SQL and its line; nobody warns."""
+"""Random scripts: each statement is judged, or refused with an error of T-SQL and its line, without a warning."""
 
 from __future__ import annotations
 

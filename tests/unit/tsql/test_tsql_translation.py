@@ -1,4 +1,4 @@
-"""What T-SQL becomes in PostgreSQL, text for text."""
+"""PostgreSQL's form of T-SQL, text for text."""
 
 from __future__ import annotations
 

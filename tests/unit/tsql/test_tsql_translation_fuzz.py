@@ -1,4 +1,4 @@
-"""Whatever is written: a translation, or an error of T-SQL."""
+"""Random texts: a translation, or an error of T-SQL."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_sp_help_of_a_table_shows_its_columns_and_indexes(shop: sb.Database) -> 
 def test_what_is_shown(shop: sb.Database, script: str, first: tuple[Any, ...]) -> None:
     shown = list(sets(shop, script)[0].rows[0])
     if "sp_columns" in script and first[4] == "decimal":
-        shown[6] = 0  # how many bytes a decimal has is not the subject
+        shown[6] = 0  # the size of a decimal in bytes is not the subject
     assert tuple(shown[: len(first)]) == first
 
 

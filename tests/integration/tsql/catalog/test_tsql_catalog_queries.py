@@ -1,4 +1,4 @@
-"""What tools and monitoring scripts ask the catalog."""
+"""Queries of tools and monitoring scripts on the catalog."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_procedure_may_speak_of_what_is_not_there(db: sb.Database) -> None:
 
 
 def test_a_function_reads_what_statements_cost(db: sb.Database) -> None:
-    """Nothing is there to be read; its columns are."""
+    """The view has no rows, but its columns exist."""
     db.execute_tsql("""CREATE FUNCTION PlanOf (@handle VARBINARY(64)) RETURNS TABLE AS RETURN
     (SELECT TOP 1 s.query_hash, s.query_plan_hash AS plan_hash, s.max_elapsed_time, p.query_plan
     FROM sys.dm_exec_query_stats s OUTER APPLY sys.dm_exec_query_plan(s.plan_handle) p WHERE s.sql_handle = @handle)""")

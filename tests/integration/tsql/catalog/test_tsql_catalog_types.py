@@ -23,7 +23,7 @@ _TYPE = (
 )
 _NAMED = re.compile(rf"((?:\w+(?:, | / ))*)(\w+) ({_TYPE})(?: ([N0])\b)?(?![\w(])")
 _ASIDE = re.compile(r"\((?!\d+\)|max\))[^()]*\)")
-# where a list of names has one type; elsewhere a comma parts columns that are said without types
+# Lists of names with one type; elsewhere a comma parts columns without types.
 _LISTS = ("sys.dm_broker_connections", "sys.dm_broker_forwarded_messages")
 
 

@@ -36,7 +36,7 @@ GO
 CREATE TRIGGER dbo.Fires ON dbo.Both AFTER DELETE AS RETURN
 GO
 """
-# what a database has: of both, before and after a statement
+# The state of both databases before and after a statement.
 STATE = """
 SELECT s.name, o.name, o.type, (SELECT COUNT(*) FROM sys.columns c WHERE c.object_id = o.object_id)
   FROM sys.objects o JOIN sys.schemas s ON s.schema_id = o.schema_id WHERE o.is_ms_shipped = 0 ORDER BY 1, 2;
@@ -311,7 +311,7 @@ def test_a_text_there_works_as_who_the_caller_is_there(here: sb.Database) -> Non
     ],
 )
 def test_a_module_owns_nothing_in_another_database(here: sb.Database, statement: str) -> None:
-    """What a procedure of Here does in There is asked of its caller, though dbo owns the tables of both."""
+    """Acts of a procedure of Here in There need rights of its caller, though dbo owns the tables of both."""
     quoted = statement.replace("'", "''")
     here.execute_tsql(
         "CREATE LOGIN porter WITH PASSWORD = 'x'; CREATE USER Porter FOR LOGIN porter; "
@@ -347,7 +347,7 @@ def test_the_systems_databases_are_there_also_within_a_transaction(make_instance
 
 
 def test_a_transaction_does_not_wait_for_itself(make_instance_url: Callable[..., str]) -> None:
-    """One that holds the catalog cannot have a database made beside it: there is none yet."""
+    """A transaction that holds the catalog cannot have a database made beside it: the database does not exist yet."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         database = instance.database("Shop", create=True)
         said = told(database, "BEGIN TRAN; CREATE QUEUE dbo.Q; EXEC tempdb..sp_executesql N'SELECT 5'; ROLLBACK")

@@ -36,7 +36,7 @@ GO
 CREATE VIEW dbo.ViewInstead AS SELECT Id, V FROM TargetBase.dbo.Instead;
 GO
 """
-# what a statement is, and the largest Id that its trigger sees in inserted and in deleted
+# A statement, and the largest Id that its trigger sees in inserted and in deleted.
 STATEMENTS = {
     "insert": ("INSERT {t} (Id) VALUES (7)", 7, None),
     "insert-select": ("INSERT INTO {t} (Id) SELECT 3 UNION SELECT 8", 8, None),

@@ -41,7 +41,7 @@ def shop(instance: sb.Instance) -> sb.Database:
 
 
 def undone(shop: sb.Database, script: str) -> list[Any]:
-    """What a script says before it is rolled back."""
+    """Return the output of a script that is rolled back."""
     return told(shop, f"BEGIN TRAN;\n{script};\nROLLBACK")
 
 

@@ -57,7 +57,7 @@ BEGIN DIALOG @h FROM SERVICE Desk TO SERVICE 'Desk' ON CONTRACT Notes WITH ENCRY
 SEND ON CONVERSATION @h MESSAGE TYPE Note (0x01);
 SELECT @h AS handle
 """
-# what was made for a statement, by its runner, its words or its name; the number that refuses it
+# The attempts for a statement, by its runner, its words or its name; with the number of the refusal.
 ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     "BeginDialog": [("DECLARE @x UNIQUEIDENTIFIER BEGIN DIALOG @x FROM SERVICE Desk TO SERVICE 'Desk'", 8494)],
     "BeginTimer": [("BEGIN CONVERSATION TIMER ('{handle}') TIMEOUT = 60", 8494)],
@@ -309,7 +309,7 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     "sp_executesql": [("EXEC sp_executesql N'INSERT Parcels VALUES (8, N''x'')'", 229)],
     "Unsupported": [("DROP RULE r", 40515)],
 }
-# what moves inside the session alone: its variables, its transaction, its temporary tables, what it says
+# Statements with effects inside the session alone: variables, transaction, temporary tables, output.
 OF_THE_SESSION = """
 Block Break Continue Goto Label Return While TryCatch Throw Print Raiserror DeclareVariable DeclareTable Declarations
 CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTransaction WaitForTime Revert
@@ -354,7 +354,7 @@ def office(instance: sb.Instance) -> sb.Database:
 
 @pytest.fixture(scope="module")
 def values(office: sb.Database, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the scripts name."""
+    """Return the names for the scripts."""
     setup = SETUP.replace("\nCREATE VIEW", "\nGO\nCREATE VIEW").replace("\nCREATE INDEX", "\nGO\nCREATE INDEX")
     handle = str(office.execute_tsql(setup).rows[0][0])
     return {"handle": handle, "database": office.name, "folder": str(tmp_path_factory.mktemp("files"))}
@@ -373,7 +373,7 @@ def nobody(request: pytest.FixtureRequest, office: sb.Database, values: dict[str
 
 
 def everything(database: sb.Database) -> list[tuple[object, ...]]:
-    """What the instance holds: rows of every table, tables, functions, triggers; but for what counts what was done."""
+    """Return the content of the instance: rows of every table, tables, functions, triggers; without counters."""
     tables = query(
         database,
         "select format('%%I.%%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace "
@@ -395,7 +395,7 @@ def everything(database: sb.Database) -> list[tuple[object, ...]]:
 
 
 def writers(database: sb.Database) -> int:
-    """How many transactions of the server have written something, or begun to."""
+    """Return the number of transactions of the server that have written something, or begun to."""
     return int(query(database, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")[0][0])
 
 

@@ -17,7 +17,7 @@ from servicebroker.tsql.translator import translate_expression
 from servicebroker.tsql.types import postgres_type
 from support import query
 
-# what each kind of argument may be given as
+# The types of values for each kind of argument.
 _GIVEN = {
     "s": ("nvarchar(10)", "varchar(max)", "int"),
     "n": ("tinyint", "int", "bigint", "decimal(10, 2)", "float", "money", "varchar(10)"),

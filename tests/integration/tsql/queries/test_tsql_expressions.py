@@ -234,7 +234,7 @@ COUNTED = (
     ("Fixed = Free", 2),
     ("Free = @fixed", 1),
     ("Free = 'ab'", 1),
-    ("Free = 'ab '", 1),  # what was read from the column is found again
+    ("Free = 'ab '", 1),  # a value that was read from the column is found again
     ("Free <> @fixed", 1),
 )
 

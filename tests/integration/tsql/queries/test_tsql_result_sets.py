@@ -98,7 +98,7 @@ def test_constraints_are_switched_off_and_on(instance: sb.Instance) -> None:
     assert "Quantity > 0" in str(rows(db, "SELECT definition FROM sys.check_constraints")[0][0]).title()
     assert told(db, "ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT ALL") == [547]
     assert rows(db, state) == [(1, 1), (1, 1)]
-    assert told(db, "ALTER TABLE Orders CHECK CONSTRAINT ALL " + bad) == [547]  # of what comes now
+    assert told(db, "ALTER TABLE Orders CHECK CONSTRAINT ALL " + bad) == [547]  # the constraint holds for new rows
     assert rows(db, state) == [(0, 1), (0, 1)]
     told(db, "DELETE Orders ALTER TABLE Orders WITH CHECK CHECK CONSTRAINT CK_Quantity, FK_Customer")
     assert rows(db, state) == [(0, 0), (0, 0)]
@@ -241,7 +241,7 @@ def test_rows_that_nobody_was_told_of_are_there_still(instance: sb.Instance, cal
     kept = [[(1, "a"), (2, "b"), (3, "c")]]
     assert told(db, call) == [number]
     assert told(db, "SELECT * FROM Jobs ORDER BY Id") == kept
-    if number > 1000:  # what ends the batch undoes the transaction
+    if number > 1000:  # an error that ends the batch undoes the transaction
         script = f"BEGIN TRAN INSERT Jobs VALUES (N'mine') {call}\nPRINT @@TRANCOUNT SELECT Payload FROM Jobs ROLLBACK"
         assert told(db, script) == [number, "1", [("a",), ("b",), ("c",), ("mine",)]]
     assert told(db, "EXEC Take WITH RESULT SETS ((Id int, Payload nvarchar(9))) PRINT @@TRANCOUNT") == [[(1, "a")], "0"]

@@ -19,7 +19,7 @@ def zeros(instance: sb.Instance) -> sb.Database:
     return instance.database("Zeros", create=True)
 
 
-# what SQL Server answers in a database with Latin1_General_BIN2
+# The answers of SQL Server in a database with Latin1_General_BIN2.
 VALUES: dict[str, Any] = {
     "CHAR(0)": "\0",
     "NCHAR(0)": "\0",
@@ -107,7 +107,7 @@ VALUES: dict[str, Any] = {
     "CAST(0x0024 AS nvarchar(1))": "␀",  # the sign for the character is a character of its own
     "UNICODE(N'␀')": 9216,
     "CAST(N'␀' AS varbinary(2))": b"\0\x24",
-    "CAST(0xFFDBFFDF AS nvarchar(2))": "\ufffd",  # what PostgreSQL has for U+0000 is no character of ours
+    "CAST(0xFFDBFFDF AS nvarchar(2))": "\ufffd",  # PostgreSQL's stand-in for U+0000 is no character of ours
     # JSON
     "JSON_VALUE(N'{\"a\":\"x\\u0000y\"}', '$.a')": "x\0y",
     "JSON_VALUE(N'{\"a\":\"x\\\\u0000\"}', '$.a')": "x\\u0000",
@@ -264,7 +264,7 @@ def test_where_it_cannot_stand_it_is_refused(zeros: sb.Database, text: str, numb
     ],
 )
 def test_a_name_that_has_it_is_refused_whole(zeros: sb.Database, text: str) -> None:
-    """Nothing is done with what stands before it."""
+    """The part before the character has no effect."""
     zeros.execute_tsql("IF OBJECT_ID('dbo.Named') IS NULL CREATE TABLE dbo.Named (x int)")
     before = query(zeros, "select count(*) from pg_class")
     with pytest.raises(TsqlError) as refused:
@@ -345,7 +345,7 @@ def test_strings_of_any_characters(zeros: sb.Database, text: str, sign: str, pla
 @settings(max_examples=40, deadline=None)
 @given(data=_SINGLES)
 def test_bytes_of_any_kind(zeros: sb.Database, data: bytes) -> None:
-    """What CAST makes a string of bytes, it makes the same bytes of: in PostgreSQL, and in a variable."""
+    """CAST makes a string of bytes and the same bytes again, in PostgreSQL and in a variable."""
     even = data + b"a" * (len(data) % 2)
     script = """
         DECLARE @v varchar(50) = @b, @a varbinary(50); SET @a = CAST(@v AS varbinary(50))
