@@ -32,10 +32,10 @@ from servicebroker.store.cluster import Cluster, server_user
 from servicebroker_lab.benchmarks.processes import held
 from support import ORDERS, STOCK, define_standard_set, eventually, query, queue_number
 
-PATIENCE = 120.0  # seconds after the last fault, until everything has arrived
-DISK = 500  # MB of the disk that fills up
-MEMORY = 150  # MB that a daemon may use
-SOCKETS = 3_000
+SETTLE_TIMEOUT_S = 120.0  # seconds after the last fault, until everything has arrived
+DISK_MB = 500  # MB of the disk that fills up
+MAX_DAEMON_MB = 150  # MB that a daemon may use
+SOCKET_COUNT = 3_000
 WORK = "//chaos/Work"
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)  # the package libfaketime
 
@@ -43,7 +43,7 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)  #
 def _mounted(folder: Path) -> None:
     """A disk of its own for this folder, where the machine allows it."""
     folder.mkdir(mode=0o701)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}m,mode=701", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=701", "tmpfs", str(folder)]
     with suppress(OSError):
         subprocess.run(command, capture_output=True, check=False)
 
@@ -113,7 +113,7 @@ class Side:
             with psycopg.connect(self.instance.url) as connection:
                 found.extend((row[0], row[1]) for row in connection.execute(text, (way,)).fetchall())
 
-        eventually(lambda: _tried(read), PATIENCE)
+        eventually(lambda: _tried(read), SETTLE_TIMEOUT_S)
         return found
 
     def confirmed(self, way: str) -> set[tuple[str, int]]:
@@ -171,7 +171,7 @@ class World:
     def goes_on(self) -> None:
         """Wait until a message that is sent from now on has been answered."""
         sent = len(self.west.ledger("sent"))
-        eventually(lambda: self.answered() > sent, PATIENCE)
+        eventually(lambda: self.answered() > sent, SETTLE_TIMEOUT_S)
 
     def told(self) -> str:
         """Return the known state when nothing goes on: the ends of the logs, and the findings of doctor."""
@@ -348,7 +348,7 @@ def _idle_sockets(world: World) -> Iterator[Side]:
     """Many that say nothing, some that say garbage; what a process may open bounds them."""
     side = world.either
     with ExitStack() as held:
-        for number in range(SOCKETS):
+        for number in range(SOCKET_COUNT):
             with suppress(OSError):
                 one = held.enter_context(socket.create_connection(("127.0.0.1", side.port), timeout=5))
                 if number % 10 == 0:
@@ -437,7 +437,7 @@ def _procedure(deed: str) -> Callable[[World], Any]:
         finally:
             side.trouble.unlink()
             side.database.alter_queue("Work", status=True)
-            eventually(lambda: not query(side.database, f"select from {side.work}"), PATIENCE)
+            eventually(lambda: not query(side.database, f"select from {side.work}"), SETTLE_TIMEOUT_S)
 
     return fault
 
@@ -525,7 +525,7 @@ def hurt(world: World, scenario: Scenario, lasts: float | None = None) -> Outcom
     for each in (world.west, world.east):
         assert each.application.poll() is None, f"{each.name}'s application has died of {scenario.name}: see its log"
         assert each.daemon.poll() is None, f"{each.name}'s daemon has died of {scenario.name}: see its log"
-        assert each.megabytes() < MEMORY, f"{each.name}'s daemon uses {each.megabytes()} MB"
+        assert each.megabytes() < MAX_DAEMON_MB, f"{each.name}'s daemon uses {each.megabytes()} MB"
     return Outcome(scenario.name, side.name, seconds, max(world.west.megabytes(), world.east.megabytes()))
 
 
@@ -533,7 +533,7 @@ def judge(world: World) -> int:
     """Every order and every reply exactly once and in order, and no conversation has failed; how many there were."""
     world.calm.touch()
     with suppress(AssertionError):  # lost messages are named below
-        eventually(lambda: world.answered() >= len(world.west.ledger("sent")), PATIENCE)
+        eventually(lambda: world.answered() >= len(world.west.ledger("sent")), SETTLE_TIMEOUT_S)
     time.sleep(1)  # a duplicate would come now
     errors = [*world.west.ledger("error"), *world.east.ledger("error")]
     assert not errors, f"conversations have failed: {errors[:5]}"

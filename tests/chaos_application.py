@@ -23,9 +23,9 @@ import psycopg
 import servicebroker as sb
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE
 
-CONVERSATIONS = 6
-BATCH = 30
-PAUSE = 0.05  # seconds between two attempts, also after an error
+CONVERSATION_COUNT = 6
+BATCH_MESSAGES = 30
+PAUSE_S = 0.05  # seconds between two attempts, also after an error
 
 LEDGER = (
     "create table public.ledger (at bigint generated always as identity, way text, conversation text, number bigint)",
@@ -43,7 +43,7 @@ def over_and_over(work: Callable[[], None]) -> None:
         except (sb.ServiceBrokerError, psycopg.Error) as problem:
             _log.warning("%s: %s", type(problem).__name__, problem)
         with suppress(OSError):  # libfaketime takes a pause that is nearly over for an invalid one
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_S)
 
 
 def note(transaction: sb.Transaction, way: str, rows: list[tuple[str, int]]) -> None:
@@ -80,14 +80,14 @@ class West:
         with self.database.transaction() as transaction:
             rows = transaction.connection.execute("select conversation, handle from public.handles").fetchall()
             known: list[tuple[str, UUID]] = [(row[0], row[1]) for row in rows]
-            if len(known) < CONVERSATIONS:
+            if len(known) < CONVERSATION_COUNT:
                 handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
                 transaction.connection.execute("insert into public.handles values (%s, %s)", (str(handle), handle))
                 known.append((str(handle), handle))
             conversation, handle = self.chance.choice(known)
             asked = "select coalesce(max(number) + 1, 0) from public.ledger where way = 'sent' and conversation = %s"
             ((first,),) = transaction.connection.execute(asked, (conversation,)).fetchall()
-            numbers = range(first, first + self.chance.randint(1, BATCH))
+            numbers = range(first, first + self.chance.randint(1, BATCH_MESSAGES))
             transaction.send_batch(handle, ORDER, [b"%b %d" % (conversation.encode(), number) for number in numbers])
             sent = [(conversation, number) for number in numbers]
             note(transaction, "sent", sent)

@@ -9,7 +9,7 @@ from pathlib import Path
 import servicebroker as sb
 
 TROUBLE = Path(os.environ["CHAOS_TROUBLE"])
-LEAK = 50 * 2**20  # bytes
+LEAK_BYTES = 50 * 2**20  # bytes
 _leaked: list[bytearray] = []
 
 
@@ -23,7 +23,7 @@ def work(transaction: sb.Transaction, message: sb.Message) -> None:
             case "exits":
                 os._exit(3)
             case "leaks":
-                _leaked.append(bytearray(os.urandom(LEAK)))
+                _leaked.append(bytearray(os.urandom(LEAK_BYTES)))
                 raise MemoryError("on purpose")
         time.sleep(0.1)  # hang
     if message.message_type_name == sb.END_DIALOG:

@@ -58,7 +58,7 @@ LONGEST = (
 )
 STOCKS = (1, 8, 32)  # numbers of defined databases in the templates of instances
 _IN_MEMORY = "/dev/shm"
-_ENOUGH = 8 * 1024**3  # bytes; a run has used up to 4 GB
+_ENOUGH_BYTES = 8 * 1024**3  # bytes; a run has used up to 4 GB
 
 
 class Count(NamedTuple):
@@ -106,7 +106,7 @@ COUNTS = {
 def _work_in_memory() -> None:
     """Servers and files of tests lie in memory where there is room: a disk takes ten times as long to copy a server."""
     with suppress(OSError):
-        if "TMPDIR" not in os.environ and shutil.disk_usage(_IN_MEMORY).free > _ENOUGH:
+        if "TMPDIR" not in os.environ and shutil.disk_usage(_IN_MEMORY).free > _ENOUGH_BYTES:
             os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY  # also for processes that tests start
 
 

@@ -7,7 +7,7 @@ import random
 import threading
 from contextlib import suppress
 
-CHUNK = 65_536
+CHUNK_BYTES = 65_536
 
 
 class FaultProxy:
@@ -71,7 +71,7 @@ class FaultProxy:
         assert self._passing is not None
         self._writers.add(writer)
         with suppress(OSError):
-            while data := await reader.read(CHUNK):
+            while data := await reader.read(CHUNK_BYTES):
                 await self._passing.wait()
                 if self._happens(self.delay_rate):
                     await asyncio.sleep(self._chance.random() * 0.2)

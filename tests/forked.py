@@ -34,7 +34,7 @@ LOADED = (
     "servicebroker.pipeline.run",
     "servicebroker.pipeline.sinks.maintenance",
 )
-_LARGEST = 1 << 20  # bytes of arguments and environment
+_MAX_REQUEST_BYTES = 1 << 20  # bytes of arguments and environment
 
 
 class Command:
@@ -149,7 +149,7 @@ def _origin() -> socket.socket:
     """The way to the process that the others are forked from."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
     with theirs:
         number = theirs.fileno()
         process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number], stdin=subprocess.DEVNULL)
@@ -172,7 +172,7 @@ def _fork_as_asked(asked: socket.socket) -> dict[str, Any] | None:
                     waiting.unregister(key.fileobj)
                     key.data()
                     continue
-                text, descriptors, *_ = socket.recv_fds(asked, _LARGEST, 3)
+                text, descriptors, *_ = socket.recv_fds(asked, _MAX_REQUEST_BYTES, 3)
                 if not text:
                     return None
                 *ways, told = descriptors

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 60.0  # seconds: for one command, and for what a terminal prints
+TIMEOUT_S = 60.0  # seconds: for one command, and for what a terminal prints
 
 SHOP = """
 import servicebroker as sb
@@ -248,7 +248,7 @@ class Newcomer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=5 * PATIENCE,
+                timeout=5 * TIMEOUT_S,
                 check=False,
             )
             seen = _plain(done.stdout)
@@ -261,7 +261,7 @@ class Newcomer:
         process = self._terminals.pop(terminal)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_S)
 
     def _unshown(self) -> str:
         return "".join(path.read_text()[self._seen.get(path.name, 0) :] for path in self._outputs())
@@ -272,7 +272,7 @@ class Newcomer:
 
     def _wait_for(self, printed: str) -> None:
         """Until an interpreter or a terminal has printed that, and not shown it before."""
-        wanted, until = pattern(printed), time.monotonic() + PATIENCE / 2
+        wanted, until = pattern(printed), time.monotonic() + TIMEOUT_S / 2
         while True:
             for path in self._outputs():
                 if found := wanted.search(_plain(path.read_text()), self._seen.get(path.name, 0)):

@@ -21,7 +21,7 @@ from pipeline_support import LINE, Feed
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.stream.reader import QueueReader, QueueStreamReader
 
-FLEETING = 1000  # numbers of senders from here on: their conversations are ended by the side that reads
+FIRST_FLEETING = 1000  # numbers of senders from here on: their conversations are ended by the side that reads
 
 Sent = list[tuple[int, int]]
 
@@ -92,7 +92,7 @@ class Meddler(Worker):
     def __init__(self, feeds: Sequence[Feed], seed: float) -> None:
         super().__init__(feeds, seed)
         self.told: Counter[str] = Counter()
-        self.fleeting = FLEETING
+        self.fleeting = FIRST_FLEETING
 
     def work(self) -> None:
         time.sleep(self.chance.random() * 0.6)
@@ -170,8 +170,8 @@ def check(lines: list[str], bronze: list[str], sent: Sent, *, moved: bool = Fals
     changes.
     """
     found = duckdb.sql(f"select sender, n from read_parquet({lines}) order by 1, 2").fetchall()
-    assert [row for row in found if row[0] < FLEETING] == [row for row in sent if row[0] < FLEETING]
-    fleeting = Counter(sender for sender, _ in found if sender >= FLEETING)
+    assert [row for row in found if row[0] < FIRST_FLEETING] == [row for row in sent if row[0] < FIRST_FLEETING]
+    fleeting = Counter(sender for sender, _ in found if sender >= FIRST_FLEETING)
     wanted = Counter(sender for sender, _ in sent)
     assert all(count <= wanted[sender] for sender, count in fleeting.items())
     # along a conversation, numbers have no gap and the bodies are in their order
@@ -187,33 +187,33 @@ def check(lines: list[str], bronze: list[str], sent: Sent, *, moved: bool = Fals
     counted = (
         "select count(*), count(distinct (conversation_handle, queuing_order)), "
         "count(distinct (conversation_handle, message_sequence_number)), "
-        f"count(distinct (conversation_handle, message_sequence_number)) filter ({sender} < {FLEETING}) "
+        f"count(distinct (conversation_handle, message_sequence_number)) filter ({sender} < {FIRST_FLEETING}) "
         f"from read_parquet({bronze}) where message_type_name = '{LINE}'"
     )
     ((rows, places, messages, steady),) = duckdb.sql(counted).fetchall()
-    assert (rows, steady) == (places, sum(sender < FLEETING for sender, _ in found))
+    assert (rows, steady) == (places, sum(sender < FIRST_FLEETING for sender, _ in found))
     assert moved or rows == messages
     assert messages >= len(found)  # a conversation that ended between two tries of a batch may be in bronze alone
 
 
-SHORT, LONG = 10_000, 200_000  # conversations of one message, messages of one conversation
+SHORT_CONVERSATIONS, LONG_MESSAGES = 10_000, 200_000  # conversations of one message, messages of one conversation
 SIZES = (0, 1, 1_999, 2_001, 1_000_000, 20_000_000)  # bytes
 
 
 def say_all_sizes(feed: Feed) -> Sent:
     """Many conversations of one message, one of many, and one with bodies of all sizes, which are no lines."""
-    for start in range(0, SHORT, 500):
+    for start in range(0, SHORT_CONVERSATIONS, 500):
         with feed.database.transaction() as transaction:
             for sender in range(start, start + 500):
                 handle = transaction.begin_dialog(feed.near, feed.far, contract="Lines")
                 transaction.send(handle, LINE, b'{"sender": %d, "n": 0}' % sender)
     long = feed.dialog()
-    for start in range(0, LONG, 10_000):
+    for start in range(0, LONG_MESSAGES, 10_000):
         bodies = [b'{"sender": -1, "n": %d}' % n for n in range(start, start + 10_000)]
         with feed.database.transaction() as transaction:
             transaction.send_batch(long, LINE, bodies)
     feed.dialog(*(b"x" * size for size in SIZES))
-    return [*((-1, n) for n in range(LONG)), *((sender, 0) for sender in range(SHORT))]
+    return [*((-1, n) for n in range(LONG_MESSAGES)), *((sender, 0) for sender in range(SHORT_CONVERSATIONS))]
 
 
 def check_all_sizes(lines: list[str], bronze: list[str], quarantine: list[str], sent: Sent) -> None:

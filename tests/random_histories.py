@@ -47,7 +47,7 @@ from side_by_side import (
     shown,
 )
 
-STEPS = 80  # of one history
+STEP_COUNT = 80  # of one history
 MOST_REPEATED = 2  # histories of a short run, and one of 10,000 steps more
 LOCK_TIMEOUT = 40  # milliseconds, after which the engine is said to wait for another transaction
 NOBODY = UUID(int=7)
@@ -529,8 +529,8 @@ def run_histories(
         defined()
         while (left := steps - model.steps.total()) > 0:  # a history may be shorter than STEPS
             histories = settings(
-                max_examples=1 + left // STEPS,
-                stateful_step_count=STEPS,
+                max_examples=1 + left // STEP_COUNT,
+                stateful_step_count=STEP_COUNT,
                 deadline=None,
                 database=None,
                 phases=[Phase.generate],

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-PAUSE = 0.002  # seconds between two looks
+PAUSE_S = 0.002  # seconds between two looks
 
 
 class Strangers:
@@ -66,7 +66,7 @@ def main(port: int, count: int, said: bytes) -> None:
         held.open()
     while not select.select([sys.stdin], [], [], 0)[0]:
         held.go_on()
-        time.sleep(PAUSE)
+        time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from servicebroker.store.connection import connect
 
 SOON = "tcp_user_timeout=1500 keepalives_idle=1 keepalives_interval=1"
 SOON_AT_THE_SERVER = "-ctcp_user_timeout=1500 -ctcp_keepalives_idle=1 -ctcp_keepalives_interval=1"
-LATE = 15.0  # seconds
+LATE_S = 15.0  # seconds
 
 
 def switch(state: str) -> None:
@@ -54,8 +54,8 @@ def watch(server: Server, url: str) -> None:
         threading.Thread(target=wait, daemon=True).start()
         time.sleep(0.5)
         switch("down")
-        assert failed.wait(LATE), "who waits for the server waits"
-        late = time.monotonic() + LATE
+        assert failed.wait(LATE_S), "who waits for the server waits"
+        late = time.monotonic() + LATE_S
         while time.monotonic() < late and here.execute("select from pg_locks where locktype = 'advisory'").fetchall():
             time.sleep(0.1)
         sessions = here.execute("select from pg_stat_activity where application_name = 'idle'").fetchall()

@@ -14,7 +14,7 @@ from types import FrameType
 
 import servicebroker as sb
 
-WARM = 20  # SENDs before the one that is counted
+WARMUP_SENDS = 20  # SENDs before the one that is counted
 PACKAGE = str(Path(sb.__file__).parent)
 SETUP = """
 CREATE MESSAGE TYPE M VALIDATION = NONE;
@@ -33,7 +33,7 @@ def counted(work: Callable[[], object]) -> Counter[str]:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             calls[frame.f_code.co_filename.removeprefix(f"{PACKAGE}/")] += 1
 
-    for _ in range(WARM):
+    for _ in range(WARMUP_SENDS):
         work()
     sys.setprofile(note)
     try:

@@ -11,7 +11,7 @@ import sys
 import grimp
 import networkx
 
-LARGEST = 2  # modules of a circle that is let be
+LARGEST_CIRCLE = 2  # modules of a circle that is let be
 
 
 def imports() -> networkx.DiGraph:
@@ -23,8 +23,8 @@ def imports() -> networkx.DiGraph:
 
 
 def circles(graph: networkx.DiGraph) -> list[set[str]]:
-    """The groups with more than `LARGEST` modules, the largest first."""
-    groups = [set(group) for group in networkx.strongly_connected_components(graph) if len(group) > LARGEST]
+    """The groups with more than `LARGEST_CIRCLE` modules, the largest first."""
+    groups = [set(group) for group in networkx.strongly_connected_components(graph) if len(group) > LARGEST_CIRCLE]
     return sorted(groups, key=lambda group: (-len(group), min(group)))
 
 

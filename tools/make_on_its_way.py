@@ -14,16 +14,16 @@ from typing import Any
 from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Event, Stage
 
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
-WIDTH = 10
+COLUMN_WIDTH = 10
 
 
 def as_text() -> str:
     """A matrix of stages and events, and what each step of both tables asks for."""
     stages = [stage for stage in Stage if stage is not Stage.FORGOTTEN]
-    lines = ["".join(one.rjust(WIDTH) for one in ("", *stages)).rstrip()]
+    lines = ["".join(one.rjust(COLUMN_WIDTH) for one in ("", *stages)).rstrip()]
     for event in Event:
         after = [LEAVING[stage, event].after if (stage, event) in LEAVING else "-" for stage in stages]
-        lines.append(event.name.ljust(WIDTH) + "".join(one.rjust(WIDTH) for one in after))
+        lines.append(event.name.ljust(COLUMN_WIDTH) + "".join(one.rjust(COLUMN_WIDTH) for one in after))
     for table in (LEAVING, ARRIVING):
         lines += _steps(table)
     return "\n".join(lines) + "\n"

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
-COLUMN, ROW, TOP, MARGIN = 180, 38, 84, 12  # pixels
-BAR = 10
+COLUMN_PX, ROW_PX, TOP_PX, MARGIN_PX = 180, 38, 84, 12  # pixels
+BAR_PX = 10
 INK, SOFT, PAPER, ACCENT, TINT = "#1f2933", "#7b8794", "#ffffff", "#3949ab", "#c5cae9"
 
 _ARROW = re.compile(r"(\w+) (-->|->) (\w+): (.+)")
@@ -67,11 +67,11 @@ class Picture:
     arrows: list[Arrow] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
-    height: int = TOP
+    height: int = TOP_PX
 
     def x(self, actor: str) -> int:
         """The middle of a column."""
-        return MARGIN + COLUMN // 2 + COLUMN * list(self.actors).index(actor)
+        return MARGIN_PX + COLUMN_PX // 2 + COLUMN_PX * list(self.actors).index(actor)
 
 
 def read(text: str) -> Picture:
@@ -91,17 +91,17 @@ def read(text: str) -> Picture:
             name, _, shown = rest.partition(" ")
             picture.actors[name] = shown
         elif word == "gap":
-            picture.height += ROW // 2
+            picture.height += ROW_PX // 2
         elif word == "end":
-            picture.bars.append(Bar(rest, begun.pop(rest), picture.height - ROW // 2))
+            picture.bars.append(Bar(rest, begun.pop(rest), picture.height - ROW_PX // 2))
         elif said := _WORD.fullmatch(line.strip()):
             picture.notes.append(Note(picture.height, said[2], said[3]))
             if said[1] == "begin":
-                begun[said[2]] = picture.height - ROW // 2
-            picture.height += ROW
+                begun[said[2]] = picture.height - ROW_PX // 2
+            picture.height += ROW_PX
         elif arrow := _ARROW.fullmatch(line.strip()):
             picture.arrows.append(Arrow(picture.height, arrow[1], arrow[3], arrow[2] == "-->", arrow[4]))
-            picture.height += ROW
+            picture.height += ROW_PX
         else:
             raise ValueError(f"Nothing can be drawn of {line!r}.")
     if begun:
@@ -111,7 +111,7 @@ def read(text: str) -> Picture:
 
 def drawn(picture: Picture) -> str:
     """The picture in SVG."""
-    width, height = 2 * MARGIN + COLUMN * len(picture.actors), picture.height + MARGIN
+    width, height = 2 * MARGIN_PX + COLUMN_PX * len(picture.actors), picture.height + MARGIN_PX
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="14">',
@@ -122,19 +122,22 @@ def drawn(picture: Picture) -> str:
     ]
     for actor, shown in picture.actors.items():
         x = picture.x(actor)
-        parts.append(f'<line x1="{x}" y1="52" x2="{x}" y2="{height - MARGIN}" stroke="{SOFT}" stroke-dasharray="2 4"/>')
         parts.append(
-            f'<rect x="{x - COLUMN // 2 + 8}" y="{MARGIN}" width="{COLUMN - 16}" height="40" rx="6" fill="{ACCENT}"/>'
+            f'<line x1="{x}" y1="52" x2="{x}" y2="{height - MARGIN_PX}" stroke="{SOFT}" stroke-dasharray="2 4"/>'
+        )
+        parts.append(
+            f'<rect x="{x - COLUMN_PX // 2 + 8}" y="{MARGIN_PX}" width="{COLUMN_PX - 16}" height="40" '
+            f'rx="6" fill="{ACCENT}"/>'
         )
         parts.append(f'<text x="{x}" y="37" text-anchor="middle" fill="{PAPER}">{escape(shown)}</text>')
     for bar in picture.bars:
         parts.append(
-            f'<rect x="{picture.x(bar.actor) - BAR // 2}" y="{bar.start}" width="{BAR}" height="{bar.end - bar.start}" '
-            f'rx="3" fill="{TINT}" stroke="{ACCENT}"/>'
+            f'<rect x="{picture.x(bar.actor) - BAR_PX // 2}" y="{bar.start}" width="{BAR_PX}" '
+            f'height="{bar.end - bar.start}" rx="3" fill="{TINT}" stroke="{ACCENT}"/>'
         )
     for arrow in picture.arrows:
         start, end = picture.x(arrow.start), picture.x(arrow.end)
-        edge = BAR // 2 + 1 if start < end else -BAR // 2 - 1
+        edge = BAR_PX // 2 + 1 if start < end else -BAR_PX // 2 - 1
         dashes = ' stroke-dasharray="6 4"' if arrow.dashed else ""
         parts.append(
             f'<line x1="{start + edge}" y1="{arrow.y}" x2="{end - edge}" y2="{arrow.y}" stroke="{INK}"{dashes} '
@@ -144,7 +147,7 @@ def drawn(picture: Picture) -> str:
     last = list(picture.actors)[-1]
     for note in picture.notes:
         side = -1 if note.actor == last else 1
-        x = picture.x(note.actor) + side * (BAR // 2 + 6)
+        x = picture.x(note.actor) + side * (BAR_PX // 2 + 6)
         parts.append(_text(x, note.y, note.text, ACCENT, "end" if side < 0 else "start"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 

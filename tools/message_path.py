@@ -38,7 +38,7 @@ from servicebroker.broker.daemon import Daemon
 SOURCES = Path(sb.__file__).parent
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
 SENDER, RECEIVER = "//path/Sender", "//path/Receiver"
-CONVERSATIONS = 6
+CONVERSATION_COUNT = 6
 STAGES = (  # the threads that work for a message, in the order in which it first needs them
     "sender: application",
     "sender: rounds of the daemon",
@@ -130,7 +130,7 @@ def ways_of_messages(sending: str, receiving: str) -> tuple[Way, Way]:
                 site.database.create_route("There", service_name=other, address=there.address)
             receiver.database.grant("SEND", "public", service=RECEIVER)
             first, later = [], []
-            for _ in range(CONVERSATIONS):
+            for _ in range(CONVERSATION_COUNT):
                 handle = sender.database.begin_dialog(SENDER, RECEIVER, encryption=False)
                 first.append(_carry(recorder, sender, receiver, handle))
                 later.append(_carry(recorder, sender, receiver, handle))

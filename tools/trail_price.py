@@ -20,7 +20,7 @@ import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker_lab.benchmarks.processes import processor_time
 
-SINGLE, BATCHES, OF = 4000, 100, 500
+SINGLE_CALLS, BATCH_COUNT, BATCH_MESSAGES = 4000, 100, 500
 
 
 def main(rounds: int) -> None:
@@ -36,19 +36,19 @@ def main(rounds: int) -> None:
         body = b"x" * 200
 
         def single() -> None:
-            for _ in range(SINGLE):
+            for _ in range(SINGLE_CALLS):
                 database.send(handle, "DEFAULT", body)
 
         def batches() -> None:
-            for _ in range(BATCHES):
-                database.send_batch(handle, "DEFAULT", [body] * OF)
+            for _ in range(BATCH_COUNT):
+                database.send_batch(handle, "DEFAULT", [body] * BATCH_MESSAGES)
 
         def one_by_one() -> None:
-            for _ in range(SINGLE):
+            for _ in range(SINGLE_CALLS):
                 database.receive("Q", top=1)
 
         def many() -> None:
-            while database.receive("Q", top=OF):
+            while database.receive("Q", top=BATCH_MESSAGES):
                 pass
 
         works = {"SEND single": single, "SEND in batches": batches, "RECEIVE single": one_by_one, "RECEIVE": many}
@@ -62,7 +62,7 @@ def main(rounds: int) -> None:
                     found.setdefault((name, switch), []).append(spent(pid, work))
         for name in works:
             off, on = (statistics.median(found[name, switch]) for switch in ("off", "on"))
-            many_of = SINGLE if "single" in name else BATCHES * OF
+            many_of = SINGLE_CALLS if "single" in name else BATCH_COUNT * BATCH_MESSAGES
             print(f"{name}: {off / many_of * 1e6:.2f} us off, {on / many_of * 1e6:.2f} us on: {on / off - 1:+.1%}")
 
 

@@ -20,7 +20,7 @@ DATABASE, QUEUE = "Routing", "BrokerConfigurationQueue"
 SERVICE = "SQL/ServiceBroker/BrokerConfiguration"
 NOTICE = "http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice"
 MISSING_ROUTE = f"{NOTICE}/MissingRoute"
-UNKNOWN = 1  # the code of our error: no address is known
+UNKNOWN_ADDRESS_CODE = 1  # the code of our error: no address is known
 
 
 def define(instance: sb.Instance) -> sb.Database:
@@ -50,7 +50,9 @@ def answer(database: sb.Database, file: Path, wait: float = 0) -> int:
             ):
                 transaction.end_conversation(handle)
             else:
-                transaction.end_conversation(handle, error=(UNKNOWN, f"No address is known, see {file.name}."))
+                transaction.end_conversation(
+                    handle, error=(UNKNOWN_ADDRESS_CODE, f"No address is known, see {file.name}.")
+                )
     return len(messages)
 
 

@@ -24,7 +24,7 @@ import servicebroker as sb
 
 HERE = Path(__file__).parent
 SHOPS = ("shop-1", "shop-2", "shop-3")
-ORDERS = 200
+ORDER_COUNT = 200
 ORDER, STOCK = "//example/Order", "//example/Stock"
 CONTRACT = "//example/Export"
 TILL, EXPORT = "//example/Till", "//example/Exports"
@@ -45,7 +45,7 @@ def shop(folder: Path) -> None:
             database.create_service(EXPORT, "ExportQueue", [CONTRACT])
         with database.transaction() as transaction:
             handle = transaction.begin_dialog(TILL, EXPORT, contract=CONTRACT)
-            orders = ({"id": n, "customer": f"customer {n % 7}", "price": f"{n}.50"} for n in range(ORDERS))
+            orders = ({"id": n, "customer": f"customer {n % 7}", "price": f"{n}.50"} for n in range(ORDER_COUNT))
             transaction.send_batch(handle, ORDER, [json.dumps(order) for order in orders])
             transaction.send(handle, ORDER, b'{"id": "none"}')
             for pieces in (5, 4, 3):

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import servicebroker as sb
 
-REQUESTS, OBSOLETE = 40, (11, 27)  # which of the requests ask for the part that is gone
+REQUEST_COUNT, OBSOLETE = 40, (11, 27)  # which of the requests ask for the part that is gone
 WORKSTATION, STOCK, WATCHER = "//example/Workstation", "//example/Stock", "//example/Watcher"
 REQUEST, HANDED_OUT = "//example/Request", "//example/HandedOut"
 CONTRACT = "//example/Requisition"
@@ -96,12 +96,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sb.open(folder) as instance:
         database = define(instance)
         with sb.activate(instance, interval=0.5):
-            for number in range(REQUESTS):
+            for number in range(REQUEST_COUNT):
                 handle = database.begin_dialog(WORKSTATION, STOCK, contract=CONTRACT)
                 database.send(handle, REQUEST, "valve" if number in OBSOLETE else "bolt")
             handed_out = refused = 0
             deadline = time.monotonic() + 120
-            while handed_out + refused < REQUESTS and time.monotonic() < deadline:
+            while handed_out + refused < REQUEST_COUNT and time.monotonic() < deadline:
                 for message in database.receive("WorkstationQueue", wait=1.0):
                     if message.is_error:
                         assert sb.read_error(message.message_body) == UNABLE

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import servicebroker as sb
 
-ORDERS = 100
+ORDER_COUNT = 100
 SHOP, WAREHOUSE = "//example/Shop", "//example/Warehouse"
 ORDER, CONFIRMATION = "//example/Order", "//example/Confirmation"
 CONTRACT = "//example/Ordering"
@@ -101,18 +101,18 @@ def exchange(shop: sb.Database, warehouse: sb.Database) -> tuple[int, float]:
     """Send every order and read every confirmation; how many were confirmed, and in how many seconds."""
     begun = time.monotonic()
     handle = shop.begin_dialog(SHOP, WAREHOUSE, contract=CONTRACT)
-    for number in range(ORDERS):
+    for number in range(ORDER_COUNT):
         shop.send(handle, ORDER, f"order {number}")
     seen = 0
-    while seen < ORDERS:
+    while seen < ORDER_COUNT:
         with warehouse.transaction() as transaction:
-            for message in transaction.receive("Inbox", top=ORDERS, wait=30):
+            for message in transaction.receive("Inbox", top=ORDER_COUNT, wait=30):
                 transaction.send(message.conversation_handle, CONFIRMATION, message.message_body)
                 seen += 1
     confirmed: list[bytes | None] = []
-    while len(confirmed) < ORDERS:
-        confirmed += [message.message_body for message in shop.receive("Inbox", top=ORDERS, wait=30)]
-    assert confirmed == [f"order {number}".encode() for number in range(ORDERS)], "lost, doubled or out of order"
+    while len(confirmed) < ORDER_COUNT:
+        confirmed += [message.message_body for message in shop.receive("Inbox", top=ORDER_COUNT, wait=30)]
+    assert confirmed == [f"order {number}".encode() for number in range(ORDER_COUNT)], "lost, doubled or out of order"
     return len(confirmed), time.monotonic() - begun
 
 

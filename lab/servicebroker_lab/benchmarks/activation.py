@@ -20,7 +20,7 @@ from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
 PER_CONVERSATION = 100
-PATIENCE = 300.0  # seconds
+TIMEOUT_S = 300.0  # seconds
 FROM, TO, CONTRACT = "//bench/Asking", "//bench/Answering", "//bench/Answers"
 ASK, LAST, ANSWER = "//bench/Ask", "//bench/Last", "//bench/Answer"
 ASKING, ANSWERING, PROCEDURE = "AskingQueue", "AnsweringQueue", "usp_Bench"
@@ -69,7 +69,7 @@ class Answering:
 
     def _until_done(self) -> None:
         """Wait until all expected ones were."""
-        if not self._done.wait(PATIENCE):
+        if not self._done.wait(TIMEOUT_S):
             raise InstanceError(f"A benchmark is broken: {self._left} messages were not processed.")
 
     def ways(self, scenario: str) -> list[Way]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 
 from servicebroker_lab.benchmarks.measured_system import Way, text_body
-from servicebroker_lab.benchmarks.ours import READERS
+from servicebroker_lab.benchmarks.ours import READER_COUNT
 from servicebroker_lab.benchmarks.scenarios import BARE
 
 
@@ -17,7 +17,7 @@ class BareCommits:
     name = BARE
 
     def __init__(self, url: str) -> None:
-        self._connections = [psycopg.connect(url, autocommit=True) for _ in range(READERS)]
+        self._connections = [psycopg.connect(url, autocommit=True) for _ in range(READER_COUNT)]
         self.version = ".".join(map(str, divmod(self._connections[0].info.server_version, 10_000)))
         self._body = text_body().encode()
 
@@ -25,7 +25,10 @@ class BareCommits:
         """One where each message is committed."""
         one = Way("insert", "a bare commit: the bound of one connection", self._clear, self._insert)
         several = Way(
-            f"insert, {READERS} connections", "bare commits: the bound of so many", self._clear, self._insert_in_threads
+            f"insert, {READER_COUNT} connections",
+            "bare commits: the bound of so many",
+            self._clear,
+            self._insert_in_threads,
         )
         single = ("send-one", "receive-one", "worker", "dialog-begin", "dialog-answer", "dialog-end", "request-one")
         return {**{name: [one] for name in single}, "workers": [several], "request": [several]}.get(scenario, [])
@@ -38,13 +41,13 @@ class BareCommits:
     def _clear(self, messages: int) -> None:
         self._connections[0].execute("create table if not exists bench_bare (body bytea)")
         self._connections[0].execute("truncate bench_bare")
-        self._insert_in_threads(20 * READERS)
+        self._insert_in_threads(20 * READER_COUNT)
 
     def _insert(self, messages: int, number: int = 0) -> int:
         sql, connection = "insert into bench_bare values (%b)", self._connections[number]
         return sum(connection.execute(sql, (self._body,), prepare=True).rowcount for _ in range(messages))
 
     def _insert_in_threads(self, messages: int) -> int:
-        shares = [len(range(number, messages, READERS)) for number in range(READERS)]
-        with ThreadPoolExecutor(READERS) as threads:
-            return sum(threads.map(self._insert, shares, range(READERS)))
+        shares = [len(range(number, messages, READER_COUNT)) for number in range(READER_COUNT)]
+        with ThreadPoolExecutor(READER_COUNT) as threads:
+            return sum(threads.map(self._insert, shares, range(READER_COUNT)))

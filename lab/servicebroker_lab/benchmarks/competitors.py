@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from servicebroker.model.errors import InstanceError
-from servicebroker_lab.benchmarks.measured_system import BATCH, LOOP, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SENDS, Way, batches, text_body
 
 if TYPE_CHECKING:
     from procrastinate import App
@@ -49,12 +49,17 @@ class Pgmq:
         """The four verbs that it has."""
         return {
             "send-one": [Way("pgmq.send", "psycopg, prepared", self.begin, self._send)],
-            "send-batch": [Way("pgmq.send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
-            "send-loop": [Way("pgmq.send", f"{LOOP} a transaction", self.begin, self._send_loop)],
+            "send-batch": [Way("pgmq.send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
+            "send-loop": [Way("pgmq.send", f"{LOOP_SENDS} a transaction", self.begin, self._send_loop)],
             "receive-one": [Way("pgmq.pop", "psycopg, prepared", self.fill_groups, self._pop)],
-            "receive-loop": [Way("pgmq.pop", f"{LOOP} a transaction", self.fill_groups, self._pop_loop)],
+            "receive-loop": [Way("pgmq.pop", f"{LOOP_SENDS} a transaction", self.fill_groups, self._pop_loop)],
             "receive-batch": [
-                Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self.fill_groups, self._read_and_delete)
+                Way(
+                    f"pgmq.read({BATCH_MESSAGES}) + delete",
+                    "both in one transaction",
+                    self.fill_groups,
+                    self._read_and_delete,
+                )
             ],
             "dialog": [Way("pgmq.send, pop, send, pop", "psycopg, prepared", self.begin, self._ask_and_answer)],
             "dialog-groups-answer": [
@@ -111,7 +116,7 @@ class Pgmq:
 
     def _send_loop(self, messages: int) -> int:
         done = 0
-        for size in batches(messages, LOOP):
+        for size in batches(messages, LOOP_SENDS):
             with self._connection.transaction():
                 done += self._send(size)
         return done
@@ -132,12 +137,12 @@ class Pgmq:
 
     def _pop_loop(self, messages: int) -> int:
         done = 0
-        for size in batches(messages, LOOP):
+        for size in batches(messages, LOOP_SENDS):
             with self._connection.transaction():
                 done += self._pop(size)
         return done
 
-    def _read_and_delete(self, messages: int, portion: int = BATCH) -> int:
+    def _read_and_delete(self, messages: int, portion: int = BATCH_MESSAGES) -> int:
         done = 0
         while True:
             with self._connection.transaction():
@@ -168,7 +173,9 @@ class PgQueuer:
         settings = "SyncQueries, psycopg"
         return {
             "send-one": [Way("enqueue", settings, self._clear, self._enqueue)],
-            "send-batch": [Way("enqueue(lists)", f"{settings}, {BATCH:,} a batch", self._clear, self._enqueue_lists)],
+            "send-batch": [
+                Way("enqueue(lists)", f"{settings}, {BATCH_MESSAGES:,} a batch", self._clear, self._enqueue_lists)
+            ],
         }.get(scenario, [])
 
     def close(self) -> None:
@@ -223,7 +230,7 @@ class Procrastinate:
                 Way("defer", "defaults", self._clear, self._defer),
                 Way("defer, own connection", own, self._clear, self._defer_on_connection),
             ],
-            "send-batch": [Way("batch_defer", f"{BATCH:,} a batch, {own}", self._clear, self._batch_defer)],
+            "send-batch": [Way("batch_defer", f"{BATCH_MESSAGES:,} a batch, {own}", self._clear, self._batch_defer)],
             "worker": [self._worker(1)],
             "activation": [self._worker(1)],
             "workers": [self._worker(10)],

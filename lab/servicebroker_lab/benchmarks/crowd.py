@@ -16,9 +16,9 @@ from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks.measured_system import text_body
 from servicebroker_lab.benchmarks.ours import DATABASE, QUEUE, TYPE
 
-_WAIT = 1.0  # seconds of a reader's WAITFOR
-_WARM = 20  # messages that each sender sends, and readers take, before the clock starts
-_PATIENCE = 1.0  # seconds between two looks at whether everybody lives
+_WAITFOR_S = 1.0  # seconds of a reader's WAITFOR
+_WARMUP_MESSAGES = 20  # messages that each sender sends, and readers take, before the clock starts
+_CHECK_INTERVAL_S = 1.0  # seconds between two looks at whether everybody lives
 
 
 class Crowd:
@@ -52,7 +52,7 @@ class Crowd:
             InstanceError: one of them failed.
         """
         self._all_ready.wait()
-        while not self._over.wait(_PATIENCE):
+        while not self._over.wait(_CHECK_INTERVAL_S):
             self._check()
         return int(self._received.value)
 
@@ -79,7 +79,7 @@ def _send(url: str, warm: Any, all_ready: Any, handle: UUID, messages: int) -> N
     body = text_body().encode()
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
-        for _ in range(_WARM):
+        for _ in range(_WARMUP_MESSAGES):
             database.send(handle, TYPE, body)
         warm.wait()
         all_ready.wait()
@@ -98,7 +98,7 @@ def _read(url: str, drains: bool, warm: Any, all_ready: Any, received: Any, mess
             pass
         all_ready.wait()
         while not over.is_set():
-            taken = len(database.receive(QUEUE, top=1, wait=_WAIT))
+            taken = len(database.receive(QUEUE, top=1, wait=_WAITFOR_S))
             with received.get_lock():
                 received.value += taken
                 if received.value >= messages:

@@ -9,14 +9,14 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker_lab.benchmarks.measured_system import BATCH, System, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, System, Way, batches, text_body
 from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
 ROLE = "servicebroker_bench"
 DATABASE, INITIATOR_QUEUE = "Fence", "InitiatorQueue"
-_LOOK = 0.001  # seconds between two looks at what has been delivered
+_POLL_INTERVAL_S = 0.001  # seconds between two looks at what has been delivered
 
 
 class Verbs:
@@ -33,7 +33,7 @@ class Verbs:
         who = "as the owner" if self._instance is None else "as a restricted role"
         ways = {
             "fence-send": ("until delivered", self._begin, self._send),
-            "fence-send-batch": (f"{BATCH:,} a batch, until delivered", self._begin, self._send_batches),
+            "fence-send-batch": (f"{BATCH_MESSAGES:,} a batch, until delivered", self._begin, self._send_batches),
             "fence-receive": ("", self._fill, self._receive),
         }
         return [Way(who, *ways[scenario])] if scenario in ways else []
@@ -79,7 +79,7 @@ class Verbs:
         with self._owner.instance.connection() as connection:
             waits = "select from servicebroker.transmission_queue where conversation_handle = %s limit 1"
             while connection.execute(waits, (self._handle,)).fetchall():
-                time.sleep(_LOOK)
+                time.sleep(_POLL_INTERVAL_S)
         return messages
 
     def _receive(self, messages: int) -> int:

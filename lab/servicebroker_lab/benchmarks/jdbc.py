@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 
 HOST = "127.0.0.1"
-FETCH = 10_000  # rows for each exchange: without it the driver reads the whole result into memory
+FETCH_ROWS = 10_000  # rows for each exchange: without it the driver reads the whole result into memory
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Jdbc:
             lowerBound=str(first),
             upperBound=str(end),
             numPartitions=str(spark.sparkContext.defaultParallelism),
-            fetchsize=str(FETCH),
+            fetchsize=str(FETCH_ROWS),
         )
         return reader.load()
 
     def insert(self, rows: DataFrame, table: str) -> None:
         """All rows, in batches that the driver makes one INSERT of."""
         writer: DataFrameWriter = rows.write.format("jdbc").options(
-            **self._place | {"url": f"{self.url}&reWriteBatchedInserts=true"}, dbtable=table, batchsize=str(FETCH)
+            **self._place | {"url": f"{self.url}&reWriteBatchedInserts=true"}, dbtable=table, batchsize=str(FETCH_ROWS)
         )
         writer.mode("append").save()
 

@@ -30,7 +30,7 @@ _WAITS = (
     "select coalesce(wait_event, 'running'), count(*) from pg_stat_activity "
     f"where backend_type = 'client backend' and state = 'active' and application_name <> '{_METER}' group by 1"
 )
-_PAUSE = 0.01  # seconds between two looks at what backends wait for
+_SAMPLE_INTERVAL_S = 0.01  # seconds between two looks at what backends wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Meter:
 
         def watch() -> None:
             with psycopg.connect(self._url, autocommit=True, application_name=_METER) as connection:
-                while not over.wait(_PAUSE):
+                while not over.wait(_SAMPLE_INTERVAL_S):
                     waits.update(dict(connection.execute(_WAITS, prepare=True).fetchall()))
 
         watcher = threading.Thread(target=watch, daemon=True)

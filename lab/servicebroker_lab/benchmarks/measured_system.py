@@ -13,8 +13,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks.measure import Work
 
 BODY_BYTES = 200
-BATCH = 1000  # messages in one statement of the batch scenarios
-LOOP = 100  # SENDs in one transaction
+BATCH_MESSAGES = 1000  # messages in one statement of the batch scenarios
+LOOP_SENDS = 100  # SENDs in one transaction
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
@@ -54,7 +54,7 @@ def text_body() -> str:
     return "".join(random.Random(1).choices(_LETTERS, k=BODY_BYTES))
 
 
-def batches(messages: int, most: int = BATCH) -> Iterator[int]:
+def batches(messages: int, most: int = BATCH_MESSAGES) -> Iterator[int]:
     """The sizes of the batches that make up `messages`."""
     for begin in range(0, messages, most):
         yield min(most, messages - begin)

@@ -10,12 +10,12 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.engine.catalog.catalog import find_queue
 from servicebroker.store.running import run
-from servicebroker_lab.benchmarks.measured_system import BATCH, LOOP, Way, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, LOOP_SENDS, Way, batches, text_body
 
 DATABASE = "Benchmark"
 QUEUE = "TargetQueue"
 TYPE = "//bench/Message"
-READERS, GROUPS = 4, 32  # of the scenario with several workers
+READER_COUNT, GROUP_COUNT = 4, 32  # of the scenario with several workers
 INITIATOR, TARGET, CONTRACT = "//bench/Initiator", "//bench/Target", "//bench/Contract"
 
 
@@ -37,14 +37,19 @@ class ServiceBroker:
         """One for each scenario on the server."""
         return {
             "send-one": [Way("send", "", self.begin, self._send_one)],
-            "send-batch": [Way("send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
-            "send-loop": [Way("send in a pipeline", f"{LOOP} a transaction", self.begin, self._send_loop)],
+            "send-batch": [Way("send_batch", f"{BATCH_MESSAGES:,} a batch", self.begin, self._send_batch)],
+            "send-loop": [Way("send in a pipeline", f"{LOOP_SENDS} a transaction", self.begin, self._send_loop)],
             "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
-            "receive-loop": [Way("receive(top=1)", f"{LOOP} a transaction", self.fill, self._receive_loop)],
-            "receive-batch": [Way(f"receive(top={BATCH})", "", self.fill, self._receive_batch)],
+            "receive-loop": [Way("receive(top=1)", f"{LOOP_SENDS} a transaction", self.fill, self._receive_loop)],
+            "receive-batch": [Way(f"receive(top={BATCH_MESSAGES})", "", self.fill, self._receive_batch)],
             "worker": [Way("process", "a transaction for each message", self.fill, self._work)],
             "workers": [
-                Way(f"process, {READERS} readers", f"threads, {GROUPS} groups", self.fill_groups, self._work_in_threads)
+                Way(
+                    f"process, {READER_COUNT} readers",
+                    f"threads, {GROUP_COUNT} groups",
+                    self.fill_groups,
+                    self._work_in_threads,
+                )
             ],
         }.get(scenario, [])
 
@@ -68,11 +73,11 @@ class ServiceBroker:
         self._send_batch(messages)
 
     def fill_groups(self, messages: int) -> None:
-        """Put a number of messages over GROUPS conversations into the queue, since a group has one reader at a time."""
+        """Put messages over GROUP_COUNT conversations into the queue, since a group has one reader at a time."""
         self.begin(messages)
-        for number in range(GROUPS):
+        for number in range(GROUP_COUNT):
             handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
-            if share := messages // GROUPS + (number < messages % GROUPS):
+            if share := messages // GROUP_COUNT + (number < messages % GROUP_COUNT):
                 self.database.send_batch(handle, TYPE, [self._body] * share)
 
     def _send_one(self, messages: int) -> int:
@@ -82,7 +87,7 @@ class ServiceBroker:
         return messages
 
     def _send_loop(self, messages: int) -> int:
-        for size in batches(messages, LOOP):
+        for size in batches(messages, LOOP_SENDS):
             with self.database.transaction() as transaction, transaction.pipeline():
                 for _ in range(size):
                     transaction.send(self._handle, TYPE, self._body)
@@ -98,14 +103,14 @@ class ServiceBroker:
 
     def _receive_loop(self, messages: int) -> int:
         done = 0
-        for size in batches(messages, LOOP):
+        for size in batches(messages, LOOP_SENDS):
             with self.database.transaction() as transaction:
                 done += sum(len(transaction.receive(QUEUE, top=1)) for _ in range(size))
         return done
 
     def _receive_batch(self, messages: int) -> int:
         done = 0
-        while received := self.database.receive(QUEUE, top=BATCH):
+        while received := self.database.receive(QUEUE, top=BATCH_MESSAGES):
             done += len(received)
         return done
 
@@ -115,8 +120,8 @@ class ServiceBroker:
         return len(done)
 
     def _work_in_threads(self, messages: int) -> int:
-        with ThreadPoolExecutor(READERS) as readers:
-            return sum(readers.map(self._work, [messages] * READERS))
+        with ThreadPoolExecutor(READER_COUNT) as readers:
+            return sum(readers.map(self._work, [messages] * READER_COUNT))
 
 
 def set_up(instance: Instance) -> Database:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 NEEDS_JAR = "give --jdbc-jar FILE"
 NEEDS_SPARK = "pip install 'servicebroker[spark]'"
 PACKAGES = ("pyspark", "pyarrow", "deltalake", "adbc_driver_postgresql")
-CONVERSATIONS = 64
-PAGES = 100  # batches of the drain of a deep queue
-STEADY, BATCHES = f"{PIPELINE}-steady", 4
+CONVERSATION_COUNT = 64
+DRAIN_BATCHES = 100  # batches of the drain of a deep queue
+STEADY, STEADY_BATCHES = f"{PIPELINE}-steady", 4
 WARM_UP = 20_000  # messages: the first queries of a Java process are slow, whatever they read
 
 
@@ -65,7 +65,7 @@ def compare_pipeline(
     broker = next(system for system in field.systems if isinstance(system, ServiceBroker))
     progress("pipeline: starting Spark")
     running = SparkSession.getActiveSession()
-    config = {"spark.sql.streaming.numRecentProgressUpdates": str(2 * PAGES)}
+    config = {"spark.sql.streaming.numRecentProgressUpdates": str(2 * DRAIN_BATCHES)}
     spark = spark_session("servicebroker bench", config=config | ({"spark.jars": str(jdbc.jar)} if jdbc else {}))
     try:
         pipeline = Pipeline(spark, instance, broker, place / "tables", jdbc)
@@ -100,8 +100,8 @@ def compare_pipeline(
 
 
 def _first_and_last(name: str, pipeline: Pipeline, meter: Meter, messages: int, progress: Progress) -> list[Line]:
-    """One drain in PAGES batches of one size: what its first and its last tenth cost, and what memory was held then."""
-    page, tenth = max(1, messages // PAGES), max(1, PAGES // 10)
+    """Measure a drain in DRAIN_BATCHES batches of one size: cost and memory of its first and its last tenth."""
+    page, tenth = max(1, messages // DRAIN_BATCHES), max(1, DRAIN_BATCHES // 10)
     pipeline.fill(WARM_UP)
     pipeline.drain(WARM_UP, WARM_UP // tenth)
     progress(f"{name}: {messages:,} messages into the queue")
@@ -135,14 +135,16 @@ def _of_a_running_query(
     seconds: list[float] = []
     for number in range(rounds):
         progress(f"{name}: round {number + 1} of {rounds}")
-        pipeline.fill(messages * BATCHES)
-        streams.append(meter.sample(lambda count: pipeline.stream(count, messages), messages * BATCHES))
+        pipeline.fill(messages * STEADY_BATCHES)
+        streams.append(meter.sample(lambda count: pipeline.stream(count, messages), messages * STEADY_BATCHES))
         seconds += pipeline.seconds[1:]
         for _, way in jobs:
             way.prepare(messages)
             samples[way].append(meter.sample(way.work, messages))
     whole = figures(streams)
-    settings = f"{BATCHES} batches, without the first; with it and the start of the query {whole.per_second:,.0f}/s"
+    settings = (
+        f"{STEADY_BATCHES} batches, without the first; with it and the start of the query {whole.per_second:,.0f}/s"
+    )
     ours = replace(whole, per_second=messages / median(seconds))
     return [
         Line(name, OURS, pipeline.version, "a batch of spark.readStream, to Parquet", settings, ours),
@@ -225,16 +227,16 @@ class Pipeline:
         ]
 
     def fill(self, messages: int) -> None:
-        """Put a number of messages into the queue, over CONVERSATIONS conversations in turn."""
+        """Put a number of messages into the queue, over CONVERSATION_COUNT conversations in turn."""
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._instance.connection() as connection:
             execute(connection, "pipeline.fill.truncate", f"truncate {self._table}")
         database, tail = self._database, text_body().encode()[10:]
-        handles = [database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT) for _ in range(CONVERSATIONS)]
+        handles = [database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT) for _ in range(CONVERSATION_COUNT)]
         sent = 0
         for place, size in enumerate(batches(messages)):  # no two bodies alike: columnar files would shrink them
             bodies = [b"%010d%b" % (number, tail) for number in range(sent, sent + size)]
-            database.send_batch(handles[place % CONVERSATIONS], TYPE, bodies)
+            database.send_batch(handles[place % CONVERSATION_COUNT], TYPE, bodies)
             sent += size
         with self._instance.connection() as connection:  # this also sets the hint bits, which nobody shall pay for
             ((first, last),) = execute(
@@ -252,7 +254,7 @@ class Pipeline:
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._instance.connection() as connection:
             execute(connection, "pipeline.fill_deep.truncate", f"truncate {self._table}")
-        fill_rows(self._broker, messages, CONVERSATIONS, row=1000)
+        fill_rows(self._broker, messages, CONVERSATION_COUNT, row=1000)
         with self._instance.connection() as connection:
             execute(connection, "pipeline.fill_deep.vacuum_analyze", f"vacuum (analyze) {self._table}")
 

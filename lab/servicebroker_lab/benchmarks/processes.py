@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-INTERVAL = 0.25  # seconds between two looks
+SAMPLE_INTERVAL_S = 0.25  # seconds between two looks
 TICKS = os.sysconf("SC_CLK_TCK")  # a second's
 KINDS = {"java": "Java", "python": "Python"}  # of processes, by what their names begin with
 
@@ -46,7 +46,7 @@ class Memory:
         return ", ".join(f"{kind} {most[kind] / 1e6:.0f} MB" for kind in ("driver", *KINDS.values()))
 
     def _watch(self) -> None:
-        while not self._over.wait(INTERVAL):
+        while not self._over.wait(SAMPLE_INTERVAL_S):
             self._look()
 
     def _look(self) -> None:

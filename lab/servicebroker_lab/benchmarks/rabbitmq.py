@@ -27,9 +27,9 @@ OUT, IN = "out", "in"  # the queue at the first node, and that at the second
 QUORUM = {"x-queue-type": "quorum"}
 HOST = "127.0.0.1"
 BODY = b"x" * 200
-PREFETCH = 1_000  # messages; as many as a RECEIVE of ours takes
-START = 120.0  # seconds until a node listens
-PATIENCE = 60.0  # seconds without a message
+PREFETCH_MESSAGES = 1_000  # messages; as many as a RECEIVE of ours takes
+START_TIMEOUT_S = 120.0  # seconds until a node listens
+MESSAGE_TIMEOUT_S = 60.0  # seconds without a message
 _SHOVEL = """\
 [{{rabbitmq_shovel, [{{shovels, [{{carry, [
   {{source, [{{protocol, amqp091}}, {{uris, ["amqp://127.0.0.1:{source}"]}},
@@ -62,13 +62,13 @@ class Shovelled:
         try:
             self._start(server, place / "target", names, self._ports[1], "")
             self._declare(self._ports[1], IN)
-            shovel = _SHOVEL.format(source=self._ports[0], target=self._ports[1], prefetch=PREFETCH)
+            shovel = _SHOVEL.format(source=self._ports[0], target=self._ports[1], prefetch=PREFETCH_MESSAGES)
             self._start(server, place / "source", names, self._ports[0], shovel)
             self._declare(self._ports[0], OUT)
             self._senders = [
                 self._stack.enter_context(closing(Aside(_publishing, self._ports[0]))) for _ in range(many)
             ]
-            self.carry(PREFETCH, 100)  # the shovel has found its queue
+            self.carry(PREFETCH_MESSAGES, 100)  # the shovel has found its queue
         except BaseException:
             self.close()
             raise
@@ -92,7 +92,7 @@ class Shovelled:
         log = self._stack.enter_context((folder / "output").open("wb"))
         process = subprocess.Popen([server], stdout=log, stderr=log, env=environment)
         self._stack.callback(_end, process)
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise InstanceError(f"RabbitMQ did not start; it says: {(folder / 'output').read_text().strip()}")
@@ -110,10 +110,12 @@ class Shovelled:
     def _read(self, messages: int) -> int:
         read = 0
         with _channel(self._ports[1]) as channel:
-            channel.basic_qos(prefetch_count=PREFETCH)
-            for method, _, _ in channel.consume(IN, inactivity_timeout=PATIENCE):
+            channel.basic_qos(prefetch_count=PREFETCH_MESSAGES)
+            for method, _, _ in channel.consume(IN, inactivity_timeout=MESSAGE_TIMEOUT_S):
                 if method is None:
-                    raise InstanceError(f"{messages - read:,} messages have not arrived in {PATIENCE:g} seconds.")
+                    raise InstanceError(
+                        f"{messages - read:,} messages have not arrived in {MESSAGE_TIMEOUT_S:g} seconds."
+                    )
                 read += 1
                 if read == messages or read % 100 == 0:
                     channel.basic_ack(method.delivery_tag, multiple=True)

@@ -36,18 +36,18 @@ from servicebroker_lab.benchmarks.scenarios import BASELINE, LOCAL, RABBITMQ, RE
 Progress = Callable[[str], None]
 
 DATABASE = "Bench"
-CONVERSATIONS = 16
+CONVERSATION_COUNT = 16
 BODY = b"x" * 200
-TOP = 1_000  # messages of a RECEIVE
-WAITING = 60_000  # messages that are sent and not read, about: the senders wait then
-PATIENCE = 60.0  # seconds without a message
-TURN = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
-READERS, CORES_OF_READER = 4, 4  # the largest number of readers, and the cores for which one reader is enough
+RECEIVE_TOP = 1_000  # messages of a RECEIVE
+WAITING_MESSAGES = 60_000  # messages that are sent and not read, about: the senders wait then
+MESSAGE_TIMEOUT_S = 60.0  # seconds without a message
+READER_WAIT_S = 0.02  # seconds that one of several readers waits, which then asks whether the others have read the rest
+MAX_READERS, CORES_OF_READER = 4, 4  # the largest number of readers, and the cores for which one reader is enough
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
 PASSWORD = "of a benchmark"  # its data are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
 # as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
-SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
+SOURCE_COUNT, UNUSED_DIALOGS, FAN_IN_BATCH = 3, 150, 100
 SECURED, UNSECURED, AT_HOME = "TLS and dialog security", "encryption off", "the same senders, into a queue of their own"
 LAST_WORDS = 3  # lines of a daemon's log that are told of when messages do not come
 _UNACKNOWLEDGED = "select transmission_status, count(*) from servicebroker.transmission_queue group by 1 order by 1"
@@ -56,7 +56,7 @@ _AT_WORK = (
     "from pg_stat_activity where state <> 'idle' and pid <> pg_backend_pid() order by 1, 4"
 )
 _QUEUE_ID = "select queue_id from servicebroker.queues where name = %s"
-SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
+SETTLE_TIME_S, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 
 
 class Linked:
@@ -93,7 +93,7 @@ class Linked:
         if self.is_secured:
             self._introduce(place)
         self._kept: dict[str, list[UUID]] = {}
-        self.handles = {service: self.begin(service, CONVERSATIONS, apart) for service in services}
+        self.handles = {service: self.begin(service, CONVERSATION_COUNT, apart) for service in services}
         self.daemons = dict(zip(names, [self._serve(folder) for folder in folders], strict=True))
         self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
         self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
@@ -102,12 +102,12 @@ class Linked:
             for service, database in self.sources.items()
             for _ in range(senders)
         ]
-        many = min(READERS, cores() // CORES_OF_READER)
+        many = min(MAX_READERS, cores() // CORES_OF_READER)
         self._readers = [
             self._stack.enter_context(closing(Aside(_reading, self.url, self._taken)))
             for _ in range(many if many > 1 else 0)
         ]
-        self.carry(CONVERSATIONS * sources, 1)  # every conversation has its target
+        self.carry(CONVERSATION_COUNT * sources, 1)  # every conversation has its target
 
     def _introduce(self, place: Path) -> None:
         """Certificates of the transport, and of the owners of the services, who are dbo."""
@@ -147,13 +147,13 @@ class Linked:
     def carry(self, messages: int, batch: int) -> int:
         """Send so many in all, so many in a transaction, and read them."""
         read = self._read_aside if self._readers else self._read
-        return self._while_sending(partial(read, messages), self.handles, messages, batch, waiting=WAITING)
+        return self._while_sending(partial(read, messages), self.handles, messages, batch, waiting=WAITING_MESSAGES)
 
     def keep(self, messages: int, batch: int) -> int:
         """Let the same senders send them into a queue of their own instance, where they stay."""
         if not self._kept:
             self._kept = {service: self._begin_at_home(service) for service in self.sources}
-            self.keep(CONVERSATIONS * len(self.sources), 1)
+            self.keep(CONVERSATION_COUNT * len(self.sources), 1)
         return self._while_sending(lambda: messages, self._kept, messages, batch)
 
     def _begin_at_home(self, service: str) -> list[UUID]:
@@ -163,7 +163,7 @@ class Linked:
         with database.transaction() as transaction:
             return [
                 transaction.begin_dialog(service, home, contract=CONTRACT, encryption=False)
-                for _ in range(CONVERSATIONS)
+                for _ in range(CONVERSATION_COUNT)
             ]
 
     @property
@@ -205,7 +205,7 @@ class Linked:
     def _read(self, messages: int) -> int:
         """Here."""
         with self._telling():
-            self._check([_take(self.east, self._taken, self.taken + messages, PATIENCE)])
+            self._check([_take(self.east, self._taken, self.taken + messages, MESSAGE_TIMEOUT_S)])
         return messages
 
     @contextmanager
@@ -254,7 +254,7 @@ class Linked:
         found = []
         for number in range(count):
             begun = time.perf_counter()
-            west.send(self.handles[service][number % CONVERSATIONS], ORDER, BODY)
+            west.send(self.handles[service][number % CONVERSATION_COUNT], ORDER, BODY)
             self._read(1)
             found.append(time.perf_counter() - begun)
         return found
@@ -277,17 +277,17 @@ class Linked:
         """Wait for a small message: the sizes of what has come until then."""
         sizes: list[int] = []
         while len(BODY) not in sizes:
-            found = self.east.receive(QUEUE, wait=PATIENCE)
+            found = self.east.receive(QUEUE, wait=MESSAGE_TIMEOUT_S)
             if not found:
-                raise InstanceError(f"A message has not arrived in {PATIENCE:g} seconds.")
+                raise InstanceError(f"A message has not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
             sizes += [len(message.message_body or b"") for message in found]
         return sizes
 
     def open_conversations(self, count: int) -> None:
         """Open more conversations, each with one message that has been received; they stay open."""
         ((service, west),) = self.sources.items()
-        for first in range(0, count, TOP):
-            handles = self.begin(service, min(TOP, count - first))
+        for first in range(0, count, RECEIVE_TOP):
+            handles = self.begin(service, min(RECEIVE_TOP, count - first))
             with west.transaction() as transaction:
                 for handle in handles:
                     transaction.send(handle, ORDER, BODY)
@@ -316,7 +316,7 @@ def _sending(url: str, taken: Synchronized[int]) -> Iterator[Callable[..., None]
             begun = taken.value
             for number, first in enumerate(range(0, messages, batch)):
                 while ahead is not None and first - (taken.value - begun) // many > ahead:
-                    time.sleep(TURN)
+                    time.sleep(READER_WAIT_S)
                 database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
 
         yield send
@@ -327,7 +327,7 @@ def _reading(url: str, taken: Synchronized[int]) -> Iterator[Callable[[int], lis
     """One of several readers."""
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
-        yield lambda until: _take(database, taken, until, TURN)
+        yield lambda until: _take(database, taken, until, READER_WAIT_S)
 
 
 class Taken(NamedTuple):
@@ -348,9 +348,9 @@ def _take(database: Database, taken: Synchronized[int], until: int, wait: float)
     expected: defaultdict[UUID, int] = defaultdict(int)
     last = time.monotonic()
     while taken.value < until:
-        found = database.receive(QUEUE, top=TOP, wait=wait)
-        if not found and time.monotonic() - last >= PATIENCE:
-            raise InstanceError(f"{until - taken.value:,} messages have not arrived in {PATIENCE:g} seconds.")
+        found = database.receive(QUEUE, top=RECEIVE_TOP, wait=wait)
+        if not found and time.monotonic() - last >= MESSAGE_TIMEOUT_S:
+            raise InstanceError(f"{until - taken.value:,} messages have not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
         if not found:
             continue
         handle, first, last = found[0].conversation_handle, found[0].message_sequence_number, time.monotonic()
@@ -377,8 +377,8 @@ def compare_remote(
     ways = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
     sources, many = 1, senders(int(what)) if what.isdecimal() else 1
     if what == FAN_IN:
-        sources, many = SOURCES, senders(FAN_IN_BATCH)
-        ways.append((BASELINE, f"{SECURED}, one of {APART} dialogs used", APART))
+        sources, many = SOURCE_COUNT, senders(FAN_IN_BATCH)
+        ways.append((BASELINE, f"{SECURED}, one of {UNUSED_DIALOGS} dialogs used", UNUSED_DIALOGS))
     lines = []
     for number, (system, label, apart) in enumerate(ways):
         progress(f"{name}: {sources + 1} instances, {label}")
@@ -414,7 +414,7 @@ def _measure(linked: Linked, what: str, messages: int, rounds: int) -> tuple[str
 
 
 def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
-    messages -= messages % CONVERSATIONS
+    messages -= messages % CONVERSATION_COUNT
     with closing(Meter(linked.url)) as meter:
         before = linked.cpu()
         samples = [meter.sample(lambda count: linked.carry(count, batch), messages) for _ in range(rounds)]
@@ -425,7 +425,7 @@ def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple
 
 def _at_home(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
     """Measure the senders alone, where nothing travels and nobody reads: the bound of the rate."""
-    messages -= messages % CONVERSATIONS
+    messages -= messages % CONVERSATION_COUNT
     ((_, database),) = linked.sources.items()
     with closing(Meter(database.instance.url)) as meter:
         samples = [meter.sample(lambda count: linked.keep(count, batch), messages) for _ in range(rounds)]
@@ -452,7 +452,7 @@ def _rest(linked: Linked, conversations: int) -> tuple[str, Figures]:
     begun = time.perf_counter()
     linked.open_conversations(conversations)
     opened = conversations / (time.perf_counter() - begun)
-    time.sleep(SETTLING)
+    time.sleep(SETTLE_TIME_S)
     before = linked.cpu()
     time.sleep(AT_REST)
     part, memory = (linked.cpu() - before) / AT_REST / 2, linked.memory() / 1e6

@@ -12,15 +12,18 @@ from pathlib import Path
 from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.measure import Figures
 from servicebroker_lab.benchmarks.processes import processor_time
-from servicebroker_lab.benchmarks.remote import CONVERSATIONS, SECURED, Linked
+from servicebroker_lab.benchmarks.remote import CONVERSATION_COUNT, SECURED, Linked
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.scenarios import BASELINE, Scenario
 
-STEADY = 10.0  # seconds
-BEGINS, ENDS = 0.5, 0.9  # which parts of all messages have been read when the clock starts, and when it stops
-LOOK = 0.01  # seconds
+STEADY_TIME_S = 10.0  # seconds
+CLOCK_START_SHARE, CLOCK_STOP_SHARE = (
+    0.5,
+    0.9,
+)  # which parts of all messages have been read when the clock starts, and when it stops
+POLL_INTERVAL_S = 0.01  # seconds
 BATCHES = (100, 10, 1)  # messages of a SEND transaction
-SENDERS = 16  # as many as conversations
+SENDER_COUNT = 16  # as many as conversations
 
 Progress = Callable[[str], None]
 
@@ -32,7 +35,7 @@ def compare_cores(name: str, scenario: Scenario, place: Path, messages: int, pro
     counts = core_counts(len(os.sched_getaffinity(0)))
     for cores in counts:
         progress(f"{name}: {cores} cores")
-        with only(cores), closing(Linked(place / f"{name}-{cores}", is_secured=True, senders=SENDERS)) as linked:
+        with only(cores), closing(Linked(place / f"{name}-{cores}", is_secured=True, senders=SENDER_COUNT)) as linked:
             for batch in BATCHES:
                 rates[cores, batch], busy[cores, batch] = _steady(linked, messages, batch)
     lines = []
@@ -69,13 +72,16 @@ def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
     """
     begun = time.perf_counter()
     linked.carry(messages, batch)
-    due = max(CONVERSATIONS, round(messages * STEADY / (ENDS - BEGINS) / (time.perf_counter() - begun)))
+    due = max(
+        CONVERSATION_COUNT,
+        round(messages * STEADY_TIME_S / (CLOCK_STOP_SHARE - CLOCK_START_SHARE) / (time.perf_counter() - begun)),
+    )
     taken = linked.taken
     with ThreadPoolExecutor(1) as aside:
         carrying = aside.submit(linked.carry, due, batch)
-        first, begun = _wait(linked, carrying, taken + due * BEGINS)
+        first, begun = _wait(linked, carrying, taken + due * CLOCK_START_SHARE)
         before, cpu = _used(linked), linked.cpu()
-        last, ended = _wait(linked, carrying, taken + due * ENDS)
+        last, ended = _wait(linked, carrying, taken + due * CLOCK_STOP_SHARE)
         after, each = _used(linked), (linked.cpu() - cpu) / max(1, last - first) * 1e6
         carrying.result()
     busy = _busy(before, after, ended - begun)
@@ -85,7 +91,7 @@ def _steady(linked: Linked, messages: int, batch: int) -> tuple[float, str]:
 def _wait(linked: Linked, carrying: Future[int], many: float) -> tuple[int, float]:
     """Until the readers have had so many messages: how many it has become, and when."""
     while linked.taken < many and not carrying.done():
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL_S)
     return linked.taken, time.perf_counter()
 
 

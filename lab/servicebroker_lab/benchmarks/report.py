@@ -214,10 +214,10 @@ def in_words(line: Line) -> str:
 
 # ---------------------------------------------------------------- the chart
 
-_WIDTH = 860
-_LABELS = 290  # pixels; the bars begin behind the labels
-_LONGEST = 340  # of a bar
-_BAR, _STEP, _HEADING, _GAP, _MARGIN = 18, 25, 30, 16, 16
+_WIDTH_PX = 860
+_LABEL_WIDTH_PX = 290  # pixels; the bars begin behind the labels
+_LONGEST_BAR_PX = 340  # of a bar
+_BAR_HEIGHT_PX, _BAR_STEP_PX, _HEADING_HEIGHT_PX, _GAP_PX, _MARGIN_PX = 18, 25, 30, 16, 16
 _STYLE = (
     "text{font:13px system-ui,'Segoe UI',Helvetica,Arial,sans-serif;fill:#24292f}"
     ".title{font-weight:600;font-size:15px}.small{fill:#57606a}"
@@ -227,39 +227,39 @@ _STYLE = (
 
 def _chart(groups: Sequence[tuple[str, list[Line]]]) -> str:
     shapes: list[str] = []
-    y = _MARGIN + 14
+    y = _MARGIN_PX + 14
     for name, lines in groups:
         measured = [line for line in lines if line.figures]
         if not measured:
             continue
-        shapes.append(_text(_MARGIN, y, SCENARIOS[name].title, "title"))
-        y += _HEADING - 18
+        shapes.append(_text(_MARGIN_PX, y, SCENARIOS[name].title, "title"))
+        y += _HEADING_HEIGHT_PX - 18
         best = max(_rate(line) for line in measured)
         for line in measured:
             shapes.extend(_bar(line, y, best))
-            y += _STEP
-        y += _GAP + 18
-    shapes.append(_text(_MARGIN, y - 8, "Messages per second; each scenario has a scale of its own.", "small"))
-    height = y + _MARGIN - 4
+            y += _BAR_STEP_PX
+        y += _GAP_PX + 18
+    shapes.append(_text(_MARGIN_PX, y - 8, "Messages per second; each scenario has a scale of its own.", "small"))
+    height = y + _MARGIN_PX - 4
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Messages per second, by scenario">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH_PX}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH_PX} {height}" role="img" aria-label="Messages per second, by scenario">\n'
         f"<style>{_STYLE}</style>\n"
-        f'<rect class="paper" width="{_WIDTH}" height="{height}"/>\n' + "\n".join(shapes) + "\n</svg>\n"
+        f'<rect class="paper" width="{_WIDTH_PX}" height="{height}"/>\n' + "\n".join(shapes) + "\n</svg>\n"
     )
 
 
 def _bar(line: Line, y: int, best: float) -> list[str]:
     kind = "ours" if line.system == OURS else "peer"
-    length = max(2.0, _LONGEST * _rate(line) / best)
+    length = max(2.0, _LONGEST_BAR_PX * _rate(line) / best)
     value = f"{_rate(line):,.0f}"
     if line.ratio is not None:
         value += f"   (ours is {line.ratio:.2f}x)"
     label = line.label if line.label.startswith(line.system) else f"{line.system} {line.label}"
     return [
-        _text(_LABELS - 10, y + 14, label, "", anchor="end"),
-        f'<rect class="{kind}" x="{_LABELS}" y="{y}" width="{length:.1f}" height="{_BAR}" rx="2"/>',
-        _text(round(_LABELS + length + 8), y + 14, value, "small"),
+        _text(_LABEL_WIDTH_PX - 10, y + 14, label, "", anchor="end"),
+        f'<rect class="{kind}" x="{_LABEL_WIDTH_PX}" y="{y}" width="{length:.1f}" height="{_BAR_HEIGHT_PX}" rx="2"/>',
+        _text(round(_LABEL_WIDTH_PX + length + 8), y + 14, value, "small"),
     ]
 
 

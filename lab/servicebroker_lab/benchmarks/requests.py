@@ -20,7 +20,7 @@ from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import AT_A_TIME
 
 DATABASE = "Requests"
-_ANSWERERS, _GROUPS = 2, 50  # readers of the process that answers, conversations in a transaction of theirs
+_ANSWERER_COUNT, _GROUP_COUNT = 2, 50  # readers of the process that answers, conversations in a transaction of theirs
 _WARM_UP = 40  # requests, for statements, watchers and readers
 _TIMEOUT_S = 60.0
 
@@ -39,7 +39,7 @@ class Requests:
 
     def ways(self, scenario: str) -> list[Way]:
         """One at a time, and many."""
-        beside = f"{_ANSWERERS} readers in a process beside it answer, groups={_GROUPS}"
+        beside = f"{_ANSWERER_COUNT} readers in a process beside it answer, groups={_GROUP_COUNT}"
         return {
             "request-one": [Way("request", beside, self._begin, self._ask)],
             "request": [Way("request", f"{AT_A_TIME} threads; {beside}", self._begin, self._ask_in_threads)],
@@ -73,14 +73,17 @@ class Requests:
 @contextmanager
 def _answering(url: str) -> Iterator[Callable[[], None]]:
     """A process whose worker answers all the while; an order only says that it is there."""
-    worker = sb.Worker(REQUEST_QUEUE, groups=_GROUPS)
+    worker = sb.Worker(REQUEST_QUEUE, groups=_GROUP_COUNT)
 
     @worker.on(TYPE)
     def answer(transaction: sb.Transaction, message: sb.Message) -> None:
         transaction.send(message.conversation_handle, TYPE, message.message_body or b"")
         transaction.end_conversation(message.conversation_handle)
 
-    with sb.open(url, upkeep=None) as instance, instance.database(DATABASE).working(worker, concurrency=_ANSWERERS):
+    with (
+        sb.open(url, upkeep=None) as instance,
+        instance.database(DATABASE).working(worker, concurrency=_ANSWERER_COUNT),
+    ):
         yield lambda: None
 
 

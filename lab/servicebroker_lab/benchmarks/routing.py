@@ -22,13 +22,13 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address, Conversation, Route, RoutingTable, Site, classify
-from servicebroker_lab.benchmarks.measured_system import BATCH, System, Way, free_port, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, System, Way, free_port, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
-MANY, FEW = 10_000, 10  # routes
-CONVERSATIONS = 16
-PATIENCE = 60.0  # seconds without a message
+MANY_ROUTES, FEW_ROUTES = 10_000, 10  # routes
+CONVERSATION_COUNT = 16
+MESSAGE_TIMEOUT_S = 60.0  # seconds without a message
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FROM, TO, CONTRACT, TYPE = "//bench/From", "//bench/To", "//bench/Network", "//bench/Body"
 
@@ -65,7 +65,7 @@ class Passing:
     `size` is how many are sent in one transaction, and received in one; `daemons` are the processes.
     """
 
-    def __init__(self, name: str, url: str, *, is_forwarded: bool, size: int = BATCH) -> None:
+    def __init__(self, name: str, url: str, *, is_forwarded: bool, size: int = BATCH_MESSAGES) -> None:
         self.name, self.version = name, version("servicebroker")
         self._url = url
         self._is_forwarded = is_forwarded
@@ -78,7 +78,7 @@ class Passing:
 
     def ways(self, scenario: str) -> list[Way]:
         """One, in the scenario `forwarding`."""
-        settings = f"{'one forwarder' if self._is_forwarded else 'straight'}, {CONVERSATIONS} conversations"
+        settings = f"{'one forwarder' if self._is_forwarded else 'straight'}, {CONVERSATION_COUNT} conversations"
         way = Way("send, receive(top=1000)", settings, self._prepare, self._pass)
         return [way] if scenario == "forwarding" else []
 
@@ -99,11 +99,12 @@ class Passing:
                 msdb.create_route("To", service_name=TO, address=str(hops[2]))
                 msdb.create_route("From", service_name=FROM, address=str(hops[0]))
             self._handles = [
-                self._west.begin_dialog(FROM, TO, contract=CONTRACT, encryption=False) for _ in range(CONVERSATIONS)
+                self._west.begin_dialog(FROM, TO, contract=CONTRACT, encryption=False)
+                for _ in range(CONVERSATION_COUNT)
             ]
             for handle in self._handles:  # the connections are made, the conversations find their targets
                 self._west.send(handle, TYPE, b"first")
-            self._receive(CONVERSATIONS)
+            self._receive(CONVERSATION_COUNT)
 
     def _pass(self, messages: int) -> int:
         """Send so many messages, and wait until all have been received."""
@@ -111,7 +112,7 @@ class Passing:
         assert west is not None
         for number, begin in enumerate(range(0, messages, self.size)):
             portion = [body] * min(self.size, messages - begin)
-            west.send_batch(self._handles[number % CONVERSATIONS], TYPE, portion)
+            west.send_batch(self._handles[number % CONVERSATION_COUNT], TYPE, portion)
         return self._receive(messages)
 
     def _receive(self, messages: int) -> int:
@@ -122,7 +123,7 @@ class Passing:
             found = len(east.receive("Queue", top=self.size, wait=1.0))
             received += found
             heard_at = time.monotonic() if found else heard_at
-            if time.monotonic() > heard_at + PATIENCE:
+            if time.monotonic() > heard_at + MESSAGE_TIMEOUT_S:
                 raise InstanceError(f"A benchmark is broken: {received:,} of {messages:,} messages have arrived.")
         return received
 
@@ -161,8 +162,8 @@ class Passing:
 def network_systems(url: str) -> Sequence[System]:
     """Ours, and what it is compared with."""
     return [
-        Choosing(OURS, MANY),
-        Choosing(BASELINE, FEW),
+        Choosing(OURS, MANY_ROUTES),
+        Choosing(BASELINE, FEW_ROUTES),
         Passing(OURS, url, is_forwarded=True),
         Passing(BASELINE, url, is_forwarded=False),
     ]

@@ -29,7 +29,7 @@ NEEDS_FILE = "give --pgmq-sql FILE"
 NEEDS_EXTRA = "pip install 'servicebroker[bench]'"
 
 Progress = Callable[[str], None]
-_TURNS = 10  # of a round in which costs are compared, at most
+_MAX_TURNS = 10  # of a round in which costs are compared, at most
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def compare(
     entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(what)]
     samples: dict[Way, list[Sample]] = defaultdict(list)
     if scenario.is_of_cost:  # by short turns, so that what else the machine does is the same for all
-        turns = max(1, min(_TURNS, messages // 100))
+        turns = max(1, min(_MAX_TURNS, messages // 100))
         messages, rounds = messages // turns, rounds * turns
     for number in range(rounds):
         for system, way in _rotated(entrants, number):

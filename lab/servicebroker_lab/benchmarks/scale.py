@@ -17,7 +17,7 @@ from servicebroker_lab.benchmarks.measured_system import Way, batches, text_body
 from servicebroker_lab.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker_lab.benchmarks.scenarios import SCALE
 
-_WARM = 20  # times that each process does it before the clock starts
+_WARMUP_CALLS = 20  # times that each process does it before the clock starts
 _LABELS = {  # by verb, ours and pgmq's
     "send-1": ("send", "pgmq.send"),
     "send-100": ("send_batch", "pgmq.send_batch"),
@@ -66,7 +66,7 @@ class Scaled:
         size = int(verb.rpartition("-")[2])
 
         def prepare(messages: int) -> None:
-            warm = _WARM * size * many
+            warm = _WARMUP_CALLS * size * many
             if verb.startswith("send"):
                 self._system.begin(messages)
             else:

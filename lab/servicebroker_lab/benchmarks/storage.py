@@ -19,10 +19,10 @@ from servicebroker_lab.benchmarks.measured_system import Way, text_body
 from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
-DEPTH = 10_000  # times the measured messages: 10,000,000 at scale 1
-MANY = 1_000  # times the measured messages: 1,000,000 at scale 1
-CONSUMED = 100  # times the measured messages: 1,000,000 at scale 1
-GROUPS = 1_000
+DEPTH_FACTOR = 10_000  # times the measured messages: 10,000,000 at scale 1
+CROWD_FACTOR = 1_000  # times the measured messages: 1,000,000 at scale 1
+CONSUMED_FACTOR = 100  # times the measured messages: 1,000,000 at scale 1
+GROUP_COUNT = 1_000
 HEAD = "head"  # the group that is locked
 
 # Rows as SEND writes them, in the order of their numbers; so many in a row belong to one group, then to the next.
@@ -105,9 +105,9 @@ class Storage:
         held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
         return {
             "poison": Way("process", "no policy", self._rows, partial(self.work, None)),
-            "storage-depth": Way("receive(top=1)", "a shallow queue", partial(self._fill, GROUPS), receive),
-            "storage-groups": Way("receive(top=1)", "1,000 groups", partial(self._fill_many, GROUPS), receive),
-            "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUPS), receive),
+            "storage-depth": Way("receive(top=1)", "a shallow queue", partial(self._fill, GROUP_COUNT), receive),
+            "storage-groups": Way("receive(top=1)", "1,000 groups", partial(self._fill_many, GROUP_COUNT), receive),
+            "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUP_COUNT), receive),
             "storage-held-read": held,
             "storage-held-write": held,
             "storage-crowd": Way(
@@ -148,27 +148,27 @@ class Storage:
         self._broker.fill_groups(messages)
 
     def _deep(self, messages: int) -> None:
-        self._fill(GROUPS, messages * DEPTH)
+        self._fill(GROUP_COUNT, messages * DEPTH_FACTOR)
 
     def _fill_many(self, groups: int | None, messages: int) -> None:
-        self._fill(groups or messages * MANY, messages * MANY)
+        self._fill(groups or messages * CROWD_FACTOR, messages * CROWD_FACTOR)
 
     def _locked(self, messages: int) -> None:
-        self._fill(1, messages * MANY, prefix=HEAD)
-        self._insert(messages, GROUPS, "")
+        self._fill(1, messages * CROWD_FACTOR, prefix=HEAD)
+        self._insert(messages, GROUP_COUNT, "")
         other = self._connection()
         other.execute("select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.GROUP, HEAD + "0"))
 
     def _consumed(self, held_by: str | None, messages: int) -> None:
         """A queue through which a hundred times as many messages have gone, while somebody held vacuum back."""
         self._empty(messages)
-        self._insert(messages * CONSUMED, messages * CONSUMED, "", row=1000)
+        self._insert(messages * CONSUMED_FACTOR, messages * CONSUMED_FACTOR, "", row=1000)
         self._insert(messages, messages, "later ", row=10)
         if held_by is not None:
             other = self._connection()
             other.execute("set transaction isolation level repeatable read")
             other.execute(held_by.encode())
-        left = messages * CONSUMED
+        left = messages * CONSUMED_FACTOR
         while left:
             left -= len(self._database.receive(QUEUE, top=min(1000, left)))
 

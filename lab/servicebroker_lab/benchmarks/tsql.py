@@ -14,9 +14,9 @@ from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
 
-MANY = 1_000  # procedures in the catalog
-UNIT = 1_000  # bytes of a script that count as a message
-SESSION = 7  # the key of the conversation that is used again and again
+PROCEDURE_COUNT = 1_000  # procedures in the catalog
+MESSAGE_BYTES = 1_000  # bytes of a script that count as a message
+SESSION_KEY = 7  # the key of the conversation that is used again and again
 
 _DEFINITIONS = """
 CREATE TABLE Sessions (SessionKey INT PRIMARY KEY, Handle UNIQUEIDENTIFIER NOT NULL)
@@ -95,7 +95,7 @@ class Sending:
             pass
 
     def _in_tsql(self, messages: int) -> int:
-        parameters = {"key": SESSION, "body": self._body}
+        parameters = {"key": SESSION_KEY, "body": self._body}
         with self._database.tsql_session() as session:
             for _ in range(messages):
                 session.execute("EXEC dbo.SendOnSession @key, @body", parameters)
@@ -111,14 +111,14 @@ class Sending:
         look = f"select handle from {table} where sessionkey = $1 for update"  # a name of ours
         keep = f"insert into {table} values ($1, $2)"
         with self._database.transaction() as tx:
-            known = tx.connection.run_prepared(look, (SESSION,))
+            known = tx.connection.run_prepared(look, (SESSION_KEY,))
             handle: UUID
             if known:
                 handle = known[0][0]
             else:
                 handle = tx.begin_dialog("//bench/Sender", "//bench/Taker", contract="//bench/Sending")
                 tx.begin_conversation_timer(handle, 3600)
-                tx.connection.run_prepared(keep, (SESSION, handle))
+                tx.connection.run_prepared(keep, (SESSION_KEY, handle))
             tx.send(handle, "//bench/Body", self._body)
 
 
@@ -201,18 +201,20 @@ class Parsing:
     def __init__(self) -> None:
         self.name, self.version = OURS, version("servicebroker")
         script = f"{_DEFINITIONS}\nGO\n{_SEND}\nGO\n{_CALLED.format(0)}\nGO\n"
-        self._script = script * (UNIT * 20 // len(script))
+        self._script = script * (MESSAGE_BYTES * 20 // len(script))
 
     def close(self) -> None:
         """Do nothing: this system holds no resource."""
 
     def ways(self, scenario: str) -> list[Way]:
         """One, in the scenario `tsql-parse`."""
-        way = Way("batches, parse", f"a message is {UNIT:,} bytes of a script", lambda messages: None, self._parse)
+        way = Way(
+            "batches, parse", f"a message is {MESSAGE_BYTES:,} bytes of a script", lambda messages: None, self._parse
+        )
         return [way] if scenario == "tsql-parse" else []
 
     def _parse(self, messages: int) -> int:
-        left = messages * UNIT
+        left = messages * MESSAGE_BYTES
         while left > 0:
             for batch in batches(self._script):
                 parse(batch.tokens)
@@ -227,7 +229,7 @@ def tsql_systems(instance: Instance) -> list[System]:
         Sending(BASELINE, instance, "the same with the Python API"),
         Answering(OURS, instance, "EXEC of a procedure"),
         Answering(BASELINE, instance, "the same with the Python API"),
-        Calling(OURS, instance, MANY),
+        Calling(OURS, instance, PROCEDURE_COUNT),
         Calling(BASELINE, instance, 1),
         Parsing(),
     ]

@@ -20,8 +20,8 @@ from servicebroker_lab.simulation.run import Failure, run_many
 from servicebroker_lab.simulation.shrinking import shrunk
 from servicebroker_lab.simulation.store import Lost
 
-PORTION = 200  # seeds, at most, that a process runs before it reports
-PORTIONS = 4  # at least, for each processor: seeds do not take the same time
+PORTION_SEEDS = 200  # seeds, at most, that a process runs before it reports
+PORTIONS_PER_CORE = 4  # at least, for each processor: seeds do not take the same time
 
 
 def simulate_command(
@@ -117,7 +117,7 @@ def simulate(seeds: range, progress: Callable[[int, int], object]) -> tuple[Coun
 
 def portions(seeds: range, cores: int) -> list[range]:
     """Divide the seeds into portions for a process, small enough that each core has some."""
-    size = max(1, min(PORTION, len(seeds) // (PORTIONS * cores)))
+    size = max(1, min(PORTION_SEEDS, len(seeds) // (PORTIONS_PER_CORE * cores)))
     return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 
 

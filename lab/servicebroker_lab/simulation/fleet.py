@@ -30,15 +30,15 @@ from servicebroker.protocol.routing import (
     classify,
 )
 
-ROUND = 5.0  # seconds
-COPIES = 4  # instances that have a service of several
-BALANCED = 0.25  # of the services, which several instances have
-BEHIND = 0.5  # of the instances, which a gateway stands before
-DEATHS = 0.002  # of the instances in each round, for one to two minutes: some four of 100 are dead at a time
-CHANGES = 0.01  # of the instances in each round get another way to them; of the services, one more instance
+ROUND_S = 5.0  # seconds
+COPY_COUNT = 4  # instances that have a service of several
+BALANCED_SHARE = 0.25  # of the services, which several instances have
+GATEWAY_SHARE = 0.5  # of the instances, which a gateway stands before
+DEATH_RATE = 0.002  # of the instances in each round, for one to two minutes: some four of 100 are dead at a time
+CHANGE_RATE = 0.01  # of the instances in each round get another way to them; of the services, one more instance
 LOST_ANSWERS = 0.05  # of the acknowledgements
-PATIENCE = 100  # rounds after the last fault
-PORT = 4022
+SETTLE_ROUNDS = 100  # rounds after the last fault
+BROKER_PORT = 4022
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_ROUTES = RoutingTable(())
 AT_HOME = RoutingTable([Route("AutoCreatedLocal", None, None, None, LOCAL)])
@@ -83,7 +83,7 @@ class _Instance:
 
     def __init__(self, number: int, gateway: _Instance | None) -> None:
         self.broker = str(UUID(int=number + 1))
-        self.address = Address(f"i{number}", PORT)
+        self.address = Address(f"i{number}", BROKER_PORT)
         self.gateway = gateway
         self.is_direct = gateway is None  # routes lead straight to it
         self.services: set[str] = set()
@@ -119,14 +119,14 @@ class Fleet:
         self._size, self._progress, self._random = size, progress, Random(seed)
         gateways = [_Instance(number, None) for number in range(max(1, size.instances // 30))]
         self._instances = gateways + [
-            _Instance(number, self._random.choice(gateways) if self._random.random() < BEHIND else None)
+            _Instance(number, self._random.choice(gateways) if self._random.random() < GATEWAY_SHARE else None)
             for number in range(len(gateways), size.instances)
         ]
         self._by_address = {one.address: one for one in self._instances}
         self._homes: dict[str, list[_Instance]] = {}
         self._tables: dict[str, RoutingTable] = {}
         for number in range(size.services):
-            copies = COPIES if self._random.random() < BALANCED else 1
+            copies = COPY_COUNT if self._random.random() < BALANCED_SHARE else 1
             for home in self._random.sample(self._instances, min(copies, size.instances)):
                 self._add_home(f"//fleet/{number}", home)
         self._names = list(self._homes)
@@ -156,19 +156,19 @@ class Fleet:
             self._open = [one for one in self._open if not self._go_on(one)]
             self._round += 1
             self._progress(len(self._waits), size.conversations)
-            if self._round > self._last_fault + PATIENCE and self._round > size.rounds:
+            if self._round > self._last_fault + SETTLE_ROUNDS and self._round > size.rounds:
                 raise AssertionError(f"{len(self._open)} conversations have not arrived")
         waits = sorted(self._waits)
         return Outcome(
             begun,
-            self._round * ROUND,
-            max(0, self._round - self._last_fault) * ROUND,
+            self._round * ROUND_S,
+            max(0, self._round - self._last_fault) * ROUND_S,
             self._counts["rerouted"],
             self._counts["forwarded"],
             dict(self._dropped),
             self._counts["repeated"],
             self._counts["misplaced"],
-            (waits[len(waits) // 2] * ROUND, waits[len(waits) * 99 // 100] * ROUND, waits[-1] * ROUND),
+            (waits[len(waits) // 2] * ROUND_S, waits[len(waits) * 99 // 100] * ROUND_S, waits[-1] * ROUND_S),
             self._spread(),
         )
 
@@ -176,7 +176,7 @@ class Fleet:
 
     def _trouble(self) -> None:
         """Instances die and come back with empty memories; some get another way to them, some services another home."""
-        count = max(1, int(len(self._instances) * DEATHS))
+        count = max(1, int(len(self._instances) * DEATH_RATE))
         for instance in self._random.sample(self._instances, count):
             instance.returns_at = self._round + self._random.randrange(12, 25)
             self._last_fault = max(self._last_fault, instance.returns_at)
@@ -187,7 +187,7 @@ class Fleet:
                 instance.is_direct = not instance.is_direct
                 for service in instance.services:
                     self._tables.pop(service, None)
-        for service in self._random.sample(self._names, max(1, int(len(self._names) * CHANGES / COPIES))):
+        for service in self._random.sample(self._names, max(1, int(len(self._names) * CHANGE_RATE / COPY_COUNT))):
             home = self._random.choice(self._instances)
             if home not in self._homes[service]:
                 self._add_home(service, home)
@@ -275,7 +275,7 @@ class Fleet:
             if not isinstance(decision.destination, Elsewhere):
                 return at if isinstance(decision.destination, Local) else None
             address = decision.destination.address
-            now = self._round * ROUND
+            now = self._round * ROUND_S
             refusal = at.forwarder.take_in(header, b"", passage or Passage(header.conversation_id), address, now)
             found = at.forwarder.pass_on(address, now) if self._is_up(self._by_address[address]) else None
             if refusal is not None or found is None or isinstance(found, Refusal):
@@ -303,11 +303,11 @@ class Fleet:
     def _count_choice(self, one: _Journey, chosen: Route) -> None:
         """Of services that four instances have, where nobody is known to be dead: which of them it was."""
         homes = sorted(home.broker for home in self._homes[one.service])
-        if len(homes) == COPIES and not one.origin.lost:
+        if len(homes) == COPY_COUNT and not one.origin.lost:
             self._choices[homes.index(str(chosen.broker_instance))] += 1
 
     def _spread(self) -> float:
-        expected = self._choices.total() / COPIES
+        expected = self._choices.total() / COPY_COUNT
         if not expected:
             return 0.0
-        return sum((self._choices[place] - expected) ** 2 / expected for place in range(COPIES)) / (COPIES - 1)
+        return sum((self._choices[place] - expected) ** 2 / expected for place in range(COPY_COUNT)) / (COPY_COUNT - 1)

@@ -31,21 +31,21 @@ from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker_lab.simulation.simulated_keys import identity
-from servicebroker_lab.simulation.simulated_network import HOSTILE, Stream
+from servicebroker_lab.simulation.simulated_network import HOSTILE_INDEX, Stream
 
 if TYPE_CHECKING:
     from servicebroker_lab.simulation.simulated_instance import Instance, World
     from servicebroker_lab.simulation.store import Endpoint
 
 FORGED = b"forged"
-STAYS = 3.0  # seconds that a connection is of use
-FRAMES = 5  # of a connection
+CONNECTION_LIFE_S = 3.0  # seconds that a connection is of use
+FRAMES_PER_CONNECTION = 5  # of a connection
 
 
 class HostilePeer:
     """One for all instances of a run. `findings` are what it was given and may not have had."""
 
-    shown = identity(HOSTILE).own.facts.der
+    shown = identity(HOSTILE_INDEX).own.facts.der
 
     def __init__(self, world: World, chance: Random) -> None:
         self._world = world
@@ -62,7 +62,9 @@ class HostilePeer:
         """Connect to somebody, as somebody."""
         victim, claimed = self._chance.sample(self._world.instances, 2)
         me = self._as(claimed if self._chance.random() < 0.5 else None)
-        self._world.network.connect(HOSTILE, victim.index, lambda stream: self._begin(stream, victim, me), self.shown)
+        self._world.network.connect(
+            HOSTILE_INDEX, victim.index, lambda stream: self._begin(stream, victim, me), self.shown
+        )
 
     def answers(self, own: int, other: int) -> bool:
         """Return whether this peer takes a connection to an instance that is down; the opener must know its peer."""
@@ -81,7 +83,7 @@ class HostilePeer:
 
     def _as(self, claimed: Instance | None) -> Myself:
         draw = self._chance.getrandbits
-        instance = UUID(int=HOSTILE) if claimed is None else claimed.identifier
+        instance = UUID(int=HOSTILE_INDEX) if claimed is None else claimed.identifier
         return Myself(UUID(int=draw(128)), UUID(int=draw(128)), instance=instance)
 
     # ---------------------------------------------------------------- what it forges
@@ -111,7 +113,7 @@ class HostilePeer:
             one.own_service,
             None if here is None or chance.random() < 0.5 else here.tables.broker,
             one.far_service,
-            UUID(int=HOSTILE) if there is None else there.tables.broker,
+            UUID(int=HOSTILE_INDEX) if there is None else there.tables.broker,
             number=chance.choice((one.next, one.next, one.next + 1)),
         )
         token, what = chance.randbytes(8), chance.randrange(5)
@@ -147,7 +149,7 @@ class HostilePeer:
 
     def believed(self, victim: Instance, me: Myself) -> None:
         """Report a victim that has let this peer in under its claimed identity."""
-        if not victim.lets_in(HOSTILE):
+        if not victim.lets_in(HOSTILE_INDEX):
             self.findings.append(f"{victim} lets in the hostile peer")
         elif me.instance is not None and victim.knows(me.instance):
             self.findings.append(f"{victim} believes the hostile peer to be instance {me.instance}")
@@ -159,7 +161,7 @@ class HostilePeer:
 
     def later(self, action: Callable[[], None]) -> None:
         """When a connection is of no use any more."""
-        self._world.loop.after(STAYS, action)
+        self._world.loop.after(CONNECTION_LIFE_S, action)
 
     @property
     def now(self) -> float:
@@ -187,7 +189,7 @@ class _Talk:
                     self._handle(self._connection.resume(self._who.now))
                 case Online() if self._connection.is_opener:
                     self._who.believed(self._victim, self._me)
-                    for _ in range(FRAMES):
+                    for _ in range(FRAMES_PER_CONNECTION):
                         body, is_forwarded = self._who.forge(self._victim)
                         self._connection.send(body, self._who.now, is_forwarded=is_forwarded)
                 case Asked(known):

@@ -35,7 +35,7 @@ from servicebroker.protocol.mirroring import Known, Standing
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.simulated_network import Network, Stream
 
-OUTBOX = 4_000  # bytes that a link takes at a time
+OUTBOX_BYTES = 4_000  # bytes that a link takes at a time
 CORRUPTED = (11230, 11235, 11251)  # why a message is refused that was changed on its way
 UNREACHABLE = RULES[9753].text
 
@@ -88,7 +88,7 @@ class SimulatedLink:
     @property
     def room(self) -> int:
         """Return the number of bytes that the link takes now."""
-        return OUTBOX - self._pending
+        return OUTBOX_BYTES - self._pending
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a frame, with the next bytes that are written."""

@@ -16,11 +16,11 @@ from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker_lab.simulation.simulated_time import Loop
 from servicebroker_lab.simulation.store import Lost
 
-FAULTY = 200.0  # seconds with faults
-CALM = 60.0
-SILENT = 10.0  # seconds that a commit may wait before the daemon says that it is in doubt
-RETRY = 4.0  # seconds until a sender sends again what is not acknowledged
-MESSAGES = 40  # of each sender
+FAULTY_TIME_S = 200.0  # seconds with faults
+CALM_TIME_S = 60.0
+SILENT_COMMIT_S = 10.0  # seconds that a commit may wait before the daemon says that it is in doubt
+RETRY_DELAY_S = 4.0  # seconds until a sender sends again what is not acknowledged
+MESSAGE_COUNT = 40  # of each sender
 
 Entry = tuple[int, int]  # sender, number
 
@@ -54,7 +54,7 @@ class _Server:
         """Return the standing that its daemon reports."""
         if self.is_standby:
             return Standing(Role.MIRROR, "c", self.timeline)
-        is_stuck = self.busy is not None and now > self.busy_since + SILENT
+        is_stuck = self.busy is not None and now > self.busy_since + SILENT_COMMIT_S
         if not self.is_proven or is_stuck:
             return IN_DOUBT
         return Standing(Role.PRINCIPAL, "c", self.timeline, self.is_guarded)
@@ -149,8 +149,8 @@ class Run:
         self.senders = [_Sender(index, self) for index in range(random.randint(1, 3))]
         for sender in self.senders:
             sender.forget()
-            for _ in range(MESSAGES):
-                self.loop.at(random.random() * FAULTY, lambda sender=sender: self._send(sender))  # type: ignore[misc]
+            for _ in range(MESSAGE_COUNT):
+                self.loop.at(random.random() * FAULTY_TIME_S, lambda sender=sender: self._send(sender))  # type: ignore[misc]
         self._replicate()
         self._watch()
         self._operate()
@@ -162,10 +162,10 @@ class Run:
         Raises:
             Lost: a promise was broken.
         """
-        self.loop.run(FAULTY)
+        self.loop.run(FAULTY_TIME_S)
         self.loop.trace("run", "faults stop")
         self._heal()
-        self.loop.run(FAULTY + CALM)
+        self.loop.run(FAULTY_TIME_S + CALM_TIME_S)
         log = self.servers[self.primary].log
         for sender in self.senders:
             stored = [number for index, number in log if index == sender.index]
@@ -209,7 +209,7 @@ class Run:
             sender.becomes(mirroring.tick(sender.pair, self.loop.now))
             if sender.pair.chosen is not None:
                 sender.hear(sender.pair.chosen)
-            if self.loop.random.random() < 1.0 / RETRY:
+            if self.loop.random.random() < 1.0 / RETRY_DELAY_S:
                 sender.transmit()
         self.loop.after(1.0, self._watch)
 
@@ -242,14 +242,14 @@ class Run:
             other.is_standby, other.is_guarded = True, False
             other.start(self.loop.now)
             self.loop.trace("operator", "makes a standby of", other)
-        if self.loop.now < FAULTY:
+        if self.loop.now < FAULTY_TIME_S:
             self.loop.after(random.random() * 10, self._operate)
 
     # ---------------------------------------------------------------- faults
 
     def _trouble(self) -> None:
         random = self.loop.random
-        if self.loop.now >= FAULTY:
+        if self.loop.now >= FAULTY_TIME_S:
             return
         server = random.choice(self.servers)
         sender = random.choice(self.senders)

@@ -19,18 +19,18 @@ from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.hostile_peer import HostilePeer
 from servicebroker_lab.simulation.simulated_instance import Instance, World, is_waiting
 from servicebroker_lab.simulation.simulated_keys import identity
-from servicebroker_lab.simulation.simulated_network import HOSTILE, Network
+from servicebroker_lab.simulation.simulated_network import HOSTILE_INDEX, Network
 from servicebroker_lab.simulation.simulated_routes import EVERYWHERE, Routes
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, Key, Lost
 
 WHY = b"why"  # an Error fits into one frame, as every real one does
-FAULTY = 60.0  # seconds with faults
-ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
+FAULTY_TIME_S = 60.0  # seconds with faults
+ASKING_TIME_S = 200.0  # seconds after which all who are open send something, where an old copy was restored
 _ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # the peer has ended in these states
 SKEWS = (-1, 0, 0, 1, 168)  # hours by which a clock may be ahead, each far more than clocks step
-GENERATIONS = 5  # of certificates, one after the other: making one takes long
-CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
+CERTIFICATE_GENERATIONS = 5  # of certificates, one after the other: making one takes long
+CALM_TIME_S = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
 
 logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # of all that is refused here nobody reads
 
@@ -55,7 +55,7 @@ class Case(NamedTuple):
     seed: int
     without: frozenset[str] = frozenset()  # faults
     conversations: int = 4  # at most
-    seconds: float = FAULTY
+    seconds: float = FAULTY_TIME_S
 
 
 class Run:
@@ -105,7 +105,7 @@ class Run:
         for here, there in permutations(self.world.instances, 2):
             here.import_certificate(there.index, there.identifier if is_named else None)
         for here in self.world.instances if stands != "unknown" else ():
-            here.import_certificate(HOSTILE, None, may_connect=stands == "imported")
+            here.import_certificate(HOSTILE_INDEX, None, may_connect=stands == "imported")
         for here in self.world.instances:
             here.start()
         self._meddle()
@@ -137,8 +137,8 @@ class Run:
         self.loop.trace("run", "faults stop")
         self._routes.settle(detours=self.world.network.faults.detour > 0)
         self.world.network.heal()
-        self.loop.after(ASKING, self._ask)
-        self.loop.run(self._seconds + CALM)
+        self.loop.after(ASKING_TIME_S, self._ask)
+        self.loop.run(self._seconds + CALM_TIME_S)
         self._judge()
         if opened := self._forwarder.bring_all() if self.world.forwarder else []:
             raise Lost("\n".join(opened))
@@ -186,7 +186,7 @@ class Run:
             self.loop.at(moment, lambda there=there: self._take_certificate(there, instance))  # type: ignore[misc]
 
     def _take_certificate(self, there: Instance, instance: Instance) -> None:
-        now = identity(instance.index, self._generations[instance.index] % GENERATIONS)
+        now = identity(instance.index, self._generations[instance.index] % CERTIFICATE_GENERATIONS)
         there.tables.take_certificate(now.own if there is instance else now.abroad)
 
     # --- an old copy

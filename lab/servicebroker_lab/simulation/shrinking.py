@@ -8,7 +8,7 @@ from typing import NamedTuple
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.run import Case, run
 
-OTHERS = 300  # seeds that are tried with what is left of the faults
+OTHER_SEEDS = 300  # seeds that are tried with what is left of the faults
 
 
 class Failing(NamedTuple):
@@ -31,7 +31,7 @@ def shrunk(seed: int) -> Failing | None:
     shortest, kind = whole, whole.trace[-1].split(":")[0]
     while smaller := _first(_smaller(shortest.case), kind):
         shortest = smaller
-    others = (shortest.case._replace(seed=other) for other in range(OTHERS))
+    others = (shortest.case._replace(seed=other) for other in range(OTHER_SEEDS))
     found = [one for case in others if (one := _failing(case, kind, len(shortest.trace)))]
     return min([shortest, *found], key=lambda one: len(one.trace))
 

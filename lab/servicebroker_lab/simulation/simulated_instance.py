@@ -39,13 +39,13 @@ from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.links import Happening, Links, SimulatedLink, address_of
 from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
-from servicebroker_lab.simulation.simulated_network import HALF, Network, Stream, flip
+from servicebroker_lab.simulation.simulated_network import OTHER_HALF_OFFSET, Network, Stream, flip
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, Key, Lost, MemoryStore, Tables
 
-PACE = 0.005  # seconds until a round begins that something asks for
-HASTE = 100  # rounds: in 1,500 runs there are at most 13 in a row
-RECONNECT = 1.0  # seconds until the database is there again
+ROUND_DELAY_S = 0.005  # seconds until a round begins that something asks for
+MAX_HASTY_ROUNDS = 100  # rounds: in 1,500 runs there are at most 13 in a row
+RECONNECT_DELAY_S = 1.0  # seconds until the database is there again
 
 
 class Killed(Exception):
@@ -189,7 +189,7 @@ class Daemon:
     def poke(self) -> None:
         """Something has happened: rounds are due."""
         for share in self.shares:
-            self._plan(share, self._loop.now + PACE)
+            self._plan(share, self._loop.now + ROUND_DELAY_S)
 
     def _plan(self, share: Share, at: float) -> None:
         at = max(at, self._away_until)
@@ -238,11 +238,11 @@ class Daemon:
             arrival = Arrival(link, body, is_forwarded)
             share = self.shares[share_for(arrival, len(self.shares))]
             share.inbox.append(arrival)
-            self._plan(share, self._loop.now + PACE)
+            self._plan(share, self._loop.now + ROUND_DELAY_S)
 
     def interleave(self) -> None:
         """A round of another share, in the midst of one."""
-        soon = self._loop.now + PACE
+        soon = self._loop.now + ROUND_DELAY_S
         due = [share for share in self.shares if not share.is_running and share.round_at <= soon]
         if due:
             self._run(self._loop.random.choice(due))
@@ -282,10 +282,10 @@ class Daemon:
             share.is_running = False
         self._instance.remember(self.links.peers)
         share.hasty = share.hasty + 1 if relay.wake_at <= self._loop.now and not (arrivals or happened) else 0
-        if share.hasty > HASTE:
+        if share.hasty > MAX_HASTY_ROUNDS:
             raise Lost(f"{self._instance}: {share.hasty} rounds in a row, and nothing has come between them")
         if relay.wake_at != NEVER:
-            self._plan(share, max(relay.wake_at, self._loop.now + PACE))
+            self._plan(share, max(relay.wake_at, self._loop.now + ROUND_DELAY_S))
 
     def _begin_anew(self, problem: Exception) -> None:
         """Let all shares begin anew after a failure in the round of one."""
@@ -294,7 +294,7 @@ class Daemon:
         for share in self.shares:
             share.relay.forget(len(self.shares))
             share.inbox = [one for one in share.inbox if not isinstance(one, LinkLost)]
-        self._away_until = self._loop.now + RECONNECT
+        self._away_until = self._loop.now + RECONNECT_DELAY_S
         self.poke()
 
 
@@ -401,7 +401,7 @@ class Instance:
     @property
     def addresses(self) -> frozenset[Address]:
         """Return the addresses by which routes mean this instance: those of either server."""
-        return frozenset({address_of(self.index), address_of(self.index + HALF)})
+        return frozenset({address_of(self.index), address_of(self.index + OTHER_HALF_OFFSET)})
 
     def standing(self) -> Standing:
         """Return the standing that a daemon reports of its server."""
@@ -412,7 +412,7 @@ class Instance:
         for daemon in list(self.daemons):
             self.crash(daemon)
         self.trace("is promoted")
-        self._half, self._timeline = HALF - self._half, self._timeline + 1
+        self._half, self._timeline = OTHER_HALF_OFFSET - self._half, self._timeline + 1
 
     def accept(self, stream: Stream) -> None:
         """The network brings a new stream, to who began to listen last."""

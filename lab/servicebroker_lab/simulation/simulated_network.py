@@ -8,9 +8,9 @@ from typing import Protocol
 from servicebroker_lab.simulation.faults import Faults
 from servicebroker_lab.simulation.simulated_time import Loop
 
-NOWHERE = 99  # an instance that is not there
-HOSTILE = 50  # a peer that is none of the instances
-HALF = 20  # behind the number of an instance: that of the other server of its mirrored pair
+NOWHERE_INDEX = 99  # an instance that is not there
+HOSTILE_INDEX = 50  # a peer that is none of the instances
+OTHER_HALF_OFFSET = 20  # behind the number of an instance: that of the other server of its mirrored pair
 
 
 class Listener(Protocol):
@@ -114,7 +114,7 @@ class Network:
         if listener is None:
             done(None)
             return
-        near, far = Stream(self, own, other % HALF), Stream(self, other % HALF, own)
+        near, far = Stream(self, own, other % OTHER_HALF_OFFSET), Stream(self, other % OTHER_HALF_OFFSET, own)
         near.shown = shown
         near.twin, far.twin = far, near
         self.streams = [one for one in self.streams if one.is_open] + [near, far]
@@ -123,8 +123,8 @@ class Network:
 
     def _listener(self, own: int, other: int) -> Listener | Usurper | None:
         """Return the listener that answers there."""
-        index = other % HALF
-        if other == NOWHERE or index >= len(self.listeners) or self.is_cut_off(own, index):
+        index = other % OTHER_HALF_OFFSET
+        if other == NOWHERE_INDEX or index >= len(self.listeners) or self.is_cut_off(own, index):
             return None
         listener = self.listeners[index]
         if listener.is_up_at(other):

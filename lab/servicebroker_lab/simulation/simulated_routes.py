@@ -9,7 +9,7 @@ from itertools import permutations
 from servicebroker.protocol.routing import LOCAL, Route
 from servicebroker_lab.simulation.links import address_of
 from servicebroker_lab.simulation.simulated_instance import Instance, World
-from servicebroker_lab.simulation.simulated_network import HALF, NOWHERE
+from servicebroker_lab.simulation.simulated_network import NOWHERE_INDEX, OTHER_HALF_OFFSET
 
 EVERYWHERE = "//sim/everywhere"  # a service that all instances have
 
@@ -34,7 +34,7 @@ class Routes:
             others = [index for index in range(count) if index != here]
             self._hops[here, there] = self._loop.random.choice(others) if astray else there
             if self._loop.happens(self._faults.nowhere):
-                self._hops[here, there] = NOWHERE
+                self._hops[here, there] = NOWHERE_INDEX
         self._set(unrouted=self._faults.unrouted, scattered=self._faults.scattered)
 
     def settle(self, *, detours: bool = False, scattered: float = 0.0) -> None:
@@ -119,4 +119,4 @@ class Routes:
 
     def _ways(self, hop: int) -> tuple[str, str | None]:
         """The address of a hop, and of its other server where routes are mirrored."""
-        return str(address_of(hop)), str(address_of(hop + HALF)) if self._faults.promoted else None
+        return str(address_of(hop)), str(address_of(hop + OTHER_HALF_OFFSET)) if self._faults.promoted else None

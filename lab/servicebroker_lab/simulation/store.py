@@ -56,8 +56,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 Key = tuple[UUID, bool]  # conversation, is_initiator
 
-DATABASE = 1  # the only one of an instance; its routes are those of msdb too
-QUEUE = 1
+DATABASE_ID = 1  # the only one of an instance; its routes are those of msdb too
+QUEUE_ID = 1
 _BEGUN = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 _LIVE = (*_BEGUN, EndpointState.DISCONNECTED_INBOUND)
 
@@ -343,7 +343,7 @@ class MemoryStore(Store):
     def _shown(self, one: Endpoint) -> RemoteEndpoint:
         master_key = self._tables.master_key
         return RemoteEndpoint(
-            *(one.handle, one.conversation, one.is_initiator, DATABASE, self._tables.broker, True),
+            *(one.handle, one.conversation, one.is_initiator, DATABASE_ID, self._tables.broker, True),
             *(one.own_service, one.far_service, one.far_broker, one.routed_broker, one.contract, one.lifetime),
             *(one.encryption, one.priority, True, one.state.value, one.is_remote, one.is_acknowledged),
             *(min(one.rows, default=one.send_sequence), one.send_sequence, one.next, one.failure),
@@ -364,7 +364,7 @@ class MemoryStore(Store):
 
     def _located(self, here: Here) -> Located:
         tables, broker = self._tables, str(self._tables.broker)
-        homes = {(service, broker): Home(1, QUEUE, DATABASE, True, 1, True, False) for service in tables.services}
+        homes = {(service, broker): Home(1, QUEUE_ID, DATABASE_ID, True, 1, True, False) for service in tables.services}
         site = Site(
             {service: [broker] for service in tables.services},
             frozenset({broker}),
@@ -372,12 +372,12 @@ class MemoryStore(Store):
             here.forwards,
             unreachable=here.unreachable,
         )
-        database = Database(DATABASE, tables.routes_version, broker, True, True, ())
+        database = Database(DATABASE_ID, tables.routes_version, broker, True, True, ())
         return Located(site, [database], homes, 0.0)
 
     def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
         routes = self._tables.routes
-        return destinations(departures, self._located(here), {DATABASE: routes}, routes, self._clock())
+        return destinations(departures, self._located(here), {DATABASE_ID: routes}, routes, self._clock())
 
     def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
         return passages(headers, self._located(here), self._tables.routes, self._clock())
@@ -557,7 +557,7 @@ class MemoryStore(Store):
             if one.failure is not None:
                 result.failures[handle] = Failed(*one.failure)
             if self._store(one, batch):
-                result.queues.add(QUEUE)
+                result.queues.add(QUEUE_ID)
             if any(isinstance(step, Keep) for step in batch.steps):
                 one.kept_owner = owners.get(handle, "")
         return result
@@ -665,7 +665,7 @@ class MemoryStore(Store):
             if one is not None and one.is_initiator and one.security is None:
                 binding, user = tables.bindings.get(one.far_service, (Binding.NO_BINDING, None))
                 found.append(
-                    Beginning(handle, DATABASE, "sim", one.encryption, binding, DBO_ID, user, tables.master_key)
+                    Beginning(handle, DATABASE_ID, "sim", one.encryption, binding, DBO_ID, user, tables.master_key)
                 )
         return found
 

@@ -33,8 +33,8 @@ from support import (
     waiting_messages,
 )
 
-INSTANCES = 8
-CONVERSATIONS = 10_000
+INSTANCE_COUNT = 8
+CONVERSATION_COUNT = 10_000
 
 
 def departure(database_id: int) -> RemoteEndpoint:
@@ -47,11 +47,11 @@ def departure(database_id: int) -> RemoteEndpoint:
 
 @pytest.mark.feature(116)
 def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
-    for number in range(INSTANCES):
+    for number in range(INSTANCE_COUNT):
         database.create_route(
             f"r{number}", service_name=STOCK, broker_instance=uuid4(), address=f"TCP://host{number}:4022"
         )
-    departures = [departure(database.database_id) for _ in range(CONVERSATIONS)]
+    departures = [departure(database.database_id) for _ in range(CONVERSATION_COUNT)]
     now = database.instance.clock()
     with database.instance.connection() as connection:
         found = run(connection, route(Catalog(), departures, Here(), now))
@@ -59,12 +59,12 @@ def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
         lost = Here(unreachable=frozenset({Address("host0", 4022)}))
         without = run(connection, route(Catalog(), departures, lost, now))
     assert found == again  # another process, or the same one after a restart, decides alike
-    expected = CONVERSATIONS / INSTANCES
+    expected = CONVERSATION_COUNT / INSTANCE_COUNT
     counts = Counter(one.destination for one in found.values())
-    assert len(counts) == INSTANCES
+    assert len(counts) == INSTANCE_COUNT
     chi_square = sum((seen - expected) ** 2 / expected for seen in counts.values())
     assert chi_square < 29.9  # 7 degrees of freedom, p = 0.0001
-    assert len({one.destination for one in without.values()}) == INSTANCES - 1
+    assert len({one.destination for one in without.values()}) == INSTANCE_COUNT - 1
 
 
 @pytest.fixture(scope="module")

@@ -37,10 +37,10 @@ from support import (
     waiting_messages,
 )
 
-CONVERSATIONS = 8
-BATCH = 20
-SHARES = 3  # at most
-PATIENCE = 120.0  # seconds without any progress, while the network is calm
+CONVERSATION_COUNT = 8
+BATCH_MESSAGES = 20
+MAX_SHARES = 3  # at most
+PROGRESS_TIMEOUT_S = 120.0  # seconds without any progress, while the network is calm
 
 
 class Broker:
@@ -56,7 +56,7 @@ class Broker:
 
     def start(self) -> None:
         script = Path(__file__).parents[2] / "daemon_process.py"
-        options = str(self.port), str(SHARES), str(int(self.in_processes))
+        options = str(self.port), str(MAX_SHARES), str(int(self.in_processes))
         self.daemon = subprocess.Popen([sys.executable, str(script), self.url, *options])
 
     def kill(self) -> None:
@@ -113,11 +113,11 @@ class Traffic:
 
     def __init__(self, network: Network, messages: int, chance: random.Random, seconds: float) -> None:
         self.network, self.chance = network, chance
-        self.each = max(1, messages // CONVERSATIONS)
-        self.pause = seconds * BATCH / (self.each * CONVERSATIONS)
+        self.each = max(1, messages // CONVERSATION_COUNT)
+        self.pause = seconds * BATCH_MESSAGES / (self.each * CONVERSATION_COUNT)
         self.handles = [
             network.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
-            for _ in range(CONVERSATIONS)
+            for _ in range(CONVERSATION_COUNT)
         ]
         self.sent: dict[UUID, int] = dict.fromkeys(self.handles, 0)
         self.arrived: dict[UUID, int] = {}  # by the target's handle
@@ -147,7 +147,7 @@ class Traffic:
         while not self.over.is_set() and (left := [h for h in self.handles if self.sent[h] < self.each]):
             handle = self.chance.choice(left)
             first = self.sent[handle]
-            count = min(self.each - first, self.chance.randint(1, 2 * BATCH))
+            count = min(self.each - first, self.chance.randint(1, 2 * BATCH_MESSAGES))
             padding = b"x" * (100_000 if self.chance.random() < 0.02 else 100)
             database.send_batch(handle, ORDER, [b"%d " % n + padding for n in range(first, first + count)])
             self.sent[handle] += count
@@ -179,7 +179,7 @@ class Traffic:
         for thread in self.threads:
             thread.start()
         calm_at, seen, at = time.monotonic() + seconds, 0, time.monotonic()
-        while not self.is_done and time.monotonic() - at < PATIENCE:
+        while not self.is_done and time.monotonic() - at < PROGRESS_TIMEOUT_S:
             if time.monotonic() < calm_at:
                 disturb()
             else:
@@ -194,7 +194,7 @@ class Traffic:
         if self.problems:
             raise self.problems[0]
         assert self.is_done, f"nothing moves any more: {self.sent} {self.arrived} {self.answered}"
-        assert sorted(self.arrived.values()) == [self.each] * CONVERSATIONS
+        assert sorted(self.arrived.values()) == [self.each] * CONVERSATION_COUNT
 
 
 @pytest.mark.feature(127, 140)
@@ -216,7 +216,7 @@ def test_nothing_is_lost_doubled_or_out_of_order(
 
     traffic.run(disturb, seconds)
     for broker in (network.west, network.east):
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + PROGRESS_TIMEOUT_S
         while waiting_messages(broker.database) and time.monotonic() < until:
             time.sleep(0.1)
         waiting = "select conversation_handle, message_sequence_number, transmission_status from sys.transmission_queue"

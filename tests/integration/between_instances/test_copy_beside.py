@@ -15,7 +15,7 @@ from daemons import Served, Two
 from servicebroker.cli.main import app as command
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, eventually, standard_database
 
-DIALOGS = 10
+DIALOG_COUNT = 10
 
 
 def answer(url: str, answered: list[bytes], stopped: threading.Event, say: bytes) -> None:
@@ -46,12 +46,12 @@ def test_a_copy_answers_nothing_of_the_originals(
         site.endpoint(encryption="DISABLED")
     two.west.serve()
     database = two.west.database
-    handles = [database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(DIALOGS)]
+    handles = [database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(DIALOG_COUNT)]
     sent = [b"%d" % number for number in range(many)]
 
     def send(part: int) -> None:
         for number in range(part * many // 4, (part + 1) * many // 4):
-            database.send(handles[number % DIALOGS], ORDER, sent[number])
+            database.send(handles[number % DIALOG_COUNT], ORDER, sent[number])
 
     send(0)
     two.east.instance.close()

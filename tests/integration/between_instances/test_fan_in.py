@@ -14,7 +14,7 @@ import pytest
 
 from servicebroker_lab import benchmarks
 from servicebroker_lab.benchmarks import remote
-from servicebroker_lab.benchmarks.remote import APART, CONVERSATIONS, ORDER, QUEUE, SOURCES, Linked
+from servicebroker_lab.benchmarks.remote import CONVERSATION_COUNT, ORDER, QUEUE, SOURCE_COUNT, UNUSED_DIALOGS, Linked
 from support import eventually, query
 
 pytestmark = pytest.mark.feature(210)
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.feature(210)
 def linked() -> Iterator[Linked]:
     with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)  # a server that root starts runs as another user, who has to pass
-        with closing(Linked(Path(folder) / "all", is_secured=False, sources=SOURCES)) as linked:
+        with closing(Linked(Path(folder) / "all", is_secured=False, sources=SOURCE_COUNT)) as linked:
             yield linked
 
 
@@ -58,7 +58,7 @@ def test_every_150th_dialog_has_a_page_of_its_own(linked: Linked) -> None:
         )
         return int(query(database, text, handles)[0][0])  # type: ignore[arg-type]
 
-    assert pages(linked.begin(service, 10, APART)) == 10
+    assert pages(linked.begin(service, 10, UNUSED_DIALOGS)) == 10
     assert pages(linked.begin(service, 10)) < 5  # neighbours share pages
 
 
@@ -73,7 +73,7 @@ def test_many_messages_in_a_transaction_beat_one_in_each(
         assert linked.carry(messages, batch) == messages
         return messages / (time.perf_counter() - begun)
 
-    many = CONVERSATIONS * SOURCES
+    many = CONVERSATION_COUNT * SOURCE_COUNT
     single, batched = (max(rate(*order) for _ in range(3)) for order in ((10 * many, 1), (100 * many, 100)))
     record_property("rates", f"{single:,.0f} messages/s one by one, {batched:,.0f} in hundreds")
     assert batched > 1.5 * single
@@ -82,8 +82,8 @@ def test_many_messages_in_a_transaction_beat_one_in_each(
 @pytest.mark.full
 @pytest.mark.slow
 def test_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SOURCES", 2)
-    monkeypatch.setattr(remote, "APART", 3)
+    monkeypatch.setattr(remote, "SOURCE_COUNT", 2)
+    monkeypatch.setattr(remote, "UNUSED_DIALOGS", 3)
     lines = benchmarks.run(["remote-fan-in"], scale=0.02, rounds=1).lines
     assert [(line.system, line.label) for line in lines] == [
         ("servicebroker", "TLS and dialog security"),

@@ -48,7 +48,7 @@ from support import (
 
 SEALER, SEALED = "//test/Sealer", "//test/Sealed"  # initiator and target
 MALLORY, DOWN, OPEN, LOAD = "//test/Mallory", "//test/Down", "//test/Open", "//test/Load"
-SLICE = 0.5  # seconds of quiet, or of harm
+SLICE_S = 0.5  # seconds of quiet, or of harm
 
 
 class World:
@@ -290,14 +290,14 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
     sent: list[str] = []
     quiet: list[float] = []
     harmed: list[float] = []
-    pings(world, SLICE, sent)  # both are warm
+    pings(world, SLICE_S, sent)  # both are warm
     end = time.monotonic() + request.config.getoption("--hostile-seconds")
     while time.monotonic() < end:
-        quiet += pings(world, SLICE, sent)
+        quiet += pings(world, SLICE_S, sent)
         hostile.go()
-        harmed += pings(world, 2 * SLICE, sent)
+        harmed += pings(world, 2 * SLICE_S, sent)
         hostile.pause()
-        time.sleep(SLICE / 2)
+        time.sleep(SLICE_S / 2)
     found = hostile.end()
     load.over.set()
     load.join(30)

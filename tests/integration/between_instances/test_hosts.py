@@ -23,7 +23,7 @@ from support import (
     waiting_messages,
 )
 
-PORT = 4022  # the same on every host
+BROKER_PORT = 4022  # the same on every host
 
 
 def ip(*words: str) -> None:
@@ -84,11 +84,11 @@ def hosts() -> Iterator[Hosts]:
 @pytest.fixture
 def two(hosts: Hosts, make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
     two = Two(*(Site(side, make_instance_url(), tmp_path) for side in ("west", "east")))
-    two.west.database.alter_route("ToStock", address=f"TCP://10.77.0.2:{PORT}")
-    two.east.database.alter_route("ToOrders", address=f"TCP://10.77.0.1:{PORT}")
+    two.west.database.alter_route("ToStock", address=f"TCP://10.77.0.2:{BROKER_PORT}")
+    two.east.database.alter_route("ToOrders", address=f"TCP://10.77.0.1:{BROKER_PORT}")
     two.introduce(tmp_path)
     for site, host in ((two.west, hosts.west), (two.east, hosts.east)):
-        site.instance.create_endpoint("broker", state="STARTED", listener_port=PORT)
+        site.instance.create_endpoint("broker", state="STARTED", listener_port=BROKER_PORT)
         site.serve(host=host).says("is now listening for connections at TCP://0.0.0.0:4022")
     yield two
     hosts.plug()
@@ -131,7 +131,7 @@ def test_a_host_that_gets_another_address(two: Two, hosts: Hosts) -> None:
     hosts.no_address(hosts.east, "10.77.0.2")
     hosts.address(hosts.east, "10.77.0.3")
     two.send("b", handle=handle)
-    two.west.database.alter_route("ToStock", address=f"TCP://10.77.0.3:{PORT}")
+    two.west.database.alter_route("ToStock", address=f"TCP://10.77.0.3:{BROKER_PORT}")
     other = two.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     two.arrives("b", seconds=90)
     two.send("c", handle=other)

@@ -19,7 +19,7 @@ from servicebroker.store.running import in_transaction, run
 from support import ORDER, STOCK_QUEUE, bodies, eventually, query, queue_number, waiting_messages
 
 LARGE = LARGE_FRAGMENTS * LIMITS.fragment_size + 1
-ROUNDS = 1_000  # more than fragments, which may travel one by one
+MAX_ROUNDS = 1_000  # more than fragments, which may travel one by one
 
 
 class Noted(KeptDeliveries):
@@ -61,7 +61,7 @@ def send_around(pair: Pair) -> bytes:
 
 
 def arrive(pair: Pair) -> None:
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         pair.rounds(1)
         if waiting_messages(pair.west.database) == 0:
             return

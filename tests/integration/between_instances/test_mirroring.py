@@ -40,9 +40,9 @@ from support import (
     waiting_messages,
 )
 
-CONVERSATIONS = 4
-EACH = 150  # messages of each
-SECONDS = 60.0  # for what takes one or two
+CONVERSATION_COUNT = 4
+MESSAGES_EACH = 150  # messages of each
+TIMEOUT_S = 60.0  # for what takes one or two
 
 
 class Half(Serving):
@@ -152,7 +152,7 @@ class Reader:
 
     def stop(self) -> None:
         self.over.set()
-        self._thread.join(SECONDS)
+        self._thread.join(TIMEOUT_S)
         assert self.problems == []
 
     def _run(self) -> None:
@@ -186,7 +186,7 @@ class Load:
     def __init__(self, database: sb.Database) -> None:
         self.database = database
         self.handles = [
-            database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(CONVERSATIONS)
+            database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(CONVERSATION_COUNT)
         ]
         self.answered: dict[UUID, list[int]] = {handle: [] for handle in self.handles}
         self.sent = 0
@@ -208,7 +208,7 @@ class Load:
         return sum(map(len, self.answered.values()))
 
     def is_answered(self) -> bool:
-        return self.answers() >= self.sent * CONVERSATIONS
+        return self.answers() >= self.sent * CONVERSATION_COUNT
 
 
 def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
@@ -258,7 +258,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
     try:
         new.daemon.says("waits as the mirror until it is promoted")
         load.send(50)
-        eventually(load.is_answered, SECONDS)
+        eventually(load.is_answered, TIMEOUT_S)
         chosen = f"{old.address} is the principal: it says so, on timeline 1, and its commits wait for a standby."
         assert mirrored.explanation == chosen
         assert mirrored.why().endswith(chosen)
@@ -275,7 +275,7 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         mirrored.promote()
         reader.half = new
         new.daemon.says("The standby was promoted: this process takes over.")
-        eventually(load.is_answered, SECONDS)
+        eventually(load.is_answered, TIMEOUT_S)
         assert f"{new.address} is the principal: it says so, on timeline 2" in mirrored.explanation
         new.daemon.says("no commit here waits for a synchronous standby")
         assert any("no commit here waits for a synchronous standby" in one for one in told(new))
@@ -285,11 +285,11 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         old.daemon.says("The synchronous standby does not confirm what is committed here")
         # Without a synchronous standby the old primary claims to be the principal, on its old timeline.
         old.server.set_synchronous("")
-        eventually(lambda: old.daemon.count("This process serves the instance.") == 2, SECONDS)
+        eventually(lambda: old.daemon.count("This process serves the instance.") == 2, TIMEOUT_S)
         west.daemon.end(signal.SIGKILL)  # a sender that asks anew asks both
         west.serve()
         load.send(25)
-        eventually(load.is_answered, SECONDS)
+        eventually(load.is_answered, TIMEOUT_S)
         old.daemon.says("Another server of this cluster is on timeline 2, this one on 1")
         assert any("it takes and sends no messages. Make it a standby of the other one" in one for one in told(old))
 
@@ -300,13 +300,13 @@ def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrore
         load.send(25)
         west.waits(f"Neither is known to be the principal: {old.address}")
         new.serve()
-        eventually(load.is_answered, SECONDS)
+        eventually(load.is_answered, TIMEOUT_S)
     finally:
         reader.stop()
-    assert load.answered == {handle: list(range(EACH)) for handle in load.handles}
-    assert mirrored.taken() == [list(range(EACH))] * CONVERSATIONS
+    assert load.answered == {handle: list(range(MESSAGES_EACH)) for handle in load.handles}
+    assert mirrored.taken() == [list(range(MESSAGES_EACH))] * CONVERSATION_COUNT
     assert old.rows("select max(number) < 75 from taken") == [(True,)]
-    eventually(mirrored.is_settled, SECONDS)
+    eventually(mirrored.is_settled, TIMEOUT_S)
 
 
 @pytest.mark.feature(123)
@@ -324,7 +324,7 @@ def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
     load, reader = Load(west.database), Reader(old)
     try:
         load.send(25)
-        eventually(load.is_answered, SECONDS)
+        eventually(load.is_answered, TIMEOUT_S)
         load.send(25)
         old.server.crash()
         listener.target = new.port  # the name leads to the standby, which takes nothing yet
@@ -334,10 +334,10 @@ def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
         mirrored.promote()
         reader.half = new
         load.send(25)
-        eventually(load.is_answered, SECONDS)
+        eventually(load.is_answered, TIMEOUT_S)
     finally:
         reader.stop()
         listener.close()
     assert load.answered == {handle: list(range(load.sent)) for handle in load.handles}
-    assert mirrored.taken() == [list(range(load.sent))] * CONVERSATIONS
-    eventually(mirrored.is_settled, SECONDS)
+    assert mirrored.taken() == [list(range(load.sent))] * CONVERSATION_COUNT
+    eventually(mirrored.is_settled, TIMEOUT_S)

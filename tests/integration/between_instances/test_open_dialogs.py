@@ -18,10 +18,12 @@ from servicebroker_lab.benchmarks import processes
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, eventually, query, waiting_messages
 
 _LOG = logging.getLogger(__name__)  # shown with --log-cli-level INFO
-MOST = 300e6  # bytes of a daemon, the reference's figure for 1,000,000 open dialogs of which 1,000 are active
-GROWTH = 60e6  # bytes that the active ones may add
-ACTIVE = 1_000
-BATCH = 100
+MAX_DAEMON_BYTES = (
+    300e6  # bytes of a daemon, the reference's figure for 1,000,000 open dialogs of which 1,000 are active
+)
+MAX_GROWTH_BYTES = 60e6  # bytes that the active ones may add
+ACTIVE_DIALOGS = 1_000
+BATCH_MESSAGES = 100
 FRESH = {
     "conversation_handle": "handle",
     "conversation_id": "conversation",
@@ -71,9 +73,9 @@ def begin(two: Two, many: int) -> list[UUID]:
 
 def talk(two: Two, handles: list[UUID], body: bytes) -> None:
     """A message on each, all of them received and acknowledged."""
-    for start in range(0, len(handles), BATCH):
+    for start in range(0, len(handles), BATCH_MESSAGES):
         with two.west.database.transaction() as transaction:
-            for handle in handles[start : start + BATCH]:
+            for handle in handles[start : start + BATCH_MESSAGES]:
                 transaction.send(handle, ORDER, body)
     read: list[bytes] = []
     while len(read) < len(handles):
@@ -95,9 +97,9 @@ def test_open_dialogs_are_not_held_in_memory(two: Two, tmp_path: Path, pytestcon
     talk(two, begin(two, 1), b"first")
     for site in (two.west, two.east):
         site.daemon.kill()
-        copy(site, many - ACTIVE)
+        copy(site, many - ACTIVE_DIALOGS)
         site.serve()
-    active = begin(two, ACTIVE)
+    active = begin(two, ACTIVE_DIALOGS)
     talk(two, active[:10], b"a")
     before = {site.name: memory(site) for site in (two.west, two.east)}
     talk(two, active, b"b")
@@ -106,5 +108,5 @@ def test_open_dialogs_are_not_held_in_memory(two: Two, tmp_path: Path, pytestcon
         assert query(site.database, "select count(*) from sys.conversation_endpoints") == [(many + 1,)]
         held = memory(site)
         _LOG.info("%s: %.0f MB, then %.0f MB", site.name, before[site.name] / 1e6, held / 1e6)
-        assert held < MOST
-        assert held - before[site.name] < GROWTH
+        assert held < MAX_DAEMON_BYTES
+        assert held - before[site.name] < MAX_GROWTH_BYTES

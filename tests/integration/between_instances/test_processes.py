@@ -38,11 +38,11 @@ from support import (
     waiting_messages,
 )
 
-PROCESSES = 3
-CONVERSATIONS = 12
+PROCESS_COUNT = 3
+CONVERSATION_COUNT = 12
 UNDER_WAY = 2_000  # messages that are not answered yet
 PASSWORD = "correct horse"
-PATIENCE = 60.0  # seconds
+TIMEOUT_S = 60.0  # seconds
 
 
 class Broker(Serving):
@@ -57,7 +57,7 @@ class Broker(Serving):
 
     def start(self) -> Served:
         listen = ("--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
-        self.daemons.append(Served(self.url, self.keys, *listen, "--processes", str(PROCESSES)))
+        self.daemons.append(Served(self.url, self.keys, *listen, "--processes", str(PROCESS_COUNT)))
         return self.daemons[-1]
 
     @property
@@ -106,7 +106,7 @@ def brokers(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[t
         west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{east.port}")
         east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{west.port}")
         for one in made:
-            one.daemons[0].says(f"Conversations are divided among {PROCESSES} rounds at a time.")
+            one.daemons[0].says(f"Conversations are divided among {PROCESS_COUNT} rounds at a time.")
         yield west, east
 
 
@@ -120,7 +120,7 @@ class Flow:
 
     def __init__(self, west: Broker, east: Broker, chance: random.Random) -> None:
         self.west, self.east, self.chance = west.database, east.database, chance
-        handles = [self.west.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(CONVERSATIONS)]
+        handles = [self.west.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(CONVERSATION_COUNT)]
         self.sent: dict[UUID, int] = dict.fromkeys(handles, 0)
         self.arrived: dict[UUID, int] = {}  # by the target's handle
         self.answered: dict[UUID, int] = dict.fromkeys(handles, 0)
@@ -155,9 +155,9 @@ class Flow:
     def moves(self, until: Callable[[], bool] | None = None) -> None:
         """Wait until some more have been answered, or until that; somebody always gets further meanwhile."""
         seen, at = self.finished, time.monotonic()
-        target = until or (lambda first=seen: self.finished > first + CONVERSATIONS)
+        target = until or (lambda first=seen: self.finished > first + CONVERSATION_COUNT)
         while not target() and not self.problems:
-            assert time.monotonic() - at < PATIENCE, f"nothing moves: {self.sent} {self.arrived} {self.answered}"
+            assert time.monotonic() - at < TIMEOUT_S, f"nothing moves: {self.sent} {self.arrived} {self.answered}"
             if self.finished != seen:
                 seen, at = self.finished, time.monotonic()
             time.sleep(0.05)
@@ -221,7 +221,7 @@ def status_and_doctor_tell_of_them(one: Broker) -> None:
     assert sum(process["replaced"] for process in found) == killed
     assert all(process["memory"] > 10_000_000 for process in found)
     served = ran("status", "--instance", one.url, env=os.environ | {"COLUMNS": "200"}).stdout
-    assert f"Served by {PROCESSES} processes: {pids[0]} (" in served
+    assert f"Served by {PROCESS_COUNT} processes: {pids[0]} (" in served
     said = ran("doctor", "--instance", one.url).stdout
     for process in found:
         often = f"Process {process['number']} of 3 was replaced {process['replaced']} times, lately "

@@ -21,7 +21,7 @@ from servicebroker.protocol.envelope import Header, parse
 from servicebroker.store.running import run
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, bodies, query
 
-MINUTE = 60.0  # seconds
+MINUTE_S = 60.0  # seconds
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_a_frame_says_when_it_was_sealed_until_the_conversation_is_open(pair: Pa
     pair.west.round([])
     again = header(pair.west).opening
     assert again is not None
-    assert again.sealed_at == pytest.approx(opening.sealed_at + MINUTE, abs=2)
+    assert again.sealed_at == pytest.approx(opening.sealed_at + MINUTE_S, abs=2)
     arrive(pair, "one")
     pair.west.database.send(handle, ORDER, "two")
     pair.west.round([])

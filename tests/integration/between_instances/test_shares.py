@@ -43,11 +43,11 @@ from support import (
     standard_database,
 )
 
-SHARES = 3
-CONVERSATIONS = 12
+SHARE_COUNT = 3
+CONVERSATION_COUNT = 12
 PASSWORD = "correct horse"
 in_threads_and_processes = pytest.mark.parametrize("in_processes", [False, True], ids=["threads", "processes"])
-MESSAGES, EACH = 4_800, 0.0003  # seconds
+MESSAGE_COUNT, MESSAGE_COST_S = 4_800, 0.0003  # seconds
 
 
 class Site:
@@ -114,7 +114,12 @@ class Site:
 
 @contextmanager
 def sites(
-    count: int, make_instance_url: Callable[..., str], folder: Path, shares: int = SHARES, *, in_processes: bool = False
+    count: int,
+    make_instance_url: Callable[..., str],
+    folder: Path,
+    shares: int = SHARE_COUNT,
+    *,
+    in_processes: bool = False,
 ) -> Iterator[list[Site]]:
     """West sends to east; both know the way."""
     with ExitStack() as stack:
@@ -132,11 +137,11 @@ def sites(
 def converse(west: Site, east: Site, *, large: int = 0, encryption: bool = False) -> None:
     """Many conversations of both; each message is answered, and everything comes once and in order, and is counted."""
     for site in (west, east):
-        eventually(lambda site=site: len(site.remembered) == SHARES)
+        eventually(lambda site=site: len(site.remembered) == SHARE_COUNT)
     counted = _arrived()
     handles = [
         west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption)
-        for _ in range(CONVERSATIONS)
+        for _ in range(CONVERSATION_COUNT)
     ]
     sent = {handle: [b"%d" % number for number in range(10)] for handle in handles}
     for handle in handles[:3] if large else []:
@@ -185,7 +190,7 @@ def test_messages_large_and_small_come_once_and_in_order(
         west.route(STOCK, east)
         east.route(ORDERS, west)
         converse(west, east, large=3_000_000)
-        eventually(lambda: west.sessions == SHARES + 1)
+        eventually(lambda: west.sessions == SHARE_COUNT + 1)
         with psycopg.connect(east.url, autocommit=True) as other:  # one of them alone: all begin anew
             other.execute("select pg_terminate_backend(%s)", [east.second_session])
         eventually(lambda: len(east.remembered) == 1)
@@ -243,7 +248,9 @@ def test_every_share_finds_its_own(make_instance_url: Callable[..., str]) -> Non
         database = standard_database(instance)
         database.drop_service(STOCK)
         database.create_route("ToStock", service_name=STOCK, address="TCP://nowhere:4022")
-        stores = [PostgresStore(connection, lambda: datetime.now(UTC), Division(n, SHARES)) for n in range(SHARES)]
+        stores = [
+            PostgresStore(connection, lambda: datetime.now(UTC), Division(n, SHARE_COUNT)) for n in range(SHARE_COUNT)
+        ]
         whole = PostgresStore(connection, lambda: datetime.now(UTC))
         seen = whole.look(None).snapshot
         for _ in range(30):
@@ -255,7 +262,7 @@ def test_every_share_finds_its_own(make_instance_url: Callable[..., str]) -> Non
         assert sorted(one for part in parts for one in part) == sorted(whole.look(seen).waiting)
         for number, (part, store) in enumerate(zip(parts, stores, strict=True)):
             mine = sorted(one.conversation_handle for one in part)
-            assert {share_of(conversations[handle], SHARES) for handle in mine} == {number}
+            assert {share_of(conversations[handle], SHARE_COUNT) for handle in mine} == {number}
             first = store.page(UUID(int=0), 4)
             assert first + store.page(first[-1], 100) == mine
 
@@ -266,7 +273,7 @@ class Slow(PostgresStore):
     def store(self, batches: Mapping[UUID, Batch]) -> Result:
         """As PostgreSQL's; and then it takes a while."""
         result = super().store(batches)
-        time.sleep(EACH * sum(batch.reached - batch.expected for batch in batches.values()))
+        time.sleep(MESSAGE_COST_S * sum(batch.reached - batch.expected for batch in batches.values()))
         return result
 
 
@@ -276,8 +283,8 @@ def test_what_servers_do_for_shares_takes_place_at_the_same_time(
 ) -> None:
     monkeypatch.setattr(daemon, "PostgresStore", Slow)
     monkeypatch.setattr(shares, "PostgresStore", Slow)
-    alone, together = (_seconds(count, make_instance_url, tmp_path / str(count)) for count in (1, SHARES))
-    assert alone > EACH * MESSAGES
+    alone, together = (_seconds(count, make_instance_url, tmp_path / str(count)) for count in (1, SHARE_COUNT))
+    assert alone > MESSAGE_COST_S * MESSAGE_COUNT
     assert together < alone / 1.5
 
 
@@ -286,10 +293,10 @@ def _seconds(shares: int, make_instance_url: Callable[..., str], folder: Path) -
     with sites(2, make_instance_url, folder, shares) as (west, east):
         handles = [
             west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
-            for _ in range(2 * CONVERSATIONS)
+            for _ in range(2 * CONVERSATION_COUNT)
         ]
         for handle in handles:
-            west.database.send_batch(handle, ORDER, [b"x"] * (MESSAGES // len(handles)))
+            west.database.send_batch(handle, ORDER, [b"x"] * (MESSAGE_COUNT // len(handles)))
         eventually(lambda: len(west.remembered) == len(east.remembered) == shares)
         began = time.monotonic()
         west.route(STOCK, east)

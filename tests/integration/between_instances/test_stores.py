@@ -34,7 +34,7 @@ from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, Clock, query, standard_database
 
 FAR = UUID(int=7)  # the broker of the peers
-HANDLES = 6  # endpoints that are worked on at a time
+HANDLE_COUNT = 6  # endpoints that are worked on at a time
 _READS = (EndpointState.STARTED_INBOUND, EndpointState.CONVERSING, EndpointState.DISCONNECTED_INBOUND)
 
 
@@ -343,7 +343,7 @@ def _operate(both: Both, count: int) -> None:
     actions += [both.part, both.set_statuses, both.read, both.page, both.look, both.round, both.unfinished]
     weights = [8, 8, 3, 4, 2, 4, 1, 1, 2, 2, 1, 2, 3, 2]
     for _ in range(count):
-        if len([one for one in both.tables.endpoints.values() if not one.is_over]) < HANDLES:
+        if len([one for one in both.tables.endpoints.values() if not one.is_over]) < HANDLE_COUNT:
             both.chance.choice((both.begin, both.open_target))()
         both.chance.choices(actions, weights)[0]()
         both.check()

@@ -14,8 +14,8 @@ import servicebroker as sb
 from daemons import Site, Two
 from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, bodies, eventually, in_thread, query, waiting_messages
 
-KILLS = 3
-CONVERSATIONS = 4
+KILL_COUNT = 3
+CONVERSATION_COUNT = 4
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def three(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tup
 def test_a_forwarder_that_is_killed_loses_and_doubles_nothing(three: tuple[Two, Site]) -> None:
     two, middle = three
     middle.serve().says("is now listening")
-    handles = [two.send("0") for _ in range(CONVERSATIONS)]
+    handles = [two.send("0") for _ in range(CONVERSATION_COUNT)]
     sent, enough = [1], threading.Event()
 
     def send_on() -> None:
@@ -60,16 +60,16 @@ def test_a_forwarder_that_is_killed_loses_and_doubles_nothing(three: tuple[Two, 
         return sum(map(len, received.values()))
 
     sender = in_thread(send_on)
-    for _ in range(KILLS):
+    for _ in range(KILL_COUNT):
         before = receive(1)
         eventually(lambda before=before: receive(1) > before)  # type: ignore[misc]
         middle.daemon.end(signal.SIGKILL)
         middle.serve()
     enough.set()
     sender.result(60)
-    eventually(lambda: receive(1) == sent[0] * CONVERSATIONS, 120)
+    eventually(lambda: receive(1) == sent[0] * CONVERSATION_COUNT, 120)
     wanted = [str(number).encode() for number in range(sent[0])]
-    assert list(received.values()) == [wanted] * CONVERSATIONS
+    assert list(received.values()) == [wanted] * CONVERSATION_COUNT
     eventually(lambda: waiting_messages(two.west.database) == 0)
     for table in ("conversation_endpoints", "transmission_queue"):
         assert query(middle.database, f"select count(*) from servicebroker.{table}") == [(0,)]

@@ -32,8 +32,8 @@ CATALOG = {
 }
 SESSIONS = {"savepoint_probes"}  # one row for each process number of the server
 STATEMENTS = {"statement_totals", "history", "history_samples"}  # for each name; by time
-TOGETHER = 350  # conversations that are begun in one transaction
-LIFETIME = 60  # seconds
+CONVERSATIONS_TOGETHER = 350  # conversations that are begun in one transaction
+LIFETIME_S = 60  # seconds
 LIVES = [b"answered", b"forgotten", b"failed", b"cleaned", b"expires", b"unread", b"nowhere"]
 
 
@@ -49,13 +49,13 @@ def left(database: sb.Database) -> dict[str, int]:
 def begin_some(database: sb.Database, first: int) -> None:
     """As many conversations, of each life some."""
     with database.transaction() as tx:
-        for number in range(first, first + TOGETHER):
+        for number in range(first, first + CONVERSATIONS_TOGETHER):
             life = LIVES[number % len(LIVES)]
-            options = {"lifetime": LIFETIME} if life in (b"expires", b"unread", b"nowhere") else {}
+            options = {"lifetime": LIFETIME_S} if life in (b"expires", b"unread", b"nowhere") else {}
             to = {"to": "//test/Nowhere"} if life == b"nowhere" else {}
             handle = begin(tx, **to, **options)  # type: ignore[arg-type]
             tx.send(handle, ORDER, life)
-            tx.begin_conversation_timer(handle, LIFETIME - 1)
+            tx.begin_conversation_timer(handle, LIFETIME_S - 1)
             if life in (b"forgotten", b"nowhere"):
                 tx.end_conversation(handle)
 
@@ -97,11 +97,11 @@ def test_nothing_is_left_of_conversations(
 ) -> None:
     database, wanted = fresh_database, request.config.option.leak_conversations
     assert left(database) == {}
-    for first in range(0, wanted, TOGETHER):
+    for first in range(0, wanted, CONVERSATIONS_TOGETHER):
         begin_some(database, first)
         serve(database)
     assert set(left(database)) >= {"conversation_endpoints", "conversation_groups", "transmission_queue"}
-    clock.jump(seconds=LIFETIME + 1)
+    clock.jump(seconds=LIFETIME_S + 1)
     serve(database)
     clock.jump(minutes=31)
     before = {}

@@ -39,7 +39,7 @@ from support import (
 
 pytestmark = pytest.mark.both_faces
 
-HALT = 8489  # the key of an advisory lock
+HALT_KEY = 8489  # the key of an advisory lock
 EXPIRED = (-8489, "The dialog has exceeded the specified LIFETIME.")
 
 
@@ -223,9 +223,9 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
 
 
 def halted_expiry(connection: psycopg.Connection[object], number: int) -> None:
-    """The function that expires a queue's conversations waits for our lock of HALT before it locks a row."""
+    """The function that expires a queue's conversations waits for our lock of HALT_KEY before it locks a row."""
     text = queue_functions(number, False).sql
-    halted = f"lifetime <= at and pg_advisory_xact_lock_shared({HALT}) is not null"
+    halted = f"lifetime <= at and pg_advisory_xact_lock_shared({HALT_KEY}) is not null"
     connection.execute(text.replace("lifetime <= at", halted, 1).encode())
 
 
@@ -235,13 +235,13 @@ def test_what_is_sent_while_the_lifetime_is_looked_at_is_dropped_too(database: s
     database.alter_queue(STOCK_QUEUE, status=False)
     with psycopg.connect(database.instance.url, autocommit=True) as holder:
         halted_expiry(holder, number)
-        holder.execute("select pg_advisory_lock(%s)", (HALT,))
+        holder.execute("select pg_advisory_lock(%s)", (HALT_KEY,))
         at = clock() + timedelta(seconds=61)
         expiring = in_thread(query, database, f"select servicebroker.expire_{number}(%s)", at)
         wait_until_blocked(database)
         database.send(handle, ORDER, b"too late")
         assert waiting_messages(database) == 1
-        holder.execute("select pg_advisory_unlock(%s)", (HALT,))
+        holder.execute("select pg_advisory_unlock(%s)", (HALT_KEY,))
         assert expiring.result(30) == [(1,)]
     assert state(database, handle) == "ER"
     assert waiting_messages(database) == 0

@@ -20,17 +20,17 @@ from servicebroker.store import migrations
 from servicebroker.store.running import run
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, bodies, define_standard_set, eventually, query
 
-MANY = 25
-UPGRADED = 150
-CROWD = 10_000
+MANY_OBJECTS = 25
+UPGRADED_QUEUES = 150
+CROWD_SIZE = 10_000
 
 
 @pytest.fixture
 def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
-    """MANY queues, each with a service, and one of them with a message."""
+    """MANY_OBJECTS queues, each with a service, and one of them with a message."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         made = define_standard_set(instance.database("Many", create=True))
-        for number in range(MANY):
+        for number in range(MANY_OBJECTS):
             made.create_queue(f"Queue{number}")
             made.create_service(f"//test/{number}", f"Queue{number}", [CONTRACT])
         made.send(begin(made, "//test/7"), ORDER, b"seventh")
@@ -44,12 +44,12 @@ def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, as
     assert counts["dbo.Queue7"] == 1
     assert counts["dbo.Queue8"] == 0
     analyzed, findings = database.instance.check()
-    assert analyzed["Service Queues"] > MANY
+    assert analyzed["Service Queues"] > MANY_OBJECTS
     assert not findings
     with database.instance.connection() as connection:
         facts = run(connection, gather(database.instance.clock()))
     assert [queue.messages for queue in facts.queues if queue.name.endswith("Queue7")] == [1]
-    often = {name: times for name, times in asked.items() if times > MANY / 2}
+    often = {name: times for name, times in asked.items() if times > MANY_OBJECTS / 2}
     assert not often
 
 
@@ -63,9 +63,9 @@ def test_no_page_of_the_dashboard_asks_for_each_queue(
         asked.clear()
         answer = client.get(f"/{page}")
         assert answer.status_code == 200, answer.text
-        assert max(asked.values()) < MANY / 2, (page, asked)
+        assert max(asked.values()) < MANY_OBJECTS / 2, (page, asked)
         if page == "i/0/queues":  # some of them, those with the most messages first
-            assert f"3 of {MANY + 2} queues, those with the most messages" in answer.text
+            assert f"3 of {MANY_OBJECTS + 2} queues, those with the most messages" in answer.text
             assert "dbo.Queue7" in answer.text
     dashboard.close()
 
@@ -76,7 +76,7 @@ def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> 
     """The list shows those with the most messages and finds the others by name; no page is long or slow."""
     with sb.open(make_instance_url(), upkeep=None) as instance:
         made = define_standard_set(instance.database("Many", create=True))
-        for first in range(0, CROWD, 500):
+        for first in range(0, CROWD_SIZE, 500):
             with made.defining() as definitions:
                 for number in range(first, first + 500):
                     definitions.create_queue(f"Queue{number}")
@@ -92,9 +92,9 @@ def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> 
                 assert answer.status_code == 200, answer.text
                 assert len(answer.content) < 500_000, page
             assert "dbo.Queue7<" in client.get("/i/0/queues").text
-            found = client.get("/i/0/queues", params={"name": f"Queue{CROWD - 1}"}).text
-            assert f"1 of {CROWD + 2:,} queues" in found
-            assert f"//test/{CROWD - 1}" in found
+            found = client.get("/i/0/queues", params={"name": f"Queue{CROWD_SIZE - 1}"}).text
+            assert f"1 of {CROWD_SIZE + 2:,} queues" in found
+            assert f"//test/{CROWD_SIZE - 1}" in found
         dashboard.close()
 
 
@@ -127,7 +127,7 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
         taken.append(message.message_body)
 
     database.receive("Queue7")
-    for number in range(MANY):
+    for number in range(MANY_OBJECTS):
         activation = sb.Activation("usp_Many", 1, "SELF", status=True)
         database.alter_queue(f"Queue{number}", activation=activation)
     with sb.activate(database.instance, interval=0.4):
@@ -157,7 +157,7 @@ def test_an_instance_with_many_queues_is_upgraded(
     with sb.open(url, upkeep=None) as instance:
         made = define_standard_set(instance.database("Many", create=True))
         with made.defining() as definitions:
-            for number in range(UPGRADED):
+            for number in range(UPGRADED_QUEUES):
                 definitions.create_queue(f"Queue{number}", retention=number % 2 == 0)
         made.send(begin(made), ORDER, b"before")
     newer = migrations.Migration(9001, "9001_newer.sql", "alter table servicebroker.routes add column newer integer")
@@ -169,7 +169,7 @@ def test_an_instance_with_many_queues_is_upgraded(
         assert migrations.migrate(connection) == [newer]
     with sb.open(url, upkeep=None) as instance:
         analyzed, findings = instance.check()
-        assert analyzed["Service Queues"] > UPGRADED
+        assert analyzed["Service Queues"] > UPGRADED_QUEUES
         assert not findings
         many = instance.database("Many")
         assert not query(many, "select from servicebroker.queues where fingerprint is null")

@@ -21,7 +21,7 @@ from tracing_support import tracer_provider
 
 T = TypeVar("T")
 
-PATIENCE = 20.0  # seconds within which everything here must have happened
+TIMEOUT_S = 20.0  # seconds within which everything here must have happened
 _names = count(1)
 
 
@@ -68,7 +68,7 @@ async def rows(database: sb.AsyncDatabase, text: str) -> list[tuple[Any, ...]]:
 
 
 async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         while not await condition():
             await asyncio.sleep(0.01)
 
@@ -85,7 +85,7 @@ async def nothing_is_left_open(database: sb.AsyncDatabase) -> None:
         return await rows(database, f"select ({held}) + ({opened})") == [(0,)]
 
     await eventually(quiet)
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
         barrier = asyncio.Barrier(4)
 
         async def hold() -> None:
@@ -137,7 +137,7 @@ async def cut_everywhere(
         cut = Cut(at)
         task = asyncio.create_task(cut.run(work()))
         result = None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             with suppress(asyncio.CancelledError, sb.InstanceError):  # the second: PostgreSQL has undone all of it
                 result = await task
         await check(result)
@@ -632,7 +632,7 @@ def test_a_thousand_transactions_at_once_on_four_connections(loop: Loop) -> None
 
 def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: Loop) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
-        readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=PATIENCE)) for _ in range(50)]
+        readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=TIMEOUT_S)) for _ in range(50)]
 
         async def all_wait() -> bool:
             return sum(map(len, database.instance.doorbell._waiting.values())) == 50
@@ -680,7 +680,7 @@ def test_the_end_of_the_loop_ends_everything(loop: Loop) -> None:
     left_behind: list[asyncio.Task[Any]] = []
     started = time.monotonic()
     loop.run(leave_readers_behind)
-    assert time.monotonic() - started < PATIENCE
+    assert time.monotonic() - started < TIMEOUT_S
     ends = [reader.cancelled() or isinstance(reader.exception(), sb.InstanceError) for reader in left_behind]
     assert ends == [True] * 10
 

@@ -207,7 +207,7 @@ def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.spark
 def test_a_deep_queue_is_drained_and_memory_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WARM_UP", 20)
-    monkeypatch.setattr(pipeline, "PAGES", 4)
+    monkeypatch.setattr(pipeline, "DRAIN_BATCHES", 4)
     first, last = benchmarks.run(["pipeline-depth"], scale=0.0004).lines
     assert (first.system, last.system, last.goal) == ("servicebroker", "baseline", 0.9)
     for line, which in ((first, "first"), (last, "last")):
@@ -244,7 +244,7 @@ def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.full
 def test_by_how_many_cores_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_scale, "STEADY", 0.2)
+    monkeypatch.setattr(remote_scale, "STEADY_TIME_S", 0.2)
     mine = os.sched_getaffinity(0)
     lines = benchmarks.run(["remote-scale"], scale=0.02).lines
     assert os.sched_getaffinity(0) == mine
@@ -274,7 +274,7 @@ def test_how_many_cores_are_measured() -> None:
 
 
 def test_beside_a_large_message_and_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SETTLING", 0.1)
+    monkeypatch.setattr(remote, "SETTLE_TIME_S", 0.1)
     monkeypatch.setattr(remote, "AT_REST", 0.1)
     report = benchmarks.run(["remote-large", "remote-rest"], scale=0.01)
     assert all(line.figures is not None and line.figures.per_second > 0 for line in report.lines)

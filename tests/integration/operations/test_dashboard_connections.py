@@ -27,7 +27,7 @@ from servicebroker.dashboard import Dashboard, server
 from servicebroker.store.keys import x509_certificates
 from support import eventually
 
-SOON = 5.0  # seconds in which an answer is there
+ANSWER_TIMEOUT_S = 5.0  # seconds in which an answer is there
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -40,7 +40,7 @@ class Site:
 
     def connect(self) -> socket.socket:
         """A connection of a stranger: not even the handshake of TLS is begun."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=SOON)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_TIMEOUT_S)
 
     def send(self, request: str) -> socket.socket:
         """A connection of a browser, with a request on its way."""
@@ -145,7 +145,7 @@ def test_silent_sockets_close_the_dashboard_to_nobody(
             held.enter_context(closing(site.connect()))
         begun = time.monotonic()
         assert status(site.ask(site.get("/login"))) == 200
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - begun < ANSWER_TIMEOUT_S
 
 
 def test_requests_that_do_not_end_close_it_to_nobody(site: Site) -> None:
@@ -234,11 +234,11 @@ def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
 def test_a_request_that_comes_slowly_is_ended(hurried: Site, said: str) -> None:
     with closing(hurried.send(said.replace("{port}", str(hurried.port)))) as connected:
         begun = time.monotonic()
-        while not ended(connected) and time.monotonic() < begun + SOON:
+        while not ended(connected) and time.monotonic() < begun + ANSWER_TIMEOUT_S:
             with suppress(OSError):
                 connected.send(b"x")
             time.sleep(0.1)
-        assert 0.3 < time.monotonic() - begun < SOON
+        assert 0.3 < time.monotonic() - begun < ANSWER_TIMEOUT_S
 
 
 @pytest.mark.parametrize("is_secured", [False, True])
@@ -256,7 +256,7 @@ def test_the_rest_of_a_request_that_was_answered_is_not_read(
             with pytest.raises((ConnectionError, ssl.SSLError)):
                 while time.monotonic() < answered + 20:
                     connected.sendall(b"1\r\nx\r\n" * 1_000)
-            assert time.monotonic() - answered < SOON
+            assert time.monotonic() - answered < ANSWER_TIMEOUT_S
             assert processor_seconds(site.pid) - before < 1
 
 
@@ -271,7 +271,7 @@ def test_who_reads_no_answers_is_ended(hurried: Site) -> None:
         asked = hurried.get("/static/dashboard.css").replace("\n", "\r\n").encode() * 100
         begun = time.monotonic()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            while time.monotonic() < begun + 2 * SOON:
+            while time.monotonic() < begun + 2 * ANSWER_TIMEOUT_S:
                 with suppress(BlockingIOError):
                     connected.send(asked)
                 time.sleep(0.01)

@@ -32,7 +32,7 @@ from support import eventually
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TARGETS = ("driver", "java", "worker", "server")
-ATTEMPTS = 5  # to begin a run on a busy machine
+MAX_ATTEMPTS = 5  # to begin a run on a busy machine
 
 
 def describe(folder, feeds, at_most=2000, **queue):
@@ -66,7 +66,7 @@ def check_excuse(said):
 
 def ended_run(path):
     said = []
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         run = begun(path, "--once")
         try:
             if run.wait(timeout=300) == 0:
@@ -86,7 +86,7 @@ def commits(path):
 def landing_run(path):
     """A run that has landed something."""
     said = []
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         before, run = max(commits(path), 1), begun(path)  # the first commit makes the table
         give_up = time.monotonic() + 300
         while commits(path) <= before and run.poll() is None and time.monotonic() < give_up:

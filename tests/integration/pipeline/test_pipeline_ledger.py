@@ -36,7 +36,7 @@ from servicebroker.pipeline.stream.rows import delivered
 from servicebroker.store import locks
 from support import eventually
 
-CUT, DROPPED = 0.06, 0.004  # the probabilities of a power failure between two steps, and of a dropped queue
+CUT_RATE, DROP_RATE = 0.06, 0.004  # the probabilities of a power failure between two steps, and of a dropped queue
 LINES = MessageRule(LINE, "json", "lines", (Column("sender", "long"), Column("n", "long")))
 OLD = ("is older than what the queue", "of this query was read already")
 ANOTHER = ("belongs to another queue, or to one that was dropped", "was dropped while it was read")
@@ -258,9 +258,9 @@ class Life:
         """Between two steps of the stream: somebody else's turn, or the end."""
         while self.chance.random() < 0.6:
             self.world.deed()
-        if self.cuts and self.chance.random() < DROPPED:
+        if self.cuts and self.chance.random() < DROP_RATE:
             self.world.drop()
-        if self.cuts and self.chance.random() < CUT:
+        if self.cuts and self.chance.random() < CUT_RATE:
             raise Cut
 
     # ------------------------------------------------ what Spark writes down

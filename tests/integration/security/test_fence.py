@@ -67,7 +67,7 @@ from support import (
 
 MALLORY, ALICE = "mallory", "alice"
 SECRET = b"a secret of Alice's"
-_SLICE = 0.3  # seconds of quiet, or of harm
+_SLICE_S = 0.3  # seconds of quiet, or of harm
 
 
 class Town(NamedTuple):
@@ -331,7 +331,7 @@ def test_a_ledger_of_others_stays_exact_meanwhile(
         handle = alice.begin_dialog("//bank/Alice", "//bank/Vault", contract="//bank/Contract")
 
         def messages(took: list[float]) -> None:
-            end = time.monotonic() + _SLICE
+            end = time.monotonic() + _SLICE_S
             while time.monotonic() < end:
                 sent.append(b"%s %d" % (SECRET, len(sent)))
                 begun = time.monotonic()

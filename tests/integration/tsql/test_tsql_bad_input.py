@@ -10,7 +10,7 @@ import servicebroker as sb
 from servicebroker.tsql.session import Session
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, define_standard_set, leftovers, query
 
-MEGABYTES = 10_000_000
+LARGE_BYTES = 10_000_000
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def number(database: sb.Database, script: str) -> int:
 @pytest.mark.parametrize(
     ("script", "wanted", "line"),
     [
-        ("PRINT 1\nPRINT '" + "x" * MEGABYTES, 105, 2),
-        ("PRINT 1\n/*" + "* /" * (MEGABYTES // 3), 113, 2),
+        ("PRINT 1\nPRINT '" + "x" * LARGE_BYTES, 105, 2),
+        ("PRINT 1\n/*" + "* /" * (LARGE_BYTES // 3), 113, 2),
         ("PRINT 1\nSELECT " + "(" * 100_000 + "1", 191, 2),
     ],
     ids=["string", "comment", "expression"],
@@ -44,9 +44,11 @@ def test_long_texts_without_an_end(db: sb.Database, script: str, wanted: int, li
 
 
 def test_ten_megabytes_are_run(db: sb.Database) -> None:
-    comment = "-- nothing to see here\n" * (MEGABYTES // 23)
+    comment = "-- nothing to see here\n" * (LARGE_BYTES // 23)
     assert db.execute_tsql(f"{comment}SELECT 1\nGO\n/*{comment}*/SELECT 2").rows == [(2,)]
-    assert db.execute_tsql(f"DECLARE @x NVARCHAR(MAX) = N'{'y' * MEGABYTES}'; SELECT LEN(@x)").rows == [(MEGABYTES,)]
+    assert db.execute_tsql(f"DECLARE @x NVARCHAR(MAX) = N'{'y' * LARGE_BYTES}'; SELECT LEN(@x)").rows == [
+        (LARGE_BYTES,)
+    ]
 
 
 WRONG = [

@@ -32,7 +32,7 @@ from servicebroker.protocol.routing import LOCAL, Route
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 from servicebroker_lab.simulation.store import MemoryStore, Tables
 
-SIZE = 1_000
+BODY_BYTES = 1_000
 PEER = uuid4()
 
 
@@ -79,18 +79,20 @@ def test_contexts_are_bounded_for_each_conversation_and_for_all() -> None:
 
 def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
     """Somebody holds the rows of thirty conversations: of what comes for them a part is kept, and nothing is lost."""
-    here = Receiver(budget=20 * 2 * (SIZE + LIMITS.message_cost))
+    here = Receiver(budget=20 * 2 * (BODY_BYTES + LIMITS.message_cost))
     senders = [uuid4() for _ in range(30)]
     here.take(senders, 0)
     here.tables.is_held = lambda handle: True
     here.take(senders, 1)
     here.take(senders, 2)  # behind what waits: that fills the memory as well
     assert len(here.relay._settling._postponed) == 20
-    assert here.bodies(senders[0]) == [b"0" * SIZE]
+    assert here.bodies(senders[0]) == [b"0" * BODY_BYTES]
     here.tables.is_held = lambda handle: False
     for number in (1, 2):  # peers send again what is not acknowledged
         here.take(senders, number)
-    assert {one: here.bodies(one) for one in senders} == {one: [b"%d" % n * SIZE for n in range(3)] for one in senders}
+    assert {one: here.bodies(one) for one in senders} == {
+        one: [b"%d" % n * BODY_BYTES for n in range(3)] for one in senders
+    }
 
 
 def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
@@ -170,4 +172,4 @@ class Receiver:
 def _message(conversation: UUID, number: int) -> bytes:
     names = ("//target", None, "//initiator", PEER)
     header = Header(conversation, True, Kind.RUN, False, *names, number, opening=Opening("//contract", 1_000, False))
-    return encode(header, (Part("//type", Content.DATA, b"%d" % number * SIZE),), CHECKSUM)
+    return encode(header, (Part("//type", Content.DATA, b"%d" % number * BODY_BYTES),), CHECKSUM)

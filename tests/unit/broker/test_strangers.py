@@ -35,8 +35,8 @@ from servicebroker.protocol.routing import Address
 from servicebroker.store.keys import x509_certificates
 from support import eventually
 
-PLACES = 6  # of one network, where there are twelve in all
-SOON = 5.0  # seconds
+PLACES_PER_NETWORK = 6  # of one network, where there are twelve in all
+TIMEOUT_S = 5.0  # seconds
 HANDSHAKE = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the first bytes of what a TLS client says
 
 
@@ -51,7 +51,7 @@ class Site:
         self._stack = stack
 
     def stranger(self, said: bytes = b"") -> socket.socket:
-        made = self._stack.enter_context(closing(socket.create_connection(("127.0.0.1", self.port), SOON)))
+        made = self._stack.enter_context(closing(socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)))
         made.sendall(said)
         return made
 
@@ -68,7 +68,7 @@ def network(stack: ExitStack, number: int) -> Network:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(accepting, "MOST_UNPROVEN", 2 * PLACES)
+    monkeypatch.setattr(accepting, "MOST_UNPROVEN", 2 * PLACES_PER_NETWORK)
     with ExitStack() as stack:
         yield Site(stack)
 
@@ -86,30 +86,30 @@ def is_ended(connected: socket.socket) -> bool:
 
 
 def test_the_oldest_that_has_proved_nothing_gives_way(site: Site) -> None:
-    held = [site.stranger() for _ in range(PLACES)]
-    eventually(lambda: len(site.network.streams) == PLACES)
-    for _ in range(PLACES):
+    held = [site.stranger() for _ in range(PLACES_PER_NETWORK)]
+    eventually(lambda: len(site.network.streams) == PLACES_PER_NETWORK)
+    for _ in range(PLACES_PER_NETWORK):
         held.append(site.stranger())
         eventually(partial(is_ended, held.pop(0)))
     assert not any(map(is_ended, held))
-    assert site.network.take_refused()[28029].times == PLACES
-    for _ in range(5 * PLACES):  # at once
+    assert site.network.take_refused()[28029].times == PLACES_PER_NETWORK
+    for _ in range(5 * PLACES_PER_NETWORK):  # at once
         site.stranger()
     eventually(lambda: all(map(is_ended, held)))
-    eventually(lambda: len(site.network.streams) == PLACES)
+    eventually(lambda: len(site.network.streams) == PLACES_PER_NETWORK)
 
 
 def test_a_peer_is_let_in_among_strangers_and_stays(site: Site) -> None:
-    for _ in range(PLACES):
+    for _ in range(PLACES_PER_NETWORK):
         site.stranger()
     with ExitStack() as stack:
         honest = network(stack, 2)
         honest.obey(Policy())
         assert honest.reach(Address("127.0.0.1", site.port)) == ""
         eventually(lambda: [one.phase for one in honest.streams] == ["ONLINE"])
-        for _ in range(3 * PLACES):
+        for _ in range(3 * PLACES_PER_NETWORK):
             site.stranger(b"S")
-        eventually(lambda: len(site.network.streams) == PLACES + 1)
+        eventually(lambda: len(site.network.streams) == PLACES_PER_NETWORK + 1)
         assert [one.phase for one in honest.streams] == ["ONLINE"]
 
 
@@ -137,11 +137,11 @@ def test_each_step_has_a_deadline_that_bytes_do_not_extend(
     site.port = site.network.obey(Policy("127.0.0.1", 0, encryption=SUPPORTED, tls=tls)) or 0
     stranger = site.stranger(said)
     begun = time.monotonic()
-    while not is_ended(stranger) and time.monotonic() < begun + SOON:
+    while not is_ended(stranger) and time.monotonic() < begun + TIMEOUT_S:
         with suppress(OSError):
             stranger.send(said[:1])
         time.sleep(0.05)
-    assert 0.2 < time.monotonic() - begun < SOON
+    assert 0.2 < time.monotonic() - begun < TIMEOUT_S
 
 
 def test_a_connection_that_is_reset_while_it_is_refused_is_gone(
@@ -199,17 +199,17 @@ def test_without_descriptors_it_waits_and_says_so(
     monkeypatch.setattr(accepting, "SHORTAGE_PAUSE_S", 0.1)
 
     async def accepted() -> float:
-        acceptor = Acceptor(Silent, Terms(Places(4, 4), SOON))
+        acceptor = Acceptor(Silent, Terms(Places(4, 4), TIMEOUT_S))
         listening = Short()
         listening.bind(("127.0.0.1", 0))
         acceptor.listen([listening])
         begun = time.monotonic()
-        with closing(socket.create_connection(("127.0.0.1", acceptor.port), SOON)):
-            await asyncio.wait_for(Silent.made.wait(), SOON)
+        with closing(socket.create_connection(("127.0.0.1", acceptor.port), TIMEOUT_S)):
+            await asyncio.wait_for(Silent.made.wait(), TIMEOUT_S)
         acceptor.close()
         return time.monotonic() - begun
 
-    assert 0.25 < asyncio.run(accepted()) < SOON
+    assert 0.25 < asyncio.run(accepted()) < TIMEOUT_S
     told = [record.getMessage() for record in caplog.records]
     assert told == ["A connection was not accepted: there are 0, and Too many open files."] * 3
 
@@ -222,7 +222,7 @@ def test_connections_that_are_over_leave_no_garbage(identity: Path, kind: str) -
 
     def connect(port: int) -> None:
         for _ in range(10):
-            made = socket.create_connection(("127.0.0.1", port), SOON)
+            made = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
             if kind == "speaks TLS":
                 made = ssl._create_unverified_context().wrap_socket(made)  # any peer, unverified
             else:

@@ -17,7 +17,7 @@ from servicebroker_lab.benchmarks import chosen_scenarios, command_line
 from servicebroker_lab.benchmarks.adbc import even_parts
 from servicebroker_lab.benchmarks.competitors import pgmq_version, plain_sql
 from servicebroker_lab.benchmarks.measure import Figures, Sample, figures
-from servicebroker_lab.benchmarks.measured_system import BATCH, BODY_BYTES, batches, text_body
+from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, BODY_BYTES, batches, text_body
 from servicebroker_lab.benchmarks.report import Conditions, Line, Report, goal_text, in_words
 from servicebroker_lab.benchmarks.runner import with_ratios
 from servicebroker_lab.benchmarks.scenarios import BOUNDS, SCENARIOS
@@ -184,8 +184,8 @@ def test_pgmq_version() -> None:
 def test_bodies_and_batches() -> None:
     assert len(text_body().encode()) == BODY_BYTES
     assert text_body() == text_body()
-    assert list(batches(2 * BATCH + 1)) == [BATCH, BATCH, 1]
-    assert list(batches(BATCH)) == [BATCH]
+    assert list(batches(2 * BATCH_MESSAGES + 1)) == [BATCH_MESSAGES, BATCH_MESSAGES, 1]
+    assert list(batches(BATCH_MESSAGES)) == [BATCH_MESSAGES]
 
 
 def test_even_parts() -> None:

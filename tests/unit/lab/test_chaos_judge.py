@@ -26,7 +26,7 @@ def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chaos, "PATIENCE", 0.1)
+    monkeypatch.setattr(chaos, "SETTLE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(chaos.time, "sleep", lambda seconds: None)
 
 

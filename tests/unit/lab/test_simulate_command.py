@@ -32,7 +32,7 @@ def test_each_core_has_some_of_the_seeds(seeds: range, cores: int) -> None:
     found = portions(seeds, cores)
     assert [seed for portion in found for seed in portion] == list(seeds)
     assert len(found) >= min(len(seeds), cores)
-    assert max(map(len, found)) <= simulate.PORTION
+    assert max(map(len, found)) <= simulate.PORTION_SEEDS
 
 
 def test_good_seeds() -> None:
@@ -47,7 +47,7 @@ def test_a_seed_that_fails_is_shown_with_the_trace_of_a_short_run(monkeypatch: p
         return run_many(seeds)
 
     monkeypatch.setattr(simulate, "simulate", in_this_process)
-    monkeypatch.setattr(shrinking, "OTHERS", 3)
+    monkeypatch.setattr(shrinking, "OTHER_SEEDS", 3)
     monkeypatch.setattr(Outgoing, "has_work", lambda self, now: False)
     result = CliRunner().invoke(program, ["--seeds", "2:4"])
     assert result.exit_code == 1

@@ -32,19 +32,19 @@ from servicebroker.model.security.permissions import (
 )
 from support import refused
 
-APP, READERS, OTHER, OWNER = 70_000, 70_001, 70_002, 70_003  # users, but READERS, a role
-ME = frozenset({APP, READERS, PUBLIC_ID})
+APP_ID, READERS_ID, OTHER_ID, OWNER_ID = 70_000, 70_001, 70_002, 70_003  # users, but READERS, a role
+ME = frozenset({APP_ID, READERS_ID, PUBLIC_ID})
 DATABASE = Securable(Kind.DATABASE, 0, DBO_ID, "Shop")
-QUEUE = Securable(Kind.QUEUE, 65_536, OWNER, "Orders", DBO_SCHEMA_ID)
-SERVICE = Securable(Kind.SERVICE, 65_537, OWNER, "//shop")
-CONTRACT = Securable(Kind.CONTRACT, 65_538, OWNER, "//contract")
-TYPE = Securable(Kind.MESSAGE_TYPE, 65_539, OWNER, "//type")
-ROUTE = Securable(Kind.ROUTE, 65_540, OWNER, "AutoCreatedLocal")
-BINDING = Securable(Kind.REMOTE_SERVICE_BINDING, 65_541, OWNER, "ToStock")
-CERTIFICATE = Securable(Kind.CERTIFICATE, 65_542, OWNER, "stock")
+QUEUE = Securable(Kind.QUEUE, 65_536, OWNER_ID, "Orders", DBO_SCHEMA_ID)
+SERVICE = Securable(Kind.SERVICE, 65_537, OWNER_ID, "//shop")
+CONTRACT = Securable(Kind.CONTRACT, 65_538, OWNER_ID, "//contract")
+TYPE = Securable(Kind.MESSAGE_TYPE, 65_539, OWNER_ID, "//type")
+ROUTE = Securable(Kind.ROUTE, 65_540, OWNER_ID, "AutoCreatedLocal")
+BINDING = Securable(Kind.REMOTE_SERVICE_BINDING, 65_541, OWNER_ID, "ToStock")
+CERTIFICATE = Securable(Kind.CERTIFICATE, 65_542, OWNER_ID, "stock")
 SCHEMA = Securable(Kind.SCHEMA, DBO_SCHEMA_ID, DBO_ID, "dbo", DBO_SCHEMA_ID)
-TABLE = Securable(Kind.OBJECT, 65_543, OWNER, "Parcels", DBO_SCHEMA_ID)
-USER = Securable(Kind.USER, OTHER, NOBODY_ID, "Other")
+TABLE = Securable(Kind.OBJECT, 65_543, OWNER_ID, "Parcels", DBO_SCHEMA_ID)
+USER = Securable(Kind.USER, OTHER_ID, NOBODY_ID, "Other")
 SERVER = Securable(Kind.SERVER, 0, NOBODY_ID, "")
 LOGIN = Securable(Kind.LOGIN, 65_544, NOBODY_ID, "boss")
 BUILT_IN = Securable(Kind.CONTRACT, 6, DBO_ID, "DEFAULT")
@@ -53,7 +53,7 @@ OF_LOGINS = (Kind.SERVER, Kind.LOGIN)  # a principal of a database has none of t
 OBJECTS = {one.kind: one for one in _ALL}
 
 
-def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Entry:
+def entry(state: str, permission: str, on: Securable, grantee: int = APP_ID) -> Entry:
     return Entry(on.kind, on.major_id, grantee, permission, state)
 
 
@@ -62,9 +62,9 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
     [
         ("RECEIVE", QUEUE, [], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE)], True),
-        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, READERS)], True),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, READERS_ID)], True),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, PUBLIC_ID)], True),
-        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, OTHER)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, OTHER_ID)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE._replace(major_id=1))], False),
         ("RECEIVE", QUEUE, [entry("G", "REFERENCES", QUEUE)], False),
         ("RECEIVE", QUEUE, [entry("G", "CONTROL", QUEUE)], True),
@@ -72,7 +72,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("RECEIVE", QUEUE, [entry("G", "CONTROL", DATABASE)], True),
         ("RECEIVE", QUEUE, [entry("G", "ALTER", DATABASE)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE)], False),
-        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, READERS)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, READERS_ID)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, PUBLIC_ID)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "CONTROL", QUEUE)], False),
         ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "CONTROL", DATABASE)], False),
@@ -96,7 +96,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("REFERENCES", BUILT_IN, [entry("D", "REFERENCES", DATABASE)], False),
         ("ALTER", BUILT_IN, [], False),
         ("IMPERSONATE", USER, [entry("G", "IMPERSONATE", USER)], True),
-        ("IMPERSONATE", USER, [entry("G", "IMPERSONATE", USER._replace(major_id=APP))], False),
+        ("IMPERSONATE", USER, [entry("G", "IMPERSONATE", USER._replace(major_id=APP_ID))], False),
         ("IMPERSONATE", USER, [entry("G", "ALTER ANY USER", DATABASE)], False),
         ("ALTER", USER, [entry("G", "ALTER ANY USER", DATABASE)], True),
         ("IMPERSONATE", USER, [entry("G", "CONTROL", DATABASE)], True),
@@ -124,7 +124,7 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
 )
 def test_the_decision(permission: str, on: Securable, entries: list[Entry], allowed: bool) -> None:
     assert is_allowed(ME, permission, on, entries) is allowed
-    denied = [Entry(kind, OBJECTS[kind].major_id, OTHER, name, DENY) for kind, name in IMPLIED_BY]
+    denied = [Entry(kind, OBJECTS[kind].major_id, OTHER_ID, name, DENY) for kind, name in IMPLIED_BY]
     assert is_allowed(ME, permission, on, entries + denied) is allowed  # denials of others do not count
 
 
@@ -135,23 +135,23 @@ def test_the_decision(permission: str, on: Securable, entries: list[Entry], allo
         ([], False),
         ([entry("G", "RECEIVE", QUEUE)], False),
         ([entry("D", "RECEIVE", QUEUE)], True),
-        ([entry("D", "RECEIVE", QUEUE, READERS), entry("G", "CONTROL", QUEUE)], True),
+        ([entry("D", "RECEIVE", QUEUE, READERS_ID), entry("G", "CONTROL", QUEUE)], True),
         ([entry("D", "RECEIVE", QUEUE, PUBLIC_ID)], True),
         ([entry("D", "CONTROL", QUEUE)], True),
         ([entry("D", "CONTROL", DATABASE)], True),
-        ([entry("D", "RECEIVE", QUEUE, OTHER)], False),
+        ([entry("D", "RECEIVE", QUEUE, OTHER_ID)], False),
         ([entry("D", "RECEIVE", QUEUE._replace(major_id=1))], False),
         ([entry("D", "ALTER", QUEUE)], False),
     ],
 )
 def test_what_was_denied(entries: list[Entry], denied: bool) -> None:
     assert is_denied(ME, "RECEIVE", QUEUE, entries) is denied
-    assert not is_denied(ME | {OWNER}, "RECEIVE", QUEUE, entries)
+    assert not is_denied(ME | {OWNER_ID}, "RECEIVE", QUEUE, entries)
     assert not is_denied(ME | {DBO_ID}, "RECEIVE", QUEUE, entries)
 
 
 def test_fixed_roles() -> None:
-    owner, ddl = frozenset({APP, PUBLIC_ID, DB_OWNER_ID}), frozenset({APP, PUBLIC_ID, DB_DDLADMIN_ID})
+    owner, ddl = frozenset({APP_ID, PUBLIC_ID, DB_OWNER_ID}), frozenset({APP_ID, PUBLIC_ID, DB_DDLADMIN_ID})
     for kind, permission in IMPLIED_BY:
         assert is_allowed(owner, permission, OBJECTS[kind], []) is (kind not in OF_LOGINS)
     for on in (QUEUE, SERVICE, CONTRACT, TYPE, ROUTE):
@@ -164,13 +164,13 @@ def test_fixed_roles() -> None:
 
 
 def test_fixed_roles_of_tables() -> None:
-    reader, denied = frozenset({APP, PUBLIC_ID, 16_390}), frozenset({APP, PUBLIC_ID, 16_390, 16_392})
+    reader, denied = frozenset({APP_ID, PUBLIC_ID, 16_390}), frozenset({APP_ID, PUBLIC_ID, 16_390, 16_392})
     assert is_allowed(reader, "SELECT", TABLE, [])
     assert is_allowed(reader, "SELECT", QUEUE, [])
     assert not is_allowed(reader, "INSERT", TABLE, [])
     assert not is_allowed(denied, "SELECT", TABLE, [])
     assert not is_allowed(denied, "SELECT", TABLE, [entry("G", "CONTROL", DATABASE)])
-    writer = frozenset({APP, PUBLIC_ID, 16_391})
+    writer = frozenset({APP_ID, PUBLIC_ID, 16_391})
     assert is_allowed(writer, "DELETE", TABLE, [])
     assert not is_allowed(writer, "SELECT", TABLE, [])
     assert not is_allowed(writer | {16_393}, "DELETE", TABLE, [])
@@ -182,7 +182,7 @@ def test_fixed_roles_of_tables() -> None:
         ([], False),
         ([entry("G", "SEND", SERVICE)], False),
         ([entry("W", "SEND", SERVICE)], True),
-        ([entry("W", "SEND", SERVICE), entry("D", "SEND", SERVICE, READERS)], False),
+        ([entry("W", "SEND", SERVICE), entry("D", "SEND", SERVICE, READERS_ID)], False),
         ([entry("G", "CONTROL", SERVICE)], True),
         ([entry("G", "CONTROL", DATABASE)], True),
         ([entry("G", "SEND", SERVICE), entry("W", "ALTER", SERVICE)], False),
@@ -193,7 +193,7 @@ def test_who_may_grant(entries: list[Entry], allowed: bool) -> None:
 
 
 def test_an_owner_may_grant() -> None:
-    assert may_grant(frozenset({OWNER}), "SEND", SERVICE, [])
+    assert may_grant(frozenset({OWNER_ID}), "SEND", SERVICE, [])
     assert may_grant(frozenset({DBO_ID}), "ALTER", DATABASE, [])
 
 
@@ -206,7 +206,7 @@ some_entries = st.lists(
         ),
         st.sampled_from(sorted(IMPLIED_BY)),
         st.booleans(),
-        st.sampled_from([APP, READERS, PUBLIC_ID, OTHER]),
+        st.sampled_from([APP_ID, READERS_ID, PUBLIC_ID, OTHER_ID]),
         st.sampled_from([GRANT, GRANT_WITH_GRANT_OPTION, DENY]),
     ),
     max_size=8,
@@ -248,8 +248,8 @@ def test_a_deny_beats_everything_but_ownership(entries: list[Entry], right: tupl
         denied = [*entries, entry(DENY, source, OBJECTS[source_kind], grantee)]
         assert not is_allowed(ME, permission, OBJECTS[kind], denied)
         assert is_allowed(ME | {DBO_ID}, permission, OBJECTS[kind], denied)
-        if OBJECTS[kind].owner_id == OWNER:
-            assert is_allowed(ME | {OWNER}, permission, OBJECTS[kind], denied)
+        if OBJECTS[kind].owner_id == OWNER_ID:
+            assert is_allowed(ME | {OWNER_ID}, permission, OBJECTS[kind], denied)
 
 
 @given(some_entries, some_right)
@@ -264,7 +264,7 @@ def test_who_may_grant_has_the_permission(entries: list[Entry], right: tuple[Kin
 
 @pytest.mark.parametrize("statement", sorted(NEEDS))
 def test_every_need_can_be_granted_and_has_an_error(statement: str) -> None:
-    user = User(1, "Shop", APP, "App")
+    user = User(1, "Shop", APP_ID, "App")
     for need in NEEDS[statement]:
         assert (need.kind, need.permission) in IMPLIED_BY
         assert need.or_else is None or need.or_else in IMPLIED_BY

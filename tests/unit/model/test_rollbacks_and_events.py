@@ -14,38 +14,38 @@ from servicebroker.model.events import QUEUE_DISABLED_CLASS, BrokerEvent, Events
 from servicebroker.model.poison import Rollbacks
 from servicebroker.store.concurrency import is_interrupt
 
-Q, R = 1, 2
+QUEUE_ID, OTHER_QUEUE_ID = 1, 2
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_the_fifth_rollback_in_a_row_reaches_the_limit_and_the_count_begins_again() -> None:
     rollbacks = Rollbacks()
     for _ in range(2):
-        assert [rollbacks.rolled_back([Q]) for _ in range(5)] == [[], [], [], [], [Q]]
+        assert [rollbacks.rolled_back([QUEUE_ID]) for _ in range(5)] == [[], [], [], [], [QUEUE_ID]]
 
 
 def test_a_commit_begins_again_and_each_queue_has_its_own_count() -> None:
     rollbacks = Rollbacks()
     for _ in range(4):
-        assert rollbacks.rolled_back([Q, R]) == []
-    rollbacks.committed([Q])
-    assert rollbacks.rolled_back([Q, R]) == [R]
-    assert rollbacks.rolled_back([Q, R]) == []
+        assert rollbacks.rolled_back([QUEUE_ID, OTHER_QUEUE_ID]) == []
+    rollbacks.committed([QUEUE_ID])
+    assert rollbacks.rolled_back([QUEUE_ID, OTHER_QUEUE_ID]) == [OTHER_QUEUE_ID]
+    assert rollbacks.rolled_back([QUEUE_ID, OTHER_QUEUE_ID]) == []
 
 
 def test_transactions_are_asked_for_when_they_may_matter() -> None:
     rollbacks = Rollbacks()
     for transaction in range(4):
-        rollbacks.received(transaction, [Q])
-        assert not rollbacks.is_due(Q)
-    rollbacks.received(4, [Q, R])
-    assert rollbacks.is_due(Q)
-    assert not rollbacks.is_due(R)
+        rollbacks.received(transaction, [QUEUE_ID])
+        assert not rollbacks.is_due(QUEUE_ID)
+    rollbacks.received(4, [QUEUE_ID, OTHER_QUEUE_ID])
+    assert rollbacks.is_due(QUEUE_ID)
+    assert not rollbacks.is_due(OTHER_QUEUE_ID)
     assert rollbacks.ended({0: "aborted", 1: "in progress", 2: "aborted", 3: "aborted", 4: "aborted"}) == []
     assert rollbacks.pending() == [1]
-    assert rollbacks.ended({1: "aborted"}) == [Q]
+    assert rollbacks.ended({1: "aborted"}) == [QUEUE_ID]
     assert rollbacks.pending() == []
-    rollbacks.received(5, [Q])
+    rollbacks.received(5, [QUEUE_ID])
     assert rollbacks.ended({5: None}) == []
     assert rollbacks.pending() == []
 
@@ -53,7 +53,7 @@ def test_transactions_are_asked_for_when_they_may_matter() -> None:
 def test_what_is_pending_is_bounded() -> None:
     rollbacks = Rollbacks()
     for transaction in range(poison._MAX_PENDING + 10):
-        rollbacks.received(transaction, [Q])
+        rollbacks.received(transaction, [QUEUE_ID])
     assert len(rollbacks.pending()) == poison._MAX_PENDING
     assert rollbacks.pending()[0] == 10
 

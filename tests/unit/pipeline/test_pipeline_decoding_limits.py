@@ -19,8 +19,8 @@ from servicebroker.pipeline.decoding import Column, Undecodable, decoder
 from servicebroker.pipeline.decoding.avro_limits import MAX_DECIMAL_BYTES, MAX_DEPTH, Limits
 from servicebroker.pipeline.decoding.columns import MAX_VALUES
 
-MEMORY = 2 << 30  # bytes of address space
-SECONDS = 20.0
+MEMORY_BYTES = 2 << 30  # bytes of address space
+TIMEOUT_S = 20.0
 
 NODE = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
 NULLS = {"type": "record", "name": "Nulls", "fields": [{"name": f"n{i}", "type": "null"} for i in range(200)]}
@@ -115,7 +115,7 @@ ATTACKS = {
 
 def attack(given, body, told):
     """Decode in a process with little memory; tells the reason."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         decoder(**given).decode(body)
         told.send("decoded")
@@ -134,7 +134,7 @@ def test_a_body_that_would_cost_much_is_refused(name):
     process.start()
     theirs.close()
     try:
-        told = ours.recv() if ours.poll(SECONDS) else f"still busy after {SECONDS} s"
+        told = ours.recv() if ours.poll(TIMEOUT_S) else f"still busy after {TIMEOUT_S} s"
     except EOFError:
         told = "the process has ended"
     finally:

@@ -19,20 +19,20 @@ from servicebroker.pipeline.sinks.tables import TableFile
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.stream import rows as source_rows
 
-PIECES = 100
-PIECE = 25_000_000  # bytes
+PIECE_COUNT = 100
+PIECE_BYTES = 25_000_000  # bytes
 LONG = pa.int64()
 
 
 def large(kind):
-    """As many texts as `PIECES`, of one text's memory."""
-    piece = pa.array([b"x" * PIECE], pa.binary()).cast(kind)
-    return pa.chunked_array([piece] * PIECES)
+    """As many texts as `PIECE_COUNT`, of one text's memory."""
+    piece = pa.array([b"x" * PIECE_BYTES], pa.binary()).cast(kind)
+    return pa.chunked_array([piece] * PIECE_COUNT)
 
 
 def rows_with(schema, one, **columns):
-    """`PIECES` rows as `one`, but for some columns."""
-    rows = pa.concat_tables([pa.Table.from_pylist([one], schema=schema)] * PIECES)
+    """`PIECE_COUNT` rows as `one`, but for some columns."""
+    rows = pa.concat_tables([pa.Table.from_pylist([one], schema=schema)] * PIECE_COUNT)
     for name, values in columns.items():
         rows = rows.set_column(schema.get_field_index(name), schema.field(name), values)
     return rows
@@ -63,18 +63,22 @@ def test_a_batch_of_more_text_than_an_array_holds_has_a_newest_row(tmp_path):
         "_message_enqueue_time": NOON,
         "_date": NOON.date(),
     }
-    order = pa.chunked_array([pa.array([(37 * place) % PIECES], LONG) for place in range(PIECES)])
+    order = pa.chunked_array([pa.array([(37 * place) % PIECE_COUNT], LONG) for place in range(PIECE_COUNT)])
     rows = rows_with(into.schema, one, note=large(pa.string()), _queuing_order=order)
     (found,) = newest(rows, into).select(["id", "_queuing_order"]).to_pylist()
-    assert found == {"id": 7, "_queuing_order": PIECES - 1}
+    assert found == {"id": 7, "_queuing_order": PIECE_COUNT - 1}
 
 
 def test_more_text_of_others_than_an_array_holds_goes_on_beside_its_rows():
-    key = pa.chunked_array([pa.array([place], LONG) for place in range(PIECES)])
+    key = pa.chunked_array([pa.array([place], LONG) for place in range(PIECE_COUNT)])
     lake = Lake(pa.table({"id": key, "theirs": large(pa.string())}))
     rows = carried(lake, pa.table({"id": [5, 1000, 3]}), ["id"], ["theirs"])
     assert rows.column("id").to_pylist() == [5, 1000, 3]
-    assert [None if text is None else len(text) for text in rows.column("theirs").to_pylist()] == [PIECE, None, PIECE]
+    assert [None if text is None else len(text) for text in rows.column("theirs").to_pylist()] == [
+        PIECE_BYTES,
+        None,
+        PIECE_BYTES,
+    ]
 
 
 def test_more_bodies_than_an_array_holds_are_read_again(tmp_path):

@@ -99,7 +99,7 @@ def proto_body(files, name, **values):
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))(**values).SerializeToString()
 
 
-LONG, STRING = 3, 9  # types of Protobuf's fields
+LONG_TYPE, STRING_TYPE = 3, 9  # types of Protobuf's fields
 
 
 def test_each_body_is_read_by_the_schema_that_it_names(registry):
@@ -167,16 +167,16 @@ def test_json_keeps_the_schema_that_it_names(registry):
     ],
 )
 def test_a_body_of_protobuf_says_which_message_it_is(registry, way, name, values, row):
-    order = ("Order", [("id", LONG), ("note", STRING)], [])
-    line = ("Line", [("note", STRING), ("id", LONG)], [])
-    file = proto_file("shop.proto", "shop", order, ("Invoice", [("number", LONG), ("id", LONG)], [line]))
+    order = ("Order", [("id", LONG_TYPE), ("note", STRING_TYPE)], [])
+    line = ("Line", [("note", STRING_TYPE), ("id", LONG_TYPE)], [])
+    file = proto_file("shop.proto", "shop", order, ("Invoice", [("number", LONG_TYPE), ("id", LONG_TYPE)], [line]))
     has_proto(registry, 3, file)
     assert rule(registry, "protobuf").decoder().decode(headed(3, proto_body([file], name, **values), way)) == row
 
 
 def test_what_is_remembered_of_schemas_that_bodies_name_is_bounded(registry, monkeypatch):
     monkeypatch.setattr(registered, "MAX_KNOWN", 20)
-    has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG)], [])))
+    has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
     reader = rule(registry, "protobuf").decoder()
     for step in range(1, 64):
         reason(reader, headed(3, b"", bytes([2, 2 * step])))
@@ -187,7 +187,7 @@ def test_what_is_remembered_of_schemas_that_bodies_name_is_bounded(registry, mon
 def test_what_protobuf_imports_is_found(registry):
     from google.protobuf import timestamp_pb2
 
-    city = proto_file("city.proto", "geo", ("City", [("name", STRING)], []))
+    city = proto_file("city.proto", "geo", ("City", [("name", STRING_TYPE)], []))
     stamp = "google/protobuf/timestamp.proto"
     order = ("Order", [("city", ".geo.City"), ("at", ".google.protobuf.Timestamp")], [])
     file = proto_file("order.proto", "", order, imports=["city.proto", stamp])
@@ -229,7 +229,7 @@ def test_what_protobuf_imports_is_found(registry):
 def test_what_cannot_be_read_says_why(registry, format_, body, expected):
     registry.has(1, "AVRO", avro_schema(("id", "long")))
     registry.has(2, "JSON", True)
-    has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG)], [])))
+    has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
     registry.has(4, "AVRO", '"string"')
     registry.has(5, "AVRO", "no schema")
     has_proto(registry, 6, proto_file("a.proto", "", ("Order", [("x", ".none.Such")], []), imports=["none.proto"]))
@@ -239,7 +239,7 @@ def test_what_cannot_be_read_says_why(registry, format_, body, expected):
 @pytest.mark.parametrize("format_", ["avro", "json", "protobuf"])
 def test_whatever_the_bytes_are_it_reads_or_says_why(registry, seeded_random, format_):
     schema = avro_schema(("id", "long"), ("note", "string"))
-    file = proto_file("a.proto", "", ("Order", [("id", LONG), ("note", STRING)], []))
+    file = proto_file("a.proto", "", ("Order", [("id", LONG_TYPE), ("note", STRING_TYPE)], []))
     registry.has(1, "AVRO", schema)
     registry.has(2, "JSON", {"properties": {"id": {"minimum": 0}}})
     has_proto(registry, 3, file)

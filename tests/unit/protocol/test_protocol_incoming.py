@@ -284,22 +284,22 @@ def test_what_was_kept_within_the_limits_may_be_read_again(order: list[tuple[int
     assert impossible(0, into.seen.kept, limits) == []
 
 
-FULL = 32_768
+FRAGMENT_BYTES = 32_768
 
 
 @pytest.mark.parametrize("kept", [
     Kept(2**21, (2**21 - 1, 2**21), 1, Content.DATA),
-    Kept(3, (0, 1), FULL - 1, Content.DATA),
-    Kept(3, (2, 3), FULL + 1, Content.DATA),
-    Kept(3, (0, 1, 2, 3), FULL, Content.DATA),
-    Kept(3, (0, 4), 4 * FULL, Content.DATA),
+    Kept(3, (0, 1), FRAGMENT_BYTES - 1, Content.DATA),
+    Kept(3, (2, 3), FRAGMENT_BYTES + 1, Content.DATA),
+    Kept(3, (0, 1, 2, 3), FRAGMENT_BYTES, Content.DATA),
+    Kept(3, (0, 4), 4 * FRAGMENT_BYTES, Content.DATA),
     Kept(3, (), 0, Content.DATA),
     Kept(3, (1, 1), 0, Content.DATA),
-    Kept(3, (-1, 1), 2 * FULL, Content.DATA),
-    Kept(3, (0, 1, 2), 2 * FULL, Content.DATA),
-    Kept(0, (0, 1), FULL, Content.DATA),
+    Kept(3, (-1, 1), 2 * FRAGMENT_BYTES, Content.DATA),
+    Kept(3, (0, 1, 2), 2 * FRAGMENT_BYTES, Content.DATA),
+    Kept(0, (0, 1), FRAGMENT_BYTES, Content.DATA),
     Kept(1, (1, 2), 0, Content.DATA),
-    Kept(130, tuple(range(130)), 65 * FULL, Content.DATA),
+    Kept(130, tuple(range(130)), 65 * FRAGMENT_BYTES, Content.DATA),
 ])  # fmt: skip
 def test_what_cannot_have_been_kept_is_found(kept: Kept) -> None:
     assert impossible(5, {5: kept}) == [5]

@@ -13,8 +13,8 @@ from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.unfinished import LOOK_S, Stored, UnfinishedMessages
 
-QUOTA = 1_000
-LIMITS = Limits(fragment_size=100, unfinished_bytes=QUOTA, unfinished_idle=3_600, unfinished_idle_full=300)
+QUOTA_BYTES = 1_000
+LIMITS = Limits(fragment_size=100, unfinished_bytes=QUOTA_BYTES, unfinished_idle=3_600, unfinished_idle_full=300)
 SHOP, MALLORY = "certificate shop", "certificate mallory"
 NOTHING = Allowance(current=False, ahead=False)
 CURRENT = Allowance(current=True, ahead=False)

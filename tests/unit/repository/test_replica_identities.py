@@ -13,7 +13,7 @@ import servicebroker
 
 SOURCES = Path(servicebroker.__file__).parent
 MADE = re.compile(r"\bcreate table (?:if not exists )?([\w.{}]+)(.*?)(?:;\n|\Z|\"\"\")", re.DOTALL)
-LENGTH = 1500  # characters of a definition that are looked at, where it ends in no semicolon
+MAX_DEFINITION_CHARACTERS = 1500  # characters of a definition that are looked at, where it ends in no semicolon
 
 
 def definitions() -> Iterator[tuple[str, str]]:
@@ -21,7 +21,7 @@ def definitions() -> Iterator[tuple[str, str]]:
     for file in sorted(SOURCES.rglob("*")):
         if file.suffix in (".py", ".sql"):
             for found in MADE.finditer(file.read_text()):
-                yield found[1], found[2][:LENGTH]
+                yield found[1], found[2][:MAX_DEFINITION_CHARACTERS]
 
 
 def test_a_table_has_a_primary_key_or_says_its_replica_identity() -> None:
