@@ -65,7 +65,7 @@ class Asked:
 
 
 class TakenAnswers(NamedTuple):
-    """What was received together, by conversation, and why nobody knows whether it was committed."""
+    """Answers received together, by conversation; `problem` if the outcome of their COMMIT is unknown."""
 
     answers: dict[UUID, list[Message]]
     problem: Exception | None = None
@@ -76,7 +76,7 @@ class RequestSender:
 
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers
-        self._lock = Lock()  # of who begins what has been asked for
+        self._lock = Lock()  # held while waiting requests begin
         self._asked: list[Asked] = []
 
     def begin(self, database: Database, asked: Asked) -> None:
@@ -184,5 +184,5 @@ def _take(transaction: Transaction, queue: AnswerQueue, handles: list[UUID]) -> 
 
 
 def _is_seen_alone(instance: Instance) -> bool:
-    """Whether somebody looks at each request by itself."""
+    """Return whether traces or event handlers need each request by itself."""
     return tracing.is_on() or instance.events.watches_conversations

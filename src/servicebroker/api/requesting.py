@@ -320,7 +320,7 @@ class Watcher:
             self._let_be(waiter)
 
     def taken(self, waiter: Waiter) -> list[Message]:
-        """Return what this watcher has received for a waiter that is awake, once no transaction of it goes on.
+        """Return the messages of an awake waiter, once no transaction of the watcher goes on.
 
         Raises:
             InstanceError: the connection was lost during COMMIT.

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 Clock = Callable[[], datetime]
 
 TOLERATED = timedelta(seconds=5)  # between this machine's clock and the server's, before it is reported
-_OUTDATED = 10.0  # seconds after which the server is asked again: its clock may have been set
+_MAX_AGE_S = 10.0  # seconds after which the server is asked again: its clock may have been set
 
 
 class ServerClock:
@@ -39,7 +39,7 @@ class ServerClock:
     def asks(self) -> float | None:
         """Return the current `steady` time if the server has to be asked; pass it to `note` with the answer."""
         now = self._steady()
-        return now if self._known is None or now - self._known[1] > _OUTDATED else None
+        return now if self._known is None or now - self._known[1] > _MAX_AGE_S else None
 
     def note(self, asked_at: float, server: datetime) -> None:
         """Note the server's time, which it read between the question and now."""

@@ -213,7 +213,7 @@ def test_requests_that_wait_for_a_commit_leave_with_the_next(
 
 @pytest.mark.parametrize("late_answers", ["drop", "handle"])
 def test_answers_are_received_together_if_nobody_needs_them_late(database: sb.Database, late_answers: str) -> None:
-    """Where somebody holds a group, or a late answer has a handler, each caller receives for itself."""
+    """If a group is held, or a late answer has a handler, each caller receives for itself."""
     handles = [unanswered(database, body=b"%d" % number, late_answers=late_answers) for number in range(6)]
     for _ in handles:
         answer_one(database)

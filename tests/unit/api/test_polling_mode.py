@@ -78,7 +78,7 @@ def test_it_lasts_as_long_as_readers_find_something() -> None:
 
 
 def test_it_lasts_as_long_as_others_find_something() -> None:
-    """Where readers here find nothing they look seldom, and ask now and then whether messages still come."""
+    """Readers without messages poll seldom, and ask now and then whether messages still come."""
     mode, now = begun_mode()
     begun, asked = now, 0
     for number in range(1000):

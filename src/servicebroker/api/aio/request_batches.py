@@ -64,7 +64,7 @@ class AsyncAsked:
 
 
 class TakenAnswers(NamedTuple):
-    """What was received together, by conversation, and why nobody knows whether it was committed."""
+    """Answers received together, by conversation; `problem` if the outcome of their COMMIT is unknown."""
 
     answers: dict[UUID, list[Message]]
     problem: Exception | None = None
@@ -75,7 +75,7 @@ class AsyncRequestSender:
 
     def __init__(self, watchers: AsyncWatchers) -> None:
         self._watchers = watchers
-        self._lock = Lock()  # of who begins what has been asked for
+        self._lock = Lock()  # held while waiting requests begin
         self._asked: list[AsyncAsked] = []
 
     async def begin(self, database: AsyncDatabase, asked: AsyncAsked) -> None:
@@ -183,5 +183,5 @@ async def _take(transaction: AsyncTransaction, queue: AnswerQueue, handles: list
 
 
 def _is_seen_alone(instance: AsyncInstance) -> bool:
-    """Whether somebody looks at each request by itself."""
+    """Return whether traces or event handlers need each request by itself."""
     return tracing.is_on() or instance.events.watches_conversations

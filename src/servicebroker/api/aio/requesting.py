@@ -319,7 +319,7 @@ class AsyncWatcher:
             self._let_be(waiter)
 
     async def taken(self, waiter: AsyncWaiter) -> list[Message]:
-        """Return what this watcher has received for a waiter that is awake, once no transaction of it goes on.
+        """Return the messages of an awake waiter, once no transaction of the watcher goes on.
 
         Raises:
             InstanceError: the connection was lost during COMMIT.

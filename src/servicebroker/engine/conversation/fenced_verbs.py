@@ -194,7 +194,7 @@ class Fenced(Direct):
         return [handle for (handle,) in rows]
 
     def receive_answers(self, queue_id: int, handles: Sequence[UUID]) -> Steps[Received]:
-        """Nothing is received of several requests at once: each RECEIVE asks for the permission."""
+        """Return no answers: behind the fence each RECEIVE asks for the permission itself."""
         return Received((), 0)
         yield
 
