@@ -10,19 +10,23 @@ from servicebroker.tsql.function_table import FIRST, ROWS, Function
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "t-sql-functions.md"
 _INTRODUCTION = """# Functions in T-SQL
 
-What expressions of T-SQL may call. `python tools/make_functions.py` writes this page from `tsql/functions.tsv`, by
-which calls are read, translated and refused, and results get their types. Another number of arguments is error 174 or
-189, an argument of a type that the function does not take 8116, an unknown name 195. What SQL Server has and this has
-not stands at the end of each subject with what to write instead; a call of it is refused (40515), by `tsql check` and
-at CREATE PROCEDURE too.
+The built-in functions that T-SQL expressions can call. `python tools/make_functions.py` writes this page from
+`tsql/functions.tsv`, which the parser, the translation and the result types use too.
 
-Optional arguments stand in brackets. *As the first* means the type of the first argument.
+A wrong number of arguments is error 174 or 189, an argument of a type that the function does not take error 8116, an
+unknown name error 195. Functions of SQL Server that are not supported are listed at the end of each section, with the
+replacement. A call of them is error 40515. `tsql check` and CREATE PROCEDURE report it too.
+
+Optional arguments are in brackets. *As the first* means the type of the first argument.
 """
 _RETURNS = {
     FIRST: "as the first",
     "second": "as the second",
     "third": "as the third",
-    "alike": "the type that wins among the values",
+    "alike": "the type of highest precedence",
+    "as named": "the named type",
+    "as its order": "the type in ORDER BY",
+    "as SQL Server's": "the type as in SQL Server",
 }
 
 
@@ -36,7 +40,7 @@ def _part(group: str, rows: list[Function]) -> str:
     text = f"\n## {group}\n\n| function | result | |\n|---|---|---|\n" + "".join(here)
     refused = groupby((row for row in rows if row.text == "refused"), lambda row: row.description)
     said = [f"- {', '.join(f'`{row.name}`' for row in several)}: {instead}\n" for instead, several in refused]
-    return text + ("\nNot here:\n\n" + "".join(said) if said else "")
+    return text + ("\nNot supported:\n\n" + "".join(said) if said else "")
 
 
 def _line(row: Function) -> str:

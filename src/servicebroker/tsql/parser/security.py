@@ -468,7 +468,7 @@ class SecurityParser(FunctionParser):
             grant_option = True
         cascade = verb != "GRANT" and self.take("CASCADE")
         if self.take("AS") and self.own_name().own.lower() != "dbo":  # dbo owns every object, so AS dbo changes nothing
-            self.refuse("AS grantor", "Work as that user with EXECUTE AS.")
+            self.refuse("AS grantor", "Use EXECUTE AS to act as that user.")
         return Permission(line, verb, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
 
     def _permission_words(self) -> str:

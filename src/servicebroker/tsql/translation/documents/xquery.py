@@ -369,7 +369,7 @@ class Compiler:
 
     def _cast(self, expression: Expression, name: str, within: DynamicContext) -> str:
         if name not in _TYPES:
-            raise not_supported(f"The type {name} in XQuery", f"It knows {', '.join(sorted(_TYPES))}.")
+            raise not_supported(f"The type {name} in XQuery", f"The supported types are {', '.join(sorted(_TYPES))}.")
         items, written = self.sequence(expression, within), self._coding(expression)
         if written and name in BINARY_ENCODINGS:
             return f"tsql.xq_rewritten({items}, '{written}', '{BINARY_ENCODINGS[name]}')"

@@ -218,7 +218,7 @@ def _read_setting(piece: Slice, alias: str) -> Setting:
         raise syntax_error(piece.text[:40], piece.line())
     target = read_value(piece.part(0, place))
     if not isinstance(target, exp.Column):
-        raise not_supported("A method in SET", "Compute the new value and assign it: .WRITE() is not there.")
+        raise not_supported("A method in SET", "Assign the whole new value.")
     right = piece.part(place + 1, len(words))
     if right.words == ["DEFAULT"]:
         if words[place] != "=":
