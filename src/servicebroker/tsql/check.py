@@ -231,7 +231,7 @@ def _check_login(statement: Definition) -> tuple[Verdict, str, Row]:
     """
     if "from_windows" not in statement.clauses:
         return Verdict.DIFFERS, "PostgreSQL decides who may log in. The login only owns users.", Row.PASSWORDS
-    check_account(statement.name.own)
+    check_account(statement.name.object)
     note = "The login is a member of the instance's domain. Grant it CONNECT ON ENDPOINT."
     return Verdict.DIFFERS, note, Row.ACCOUNTS
 

@@ -24,8 +24,8 @@ class Name:
     parts: tuple[str, ...]
 
     @property
-    def own(self) -> str:
-        """The last part: the object's own name."""
+    def object(self) -> str:
+        """The last part, the name of the object itself."""
         return self.parts[-1]
 
     @property

@@ -69,7 +69,7 @@ def _execute(machine: Machine, statement: Execute) -> None:
     # ownership chaining: dbo owns all modules, so that one may call another of its database without a permission
     is_owned_by_dbo = machine.frame.is_module and database is machine.context.database
     if not (is_owned_by_dbo or module.is_temporary):
-        machine.authorize(Use("EXECUTE", name.schema or "dbo", name.own), database=database)
+        machine.authorize(Use("EXECUTE", name.schema or "dbo", name.object), database=database)
     call_procedure(machine, database, module, statement.arguments, statement.returned)
 
 
@@ -79,7 +79,7 @@ def _execute_system(machine: Machine, statement: Execute, name: Name) -> None:
     A procedure that is not supported is refused before the database is looked up.
     """
     system_key = system_name(name)
-    statement = replace(statement, procedure=Name((name.own,)))
+    statement = replace(statement, procedure=Name((name.object,)))
     if system_key in CALL_CHECKS:
         CALL_CHECKS[system_key](statement)
     database = database_of(machine, name)

@@ -31,7 +31,7 @@ _NEEDS_BRACKETS = re.compile(r"[.\[\]]")
 
 def api_name(name: Name) -> str:
     """Return a queue's name for the API, without the database, with brackets only where they are needed."""
-    parts = [part for part in (name.schema, name.own) if part]
+    parts = [part for part in (name.schema, name.object) if part]
     return ".".join("[" + part.replace("]", "]]") + "]" if _NEEDS_BRACKETS.search(part) else part for part in parts)
 
 

@@ -59,7 +59,7 @@ def evaluate_untyped(machine: Machine, operand: Operand | None) -> object:
         case Constant(value):
             return value
         case Name():
-            return operand.own
+            return operand.object
         case Expression():
             return evaluate(machine, operand).value
 
@@ -76,7 +76,7 @@ def evaluate_operand(machine: Machine, operand: Operand) -> Value:
         case Constant(value):
             return Value(value, infer_type(value))
         case Name():
-            return Value(operand.own, NVARCHAR)
+            return Value(operand.object, NVARCHAR)
         case Expression():
             return evaluate(machine, operand)
 

@@ -525,7 +525,7 @@ class Queries:
         database = name.database or self.machine.database.name
         if not self.synonyms.get(database.lower()):  # fast path: every EXEC and RECEIVE comes here
             return name
-        return Writer(self.scope()).synonym(database, name.schema or "dbo", name.own) or name
+        return Writer(self.scope()).synonym(database, name.schema or "dbo", name.object) or name
 
     def find_table(self, name: Name) -> str:
         """Return the quoted PostgreSQL name of a table.

@@ -67,7 +67,7 @@ def system_name(procedure: Name | Variable) -> str:
     """Return the name in lower case that a system procedure would have, "" for a name that cannot be one."""
     if isinstance(procedure, Variable) or procedure.schema.lower() not in ("", "sys", "dbo"):
         return ""
-    return procedure.own.lower()
+    return procedure.object.lower()
 
 
 class DeclaredNames(NamedTuple):
@@ -135,7 +135,7 @@ def check_module_body(module: Procedure | Trigger, types: Mapping[str, UserType]
         except BrokerError as error:
             if error.number in _FINAL_ERRORS:
                 tsql_error = from_broker(error)
-                tsql_error.line, tsql_error.procedure = tsql_error.line or statement.line, module.name.own
+                tsql_error.line, tsql_error.procedure = tsql_error.line or statement.line, module.name.object
                 raise tsql_error from None
 
 
@@ -221,7 +221,7 @@ def check_module(statement: Procedure | Trigger) -> None:
     """
     if isinstance(statement, Procedure):
         check_temporary(statement)
-    elif statement.name.own.startswith("#"):
+    elif statement.name.object.startswith("#"):
         raise unsupported("A temporary trigger", "Give it a name without #.", statement.line)
 
 
@@ -237,7 +237,7 @@ def _check_schema(statement: Statement) -> None:
         kind = statement.kind
     else:
         return
-    check_schemas([Use(f"CREATE {kind}", statement.name.schema or "dbo", statement.name.own)])
+    check_schemas([Use(f"CREATE {kind}", statement.name.schema or "dbo", statement.name.object)])
 
 
 def _declare_parameters(statement: Procedure | Function, declared: DeclaredNames) -> None:
@@ -273,7 +273,7 @@ def _declare_type(statement: Definition, declared: DeclaredNames, scope: Scope) 
         translate(f"CREATE TABLE #checked {clauses['columns']}", scope)
     else:
         base_type = parse_type(clauses["type"])
-    key = f"{statement.name.schema or 'dbo'}.{statement.name.own}".lower()
+    key = f"{statement.name.schema or 'dbo'}.{statement.name.object}".lower()
     declared.types[key] = UserType(0, base_type, clauses.get("columns", ""), clauses.get("is_nullable", True))
 
 

@@ -330,9 +330,9 @@ class ControlFlowParser(DialogParser):
                 return self._cursor_query(line, name, set(), is_variable=True)
             return _make_assignment(line, name, operator, self.expression())
         if self.take("TRANSACTION", "ISOLATION", "LEVEL") or self.take("TRAN", "ISOLATION", "LEVEL"):
-            first = self.own_name().own.upper()
+            first = self.single_name().object.upper()
             if first in ("READ", "REPEATABLE"):
-                first += " " + self.own_name().own.upper()
+                first += " " + self.single_name().object.upper()
             return SetOption(line, ("TRANSACTION ISOLATION LEVEL",), first)
         if self.take("IDENTITY_INSERT"):
             begin = self.at
@@ -347,13 +347,13 @@ class ControlFlowParser(DialogParser):
             self.at += 1
             self.refuse("SET OFFSETS", "Omit it.")
         if self.take("STATISTICS"):
-            options = [f"STATISTICS {self.own_name().own.upper()}"]
+            options = [f"STATISTICS {self.single_name().object.upper()}"]
             while self.take(","):
-                options.append(f"STATISTICS {self.own_name().own.upper()}")
+                options.append(f"STATISTICS {self.single_name().object.upper()}")
             return SetOption(line, tuple(options), self.expect_any("ON", "OFF"))
-        options = [self.own_name().own.upper()]
+        options = [self.single_name().object.upper()]
         while self.take(","):
-            options.append(self.own_name().own.upper())
+            options.append(self.single_name().object.upper())
         if self.word == "=":
             self.fail()
         return SetOption(line, tuple(options), self._option_value())
@@ -408,7 +408,7 @@ class ControlFlowParser(DialogParser):
 
     def use(self, line: int) -> Statement:
         """USE database."""
-        return Use(line, self.own_name().own)
+        return Use(line, self.single_name().object)
 
     # ------------------------------------------------------------ transactions
 

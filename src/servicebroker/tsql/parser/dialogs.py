@@ -92,7 +92,7 @@ class DialogParser(TokenReader):
 
     def _default_or_operand(self, kind: str) -> Operand:
         if self.word == "DEFAULT":
-            return self.own_name()
+            return self.single_name()
         return self._one_part_operand(kind)
 
     def _one_part_operand(self, kind: str) -> Operand:

@@ -43,7 +43,7 @@ class ObjectParser(SecurityParser):
             sent_by: list[tuple[str, str]] = []
             self.expect("(")
             while True:
-                message_type = self.own_name().own
+                message_type = self.single_name().object
                 self.expect("SENT", "BY")
                 sent_by.append((message_type, self.expect_any("INITIATOR", "TARGET", "ANY")))
                 if not self.take(","):
@@ -69,7 +69,7 @@ class ObjectParser(SecurityParser):
             if self.take("WITH"):
                 self.parenthesized()  # LOB_COMPACTION is always on
         elif verb == "ALTER" and self.take("MOVE", "TO"):
-            clauses["move_to"] = self.own_name().own
+            clauses["move_to"] = self.single_name().object
         elif verb == "ALTER":
             self.expect("WITH")
             self._queue_options(clauses)
@@ -77,7 +77,7 @@ class ObjectParser(SecurityParser):
             if self.take("WITH"):
                 self._queue_options(clauses)
             if self.take("ON"):
-                clauses["filegroup"] = self.own_name().own
+                clauses["filegroup"] = self.single_name().object
         return Definition(line, verb, "QUEUE", name, clauses, if_exists)
 
     def _queue_options(self, clauses: Clauses) -> None:
@@ -118,7 +118,7 @@ class ObjectParser(SecurityParser):
                 self.expect("AS")
                 keyword = self.take_any("SELF", "OWNER")
                 clauses["execute_as"] = keyword or (
-                    self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own
+                    self.string() if self.tokens.kinds[self.at] == STRING else self.single_name().object
                 )
             if not self.take(","):
                 break
@@ -139,9 +139,9 @@ class ObjectParser(SecurityParser):
                 if verb == "ALTER":
                     change = self.expect_any("ADD", "DROP")
                     self.expect("CONTRACT")
-                    clauses.setdefault(f"{change.lower()}_contracts", []).append(self.own_name().own)
+                    clauses.setdefault(f"{change.lower()}_contracts", []).append(self.single_name().object)
                 else:
-                    clauses.setdefault("contracts", []).append(self.own_name().own)
+                    clauses.setdefault("contracts", []).append(self.single_name().object)
                 if not self.take(","):
                     break
             self.expect(")")
@@ -176,7 +176,7 @@ class ObjectParser(SecurityParser):
             while True:
                 if self.take("USER"):
                     self.expect("=")
-                    clauses["user"] = self.own_name().own
+                    clauses["user"] = self.single_name().object
                 else:
                     self.expect("ANONYMOUS")
                     clauses["anonymous"] = self.on_off()
@@ -216,10 +216,10 @@ class ObjectParser(SecurityParser):
         `on` is SERVER, DATABASE or QUEUE.
         """
         if_exists = self.if_exists(verb)
-        name = self.own_name()
-        also = [name.own]
+        name = self.single_name()
+        also = [name.object]
         while verb == "DROP" and self.take(","):
-            also.append(self.own_name().own)
+            also.append(self.single_name().object)
         clauses: Clauses = {"names": also}
         self.expect("ON")
         clauses["on"] = self.expect_any("SERVER", "DATABASE", "QUEUE")
@@ -228,9 +228,9 @@ class ObjectParser(SecurityParser):
         if verb != "DROP":
             clauses["with_fan_in"] = self.take("WITH", "FAN_IN")
             self.expect("FOR")
-            events = [self.own_name().own.upper()]
+            events = [self.single_name().object.upper()]
             while self.take(","):
-                events.append(self.own_name().own.upper())
+                events.append(self.single_name().object.upper())
             clauses["events"] = events
             self.expect("TO", "SERVICE")
             clauses["to_service"] = self.operand()
@@ -365,8 +365,8 @@ class ObjectParser(SecurityParser):
     def object_name(self, verb: str) -> tuple[Name, bool]:
         """Read IF EXISTS of DROP and a name of one part."""
         if_exists = self.if_exists(verb)
-        return self.own_name(), if_exists
+        return self.single_name(), if_exists
 
     def authorization(self, verb: str) -> Clauses:
         """Read AUTHORIZATION owner of CREATE, if it comes next."""
-        return {"authorization": self.own_name().own} if verb == "CREATE" and self.take("AUTHORIZATION") else {}
+        return {"authorization": self.single_name().object} if verb == "CREATE" and self.take("AUTHORIZATION") else {}

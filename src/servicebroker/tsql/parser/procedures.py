@@ -79,7 +79,9 @@ class ProcedureParser(ControlFlowParser):
             while True:
                 if self.take_any("EXECUTE", "EXEC"):
                     self.expect("AS")
-                    execute_as = self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own.upper()
+                    execute_as = (
+                        self.string() if self.tokens.kinds[self.at] == STRING else self.single_name().object.upper()
+                    )
                 elif self.word == "NATIVE_COMPILATION":
                     self.refuse_native()
                 elif not self.take_any("RECOMPILE", "ENCRYPTION", "SCHEMABINDING"):

@@ -39,12 +39,12 @@ class SecurityParser(FunctionParser):
     def database(self, line: int, verb: str) -> Statement:
         """Clauses of ALTER: the broker's options, `trustworthy`, `read_only`, those of WITH, and `ignored` options."""
         if_exists = self.if_exists(verb)
-        name = self.own_name()
+        name = self.single_name()
         clauses: Clauses = {}
         if verb == "DROP":
-            clauses["names"] = [name.own]
+            clauses["names"] = [name.object]
             while self.take(","):
-                clauses["names"].append(self.own_name().own)
+                clauses["names"].append(self.single_name().object)
         elif verb == "CREATE":
             self._database_files(clauses)
         else:
@@ -59,7 +59,7 @@ class SecurityParser(FunctionParser):
             self.parenthesized()
         while self.word in ("ON", "LOG", "COLLATE", "WITH", "FOR"):
             if self.take("COLLATE"):
-                clauses["collate"] = self.own_name().own
+                clauses["collate"] = self.single_name().object
             elif self.take("WITH"):
                 self._database_option(clauses)
                 while self.take(","):
@@ -74,7 +74,7 @@ class SecurityParser(FunctionParser):
                     if not self.take(","):
                         break
                     if self.take("FILEGROUP"):
-                        self.own_name()
+                        self.single_name()
                         self._filegroup_options()
         if self.take("AS", "SNAPSHOT"):
             self.refuse("A snapshot of a database", "Use SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
@@ -90,7 +90,7 @@ class SecurityParser(FunctionParser):
 
     def _database_option(self, clauses: Clauses) -> None:
         """Read one option of CREATE DATABASE ... WITH. The broker's options are kept, storage options skipped."""
-        option = self.own_name().own.upper()
+        option = self.single_name().object.upper()
         if option == "BACKUP_STORAGE_REDUNDANCY":
             self._redundancy()
         elif option in _BROKER_OPTIONS:
@@ -109,7 +109,7 @@ class SecurityParser(FunctionParser):
         if self.take("MODIFY", "NAME"):
             self.refuse("ALTER DATABASE MODIFY NAME", "Create a database of the new name.")
         if self.take("COLLATE"):
-            clauses["ignored"] = [f"COLLATE {self.own_name().own}"]
+            clauses["ignored"] = [f"COLLATE {self.single_name().object}"]
             return
         if self.word in ("ADD", "REMOVE", "MODIFY"):
             clauses["ignored"] = [self._file_clause()]
@@ -121,7 +121,7 @@ class SecurityParser(FunctionParser):
         self.expect("SET")
         ignored: list[str] = []
         while True:
-            option = self.own_name().own.upper()
+            option = self.single_name().object.upper()
             if option in _BROKER_OPTIONS:
                 clauses[_BROKER_OPTIONS[option]] = True
             elif option in ("HONOR_BROKER_PRIORITY", "TRUSTWORTHY"):
@@ -170,12 +170,12 @@ class SecurityParser(FunctionParser):
             while self.take(","):
                 self.parenthesized()
             if self.take("TO", "FILEGROUP"):
-                self.own_name()
+                self.single_name()
         else:
-            self.own_name()
+            self.single_name()
             self._filegroup_options()
             if self.take("NAME", "="):
-                self.own_name()
+                self.single_name()
         return f"{verb} {kind}"
 
     def _other_option(self, option: str) -> str:
@@ -216,7 +216,7 @@ class SecurityParser(FunctionParser):
                 self.refuse("A login of an asymmetric key", "Use a certificate.")
             else:
                 self.expect("CERTIFICATE")
-                clauses["from_certificate"] = self.own_name().own
+                clauses["from_certificate"] = self.single_name().object
         else:
             self.expect("WITH")
             self._name_value_pairs(clauses)
@@ -227,14 +227,14 @@ class SecurityParser(FunctionParser):
         while True:
             if self.take("NO", "CREDENTIAL"):
                 self.refuse("A credential of a login", "Omit it: files are read with the rights of the process.")
-            option = self.own_name().own.lower()
+            option = self.single_name().object.lower()
             self.expect("=")
             if self.tokens.kinds[self.at] == STRING:
                 clauses[option] = self.string()
             elif self.word in ("0", "-"):
                 clauses[option] = self.constant().value
             else:
-                clauses[option] = self.own_name().own
+                clauses[option] = self.single_name().object
             while self.take_any("HASHED", "MUST_CHANGE", "UNLOCK"):
                 pass
             if option == "password" and self.take("OLD_PASSWORD", "="):
@@ -256,12 +256,12 @@ class SecurityParser(FunctionParser):
         if self.take_any("FOR", "FROM"):
             self._refuse_external_provider()
             if self.take("LOGIN"):
-                clauses["for_login"] = self.own_name().own
+                clauses["for_login"] = self.single_name().object
             elif self.take("ASYMMETRIC"):
                 self.refuse("A user of an asymmetric key", "Use a certificate.")
             else:
                 self.expect("CERTIFICATE")
-                clauses["from_certificate"] = self.own_name().own
+                clauses["from_certificate"] = self.single_name().object
         elif self.take("WITHOUT", "LOGIN"):
             clauses["without_login"] = True
         if self.take("WITH"):
@@ -273,13 +273,13 @@ class SecurityParser(FunctionParser):
         name, if_exists = self._principal(verb)
         clauses: Clauses = {}
         if verb == "CREATE" and self.take("AUTHORIZATION"):
-            clauses["authorization"] = self.own_name().own
+            clauses["authorization"] = self.single_name().object
         if verb == "ALTER":
             change = self.expect_any("ADD", "DROP", "WITH")
             if change == "WITH":
                 self.refuse("ALTER ROLE WITH NAME", "Create a role of the new name.")
             self.expect("MEMBER")
-            clauses[f"{change.lower()}_member"] = self.own_name().own
+            clauses[f"{change.lower()}_member"] = self.single_name().object
         return Definition(line, verb, "ROLE", name, clauses, if_exists)
 
     def schema(self, line: int, verb: str) -> Statement:
@@ -287,20 +287,20 @@ class SecurityParser(FunctionParser):
         if_exists = self.if_exists(verb)
         clauses: Clauses = {}
         if verb == "ALTER":
-            name = self.own_name()
+            name = self.single_name()
             self.expect("TRANSFER")
             kinds = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")
             kind = next((each for each in kinds if self.take(*each.split(), "::")), "OBJECT")
             return Definition(line, verb, "SCHEMA", name, {"kind": kind, "object": self.name()})
-        name = Name(("",)) if self.word == "AUTHORIZATION" else self.own_name()
+        name = Name(("",)) if self.word == "AUTHORIZATION" else self.single_name()
         if self.take("AUTHORIZATION"):
-            clauses["authorization"] = self.own_name().own
-            name = name if name.own else Name((clauses["authorization"],))
+            clauses["authorization"] = self.single_name().object
+            name = name if name.object else Name((clauses["authorization"],))
         return Definition(line, verb, "SCHEMA", name, clauses, if_exists)
 
     def _principal(self, verb: str) -> tuple[Name, bool]:
         if_exists = self.if_exists(verb)
-        return self.own_name(), if_exists
+        return self.single_name(), if_exists
 
     # ------------------------------------------------------------ keys and certificates
 
@@ -328,7 +328,7 @@ class SecurityParser(FunctionParser):
         clauses: Clauses = {}
         if verb == "CREATE":
             if self.take("AUTHORIZATION"):
-                clauses["authorization"] = self.own_name().own
+                clauses["authorization"] = self.single_name().object
             if self.take("FROM"):
                 self._certificate_source(clauses)
             elif self.take("ENCRYPTION", "BY", "PASSWORD", "="):
@@ -397,7 +397,7 @@ class SecurityParser(FunctionParser):
     def backup(self, line: int) -> Statement:
         """BACKUP CERTIFICATE name TO FILE = '...' WITH PRIVATE KEY (...), BACKUP MASTER KEY."""
         if self.take("CERTIFICATE"):
-            name = self.own_name()
+            name = self.single_name()
             self.expect("TO", "FILE", "=")
             clauses: Clauses = {"file": self.string()}
             if self.take("WITH"):
@@ -429,7 +429,7 @@ class SecurityParser(FunctionParser):
             if self.take("ASYMMETRIC"):
                 self.refuse("A signature by an asymmetric key", "Use a certificate.")
             self.expect("CERTIFICATE")
-            signer: Clauses = {"certificate": self.own_name().own}
+            signer: Clauses = {"certificate": self.single_name().object}
             if verb == "ADD" and self.take("WITH"):
                 option = self.expect_any("PASSWORD", "SIGNATURE")
                 self.expect("=")
@@ -461,20 +461,22 @@ class SecurityParser(FunctionParser):
         if self.take("ON"):
             kind, name = self._securable()
         self.expect_any("TO", "FROM")
-        principals = [self.own_name().own]
+        principals = [self.single_name().object]
         while self.take(","):
-            principals.append(self.own_name().own)
+            principals.append(self.single_name().object)
         if verb == "GRANT" and self.take("WITH", "GRANT", "OPTION"):
             grant_option = True
         cascade = verb != "GRANT" and self.take("CASCADE")
-        if self.take("AS") and self.own_name().own.lower() != "dbo":  # dbo owns every object, so AS dbo changes nothing
+        if (
+            self.take("AS") and self.single_name().object.lower() != "dbo"
+        ):  # dbo owns every object, so AS dbo changes nothing
             self.refuse("AS grantor", "Use EXECUTE AS to act as that user.")
         return Permission(line, verb, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
 
     def _permission_words(self) -> str:
         words: list[str] = []
         while self.word not in (",", "ON", "TO", "FROM", "", ";", "("):
-            words.append(self.own_name().own.upper())
+            words.append(self.single_name().object.upper())
         if self.word == "(":
             self.refuse("A permission on columns", "Grant it on the table.")
         if not words:
@@ -485,7 +487,7 @@ class SecurityParser(FunctionParser):
         for kind in _SECURABLES:
             words = (*kind.split(), "::")
             if self.take(*words):
-                return kind, self.name() if kind in _SCHEMA_SECURABLES and self.is_identifier() else self.own_name()
+                return kind, self.name() if kind in _SCHEMA_SECURABLES and self.is_identifier() else self.single_name()
         for kind in _UNSUPPORTED_SECURABLES:
             if self.take(*kind.split(), "::"):
                 self.refuse(f"A permission on {kind}", "Omit it.")
@@ -501,7 +503,7 @@ class SecurityParser(FunctionParser):
         self.expect("ON")
         kind, name = self._securable()
         self.expect("TO")
-        owner = "dbo" if self.take("SCHEMA", "OWNER") else self.own_name().own
+        owner = "dbo" if self.take("SCHEMA", "OWNER") else self.single_name().object
         return Definition(line, "ALTER", "AUTHORIZATION", name, {"kind": kind, "owner": owner})
 
     def revert(self, line: int) -> Statement:

@@ -134,7 +134,7 @@ class TokenReader:
             self.at += 1
         return Name(tuple(parts))
 
-    def own_name(self) -> Name:
+    def single_name(self) -> Name:
         """Read a name of one part, such as that of a principal. Reserved words are allowed."""
         if self.tokens.kinds[self.at] not in (WORD, QUOTED):
             self.fail()

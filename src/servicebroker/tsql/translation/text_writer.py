@@ -194,7 +194,7 @@ class Writer:
             return None
         if len(base.parts) > 3:
             raise no_linked_server(base.parts[0])
-        whole = Name((base.database or database, base.schema or "dbo", base.own))
+        whole = Name((base.database or database, base.schema or "dbo", base.object))
         if self._base(*whole.parts) is not None:
             raise TsqlError(
                 470, f"The synonym '{name}' referenced synonym '{base}'. Synonym chaining is not allowed.", state=1

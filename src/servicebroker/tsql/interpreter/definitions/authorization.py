@@ -65,7 +65,7 @@ def _alter_authorization(machine: Machine, statement: Definition) -> None:
     """
     kind, name, owner = statement.clauses["kind"], statement.name, statement.clauses["owner"]
     if kind in _OWNER_CHECKS:
-        _OWNER_CHECKS[kind](machine, name.own, owner)
+        _OWNER_CHECKS[kind](machine, name.object, owner)
         machine.emit(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
         return
     if name.database.lower() not in ("", machine.database.name.lower()):

@@ -31,7 +31,7 @@ def bind_operation(
     Raises:
         BrokerError: 9609 the statement names an object of another database.
     """
-    name = api_name(statement.name) if statement.kind in _KINDS_WITH_SCHEMA else statement.name.own
+    name = api_name(statement.name) if statement.kind in _KINDS_WITH_SCHEMA else statement.name.object
     return operation(**{"name": name, **_field_values(machine, statement.clauses, operation), **extra_fields})
 
 

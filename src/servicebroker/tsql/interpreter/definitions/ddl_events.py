@@ -47,7 +47,7 @@ def post_definition_event(machine: Machine, statement: Definition) -> None:
     for clause, member_event in _MEMBER_EVENTS.items():
         if clause in statement.clauses:
             event, names = member_event, [statement.clauses[clause]]
-            kind, elements = "SQL USER", [("RoleName", statement.name.own)]
+            kind, elements = "SQL USER", [("RoleName", statement.name.object)]
     queue = statement.clauses.get("queue") if statement.kind == "EVENT NOTIFICATION" else None
     for name in names:
         object_name = name if isinstance(name, Name) else Name((name,))
@@ -112,7 +112,7 @@ def _index_name(text: str) -> str:
 
 
 def _target_elements(table: Name) -> list[Element]:
-    return [("TargetObjectName", table.own), ("TargetObjectType", "TABLE")]
+    return [("TargetObjectName", table.object), ("TargetObjectType", "TABLE")]
 
 
 def _post_event(
@@ -139,9 +139,9 @@ def _post_event(
         "",
         machine.login,
         "" if is_server_event else database.user.name,
-        name.own if kind == "DATABASE" else "" if is_server_event else database.name,
+        name.object if kind == "DATABASE" else "" if is_server_event else database.name,
         (name.schema or "dbo") if is_in_schema and not is_server_event else "",
-        "" if kind == "DATABASE" and is_server_event else name.own,
+        "" if kind == "DATABASE" and is_server_event else name.object,
         "" if kind == "DATABASE" and is_server_event else kind,
         text.strip(),
     )

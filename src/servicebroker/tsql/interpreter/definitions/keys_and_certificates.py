@@ -109,7 +109,7 @@ def _flatten_private_key(statement: Definition) -> Definition:
 @defines("ALTER", "CERTIFICATE")
 def _alter_certificate(machine: Machine, statement: Definition) -> None:
     if transport_certificates.is_in_master(machine):
-        machine.context.require("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
+        machine.context.require("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.object)
         refuse_in_transaction(machine, "ALTER CERTIFICATE in master")
         transport_certificates.check_alteration(statement)
         machine.instance.run(
@@ -121,7 +121,7 @@ def _alter_certificate(machine: Machine, statement: Definition) -> None:
 
 @defines("DROP", "CERTIFICATE")
 def _drop_certificate(machine: Machine, statement: Definition) -> None:
-    name = statement.name.own
+    name = statement.name.object
     if not transport_certificates.is_in_master(machine):
         run_drop(statement, lambda: machine.database.run(operations.DropCertificate(name)))
         return
@@ -137,6 +137,6 @@ def _backup_certificate(machine: Machine, statement: Definition) -> None:
     """
     is_in_master = transport_certificates.is_in_master(machine)
     if is_in_master:
-        machine.context.require("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
+        machine.context.require("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.object)
     target = machine.instance if is_in_master else machine.database
     target.run(bind_operation(machine, _flatten_private_key(statement), operations.BackupCertificate))

@@ -62,15 +62,15 @@ class Module(NamedTuple):
 
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
     """Return the procedure of a name and its database, None if there is none. The default schema is dbo."""
-    if is_temporary(name.own):
-        temporary = find_temporary(machine, name.own)
+    if is_temporary(name.object):
+        temporary = find_temporary(machine, name.object)
         if temporary is None:
             return None
         return machine.context.database, Module(
-            parse_procedure(temporary[1]), None, name.own, temporary[0], is_temporary=True
+            parse_procedure(temporary[1]), None, name.object, temporary[0], is_temporary=True
         )
     database = database_of(machine, name)
-    module = find_module(machine.connection, database.database_id, name.schema or "dbo", name.own)
+    module = find_module(machine.connection, database.database_id, name.schema or "dbo", name.object)
     return None if module is None else (database, module)
 
 
@@ -106,14 +106,14 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
     machine.transactions.check_not_doomed()
     name, database = statement.name, database_of(machine, statement.name)
     rows = fetch(machine.connection, "modules.change_signatures", _FIND_SIGNED_MODULE, (
-        database.database_id, name.schema or "dbo", name.own
+        database.database_id, name.schema or "dbo", name.object
     ))  # fmt: skip
     if not rows:
         raise BrokerError(15151, "find", "object", str(name))
     object_id, text = rows[0]
     schema = name.schema or "dbo"
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
-    securable = registered(f"{schema}.{name.own}")
+    securable = registered(f"{schema}.{name.object}")
     with machine.atomic():  # the permission check itself registers the module as a securable
         machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", securable, *signers))
         for signer in statement.clauses["signers"]:
@@ -165,7 +165,7 @@ def _create_procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
     check_module_body(statement, machine.queries.user_types)
-    if is_temporary(statement.name.own):
+    if is_temporary(statement.name.object):
         store_temporary(machine, statement)
     else:
         store_module(machine, statement, "P")
@@ -181,7 +181,7 @@ def _create_trigger(machine: Machine, statement: Trigger) -> None:
     """Store a trigger, and install the PostgreSQL triggers that capture or divert the changes of its table."""
     check_module_body(statement, machine.queries.user_types)
     name = statement.name
-    on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
+    on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.object, shown=str(name))
     _check_target(machine, statement)
     table = machine.queries.find_table(statement.table)
     machine.authorize(on_table, database=database_of(machine, statement.table))
@@ -218,7 +218,7 @@ def store_module(
     """
     machine.transactions.check_not_doomed()
     database = database_of(machine, statement.name)
-    schema, name = statement.name.schema or "dbo", statement.name.own
+    schema, name = statement.name.schema or "dbo", statement.name.object
     kind_word = type(statement).__name__.upper()
     existing = fetch(
         machine.connection, "modules.store_module.find_taken", _FIND_NAME, (database.database_id, schema, name)
@@ -302,7 +302,7 @@ def _check_name_free(
     Raises:
         TsqlError: 2714, 208.
     """
-    name = statement.name.own
+    name = statement.name.object
     if statement.action == "ALTER" and not existing:
         raise TsqlError(208, f"Invalid object name '{name}'.", state=6)
     if existing and (statement.action == "CREATE" or existing[0][1] != kind):
@@ -333,7 +333,7 @@ def _drop_trigger(machine: Machine, statement: Definition) -> None:
         table
         for name in statement.clauses["names"]
         for (table,) in fetch(machine.connection, "modules.drop_trigger", _FIND_PARENT_TABLE, (
-            database_of(machine, name).database_id, name.schema or "dbo", name.own
+            database_of(machine, name).database_id, name.schema or "dbo", name.object
         ))
     ]  # fmt: skip
     with machine.atomic():
@@ -371,7 +371,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
         table = machine.queries.find_table(statement.name)
     except TsqlError:
         raise _object_not_found(4902 if by_table else 1088, statement.name) from None
-    machine.authorize(Use("ENABLE TRIGGER", statement.name.schema or "dbo", statement.name.own), database=database)
+    machine.authorize(Use("ENABLE TRIGGER", statement.name.schema or "dbo", statement.name.object), database=database)
     with machine.atomic():
         machine.transactions.set_guard()
         try:
@@ -379,7 +379,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
                 parameters = (
                     database.database_id,
                     table,
-                    "" if name is None else name.own,
+                    "" if name is None else name.object,
                     statement.verb == "DISABLE",
                     database.user.name,
                     face(),
@@ -416,22 +416,22 @@ def drop_modules(machine: Machine, statement: Definition, kind_word: str, *kinds
     machine.transactions.check_not_doomed()
     dropped = []
     for name in statement.clauses["names"]:
-        if is_temporary(name.own) and kind_word == "procedure":
-            if not drop_temporary(machine, name.own) and not statement.if_exists:
+        if is_temporary(name.object) and kind_word == "procedure":
+            if not drop_temporary(machine, name.object) and not statement.if_exists:
                 raise _cannot_drop(kind_word, name)
             continue
         database, schema = database_of(machine, name), name.schema or "dbo"
-        machine.authorize(Use(f"DROP {kind_word.upper()}", schema, name.own), database=database)
+        machine.authorize(Use(f"DROP {kind_word.upper()}", schema, name.object), database=database)
         rows = fetch(
             machine.connection,
             "modules.drop_modules",
             "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
             f"and lower(name) = lower($3) and kind = any ($4) returning {telling(5)}",
-            (database.database_id, schema, name.own, list(kinds), database.user.name, face()),
+            (database.database_id, schema, name.object, list(kinds), database.user.name, face()),
         )
         if rows:
             dropped.append(name)
-            machine.context.ask(forget(database.user, schema, name.own))
+            machine.context.ask(forget(database.user, schema, name.object))
             post_drop_event(machine, database, kind_word.upper(), name, statement.text)
         elif not statement.if_exists:
             raise _cannot_drop(kind_word, name)

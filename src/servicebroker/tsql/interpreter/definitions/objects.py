@@ -148,7 +148,7 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
     on, queue = statement.clauses["on"], statement.clauses.get("queue")
     if on == SERVER:
         machine.context.require(
-            f"{statement.verb} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.own
+            f"{statement.verb} EVENT NOTIFICATION ON SERVER", "event notification", statement.name.object
         )
     if queue is None:
         return machine.context.database, {"on_server": on == SERVER}
@@ -159,7 +159,7 @@ def _notification_target(machine: Machine, statement: Definition) -> tuple[Sessi
 
 
 def _require_endpoint_permission(machine: Machine, statement: Definition) -> None:
-    machine.context.require(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
+    machine.context.require(f"{statement.verb} ENDPOINT", "endpoint", statement.name.object)
 
 
 def _check_endpoint(machine: Machine, statement: Definition) -> None:
@@ -198,13 +198,13 @@ def _emit_warning(machine: Machine, warning: str | None) -> None:
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
     refuse_in_transaction(machine, "DROP ENDPOINT")
     _require_endpoint_permission(machine, statement)
-    run_drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.own)))
+    run_drop(statement, lambda: machine.instance.run(operations.DropEndpoint(statement.name.object)))
 
 
 @defines("CREATE", "DATABASE")
 def _create_database(machine: Machine, statement: Definition) -> None:
     refuse_in_transaction(machine, "CREATE DATABASE")
-    machine.create_database(statement.name.own)
+    machine.create_database(statement.name.object)
     switches: dict[str, Any] = {
         name: statement.clauses[name] for name in ("enable_broker", "new_broker") if name in statement.clauses
     }
@@ -212,7 +212,7 @@ def _create_database(machine: Machine, statement: Definition) -> None:
         machine.context.require("SET TRUSTWORTHY")
         switches["trustworthy"] = statement.clauses["trustworthy"]
     if switches:
-        machine.context.database_named(statement.name.own).run(operations.AlterDatabase(**switches))
+        machine.context.database_named(statement.name.object).run(operations.AlterDatabase(**switches))
 
 
 @defines("ALTER", "DATABASE")
@@ -230,7 +230,7 @@ def _alter_database(machine: Machine, statement: Definition) -> None:
 def _set_database_options(machine: Machine, statement: Definition) -> None:
     clauses = dict(statement.clauses)
     clauses.pop("ignored", None)
-    database = _database_to_alter(machine, statement.name.own)
+    database = _database_to_alter(machine, statement.name.object)
     if "trustworthy" in clauses:
         machine.context.require("SET TRUSTWORTHY")
     if any(name not in ("no_wait", "rollback_after") for name in clauses):

@@ -48,7 +48,7 @@ def _find_held_permissions(machine: Machine, name: str | None, kind: str) -> lis
         try:
             object_name = parse_name(name)
             if object_name.schema.lower() in ("sys", "information_schema"):
-                view = ObjectName(object_name.own, object_name.schema, object_name.database)
+                view = ObjectName(object_name.object, object_name.schema, object_name.database)
                 return ["SELECT"] if _is_catalog_view(machine, view) else None
             if object_name.database:
                 user = machine.context.database_named(object_name.database).user
@@ -56,7 +56,9 @@ def _find_held_permissions(machine: Machine, name: str | None, kind: str) -> lis
             return None
         if len(object_name.parts) > 3:
             return None
-        name = ".".join("[" + part.replace("]", "]]") + "]" for part in (object_name.schema or "dbo", object_name.own))
+        name = ".".join(
+            "[" + part.replace("]", "]]") + "]" for part in (object_name.schema or "dbo", object_name.object)
+        )
     steps = permissions_on(user, machine.context.server_login, name, kind)
     return machine.context.ask(steps) if machine.transactions.is_doomed else run(machine.connection, steps)
 

@@ -64,7 +64,7 @@ def _create_login(machine: Machine, statement: Definition) -> None:
 @defines("ALTER", "LOGIN")
 def _alter_login(machine: Machine, statement: Definition) -> None:
     """Run ALTER LOGIN. Password and default database have no effect. ENABLE and DISABLE apply to peers only."""
-    name, state = statement.name.own, statement.clauses.get("state")
+    name, state = statement.name.object, statement.clauses.get("state")
     machine.context.ask(authorize_on_login(machine.context.server_login, "ALTER LOGIN", name))
     if state is not None:
         machine.transactions.check_not_doomed()
@@ -80,8 +80,8 @@ def _check_no_rename(statement: Definition) -> None:
 @defines("DROP", "LOGIN")
 def _drop_login(machine: Machine, statement: Definition) -> None:
     refuse_in_transaction(machine, "DROP LOGIN")
-    machine.context.require("DROP LOGIN", "login", statement.name.own)
-    run_drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.own)))
+    machine.context.require("DROP LOGIN", "login", statement.name.object)
+    run_drop(statement, lambda: machine.instance.run(operations.DropLogin(statement.name.object)))
 
 
 @defines("CREATE", "USER")
@@ -90,7 +90,7 @@ def _create_user(machine: Machine, statement: Definition) -> None:
 
     Without FOR LOGIN, CERTIFICATE or WITHOUT LOGIN the user gets the login of its name, if there is one.
     """
-    clauses, name = statement.clauses, statement.name.own
+    clauses, name = statement.clauses, statement.name.object
     has_same_login = not clauses.keys() & {"for_login", "from_certificate", "without_login"} and machine.has_login(name)
     login = {"for_login": name} if has_same_login else {}
     machine.database.run(bind_operation(machine, statement, operations.CreateUser, **login))
@@ -98,7 +98,7 @@ def _create_user(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "USER")
 def _alter_user(machine: Machine, statement: Definition) -> None:
-    user, name = machine.context.database.user, statement.name.own
+    user, name = machine.context.database.user, statement.name.object
     machine.context.ask(authorize(user, "ALTER USER", user_named(name)))
 
 
@@ -113,13 +113,13 @@ def _check_default_schema(statement: Definition) -> None:
 @defines("CREATE", "ROLE")
 def _create_role(machine: Machine, statement: Definition) -> None:
     check_authorization(machine, statement)
-    machine.database.run(operations.CreateRole(statement.name.own))
+    machine.database.run(operations.CreateRole(statement.name.object))
     report_ignored_owner(machine, "role", statement.clauses.get("authorization"))
 
 
 @defines("ALTER", "ROLE")
 def _alter_role(machine: Machine, statement: Definition) -> None:
-    clauses, role = statement.clauses, statement.name.own
+    clauses, role = statement.clauses, statement.name.object
     change_member(machine, role, clauses.get("add_member") or clauses["drop_member"], add="add_member" in clauses)
 
 
@@ -130,7 +130,7 @@ def change_member(machine: Machine, role: str, member: str, *, add: bool) -> Non
 
 @defines("CREATE", "SCHEMA")
 def _create_schema(machine: Machine, statement: Definition) -> None:
-    name, database = statement.name.own, machine.context.database
+    name, database = statement.name.object, machine.context.database
     machine.transactions.check_not_doomed()
     check_authorization(machine, statement)
     with machine.atomic():
@@ -144,7 +144,7 @@ def _create_schema(machine: Machine, statement: Definition) -> None:
 
 @defines("DROP", "SCHEMA")
 def _drop_schema(machine: Machine, statement: Definition) -> None:
-    name, database = statement.name.own, machine.context.database
+    name, database = statement.name.object, machine.context.database
     machine.transactions.check_not_doomed()
 
     def drop_object() -> None:
@@ -224,7 +224,7 @@ def _run_on_instance(machine: Machine, statement: Permission) -> None:
     """
     if machine.database.name.lower() != MASTER:
         raise BrokerError(4621)
-    name = None if statement.name is None else statement.name.own
+    name = None if statement.name is None else statement.name.object
     if name is None:
         machine.context.require("PERMISSIONS OF THE INSTANCE")
     else:
@@ -275,7 +275,7 @@ def _find_target(machine: Machine, statement: Permission) -> dict[str, str]:
         raise TsqlError(4610, "You can only grant or revoke permissions on objects in the current database.")
     if kind == "OBJECT":
         return {"queue" if _is_queue(machine, name) else "tsql_object": api_name(name)}
-    return {_ARGUMENTS_BY_KIND[kind]: name.own}
+    return {_ARGUMENTS_BY_KIND[kind]: name.object}
 
 
 def _is_in_other_database(machine: Machine, name: Name) -> bool:
@@ -290,7 +290,7 @@ def _is_queue(machine: Machine, name: Name) -> bool:
             "principals.is_queue",
             "select from servicebroker.queues where database_id = $1 and lower(schema_name) = lower($2) "
             "and lower(name) = lower($3)",
-            (machine.database.database_id, name.schema or "dbo", name.own),
+            (machine.database.database_id, name.schema or "dbo", name.object),
         )
     )
 

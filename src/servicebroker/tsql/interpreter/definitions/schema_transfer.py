@@ -45,7 +45,7 @@ def _transfer(machine: Machine, statement: Definition) -> None:
         BrokerError: 15151 no such schema or object, or no permission.
         TsqlError: 15530 the name is taken in the new schema, 40515 for queues and functions.
     """
-    target, name, database = statement.name.own, statement.clauses["object"], machine.context.database
+    target, name, database = statement.name.object, statement.clauses["object"], machine.context.database
     machine.transactions.check_not_doomed()
     if not machine.context.ask(schema(target)(database.user)):
         raise BrokerError(15151, "alter", "schema", target)
@@ -61,9 +61,9 @@ def _transfer(machine: Machine, statement: Definition) -> None:
         return
     if find_object(machine, Name((target, source.name))) is not None:
         raise TsqlError(15530, f"The object with name '{source.name}' already exists.")
-    own_name = quoted(postgres_name(source.name))
+    single_name = quoted(postgres_name(source.name))
     old_schema, new_schema = (postgres_schema(database.name, schema_name) for schema_name in (source.schema, target))
-    old_relation, new_relation = f"{old_schema}.{own_name}", f"{new_schema}.{own_name}"
+    old_relation, new_relation = f"{old_schema}.{single_name}", f"{new_schema}.{single_name}"
     values: tuple[Any, ...] = (
         source.object_id, target, database.database_id, new_relation, old_relation, database.user.name, face(),
     )  # fmt: skip

@@ -26,20 +26,20 @@ def _create(machine: Machine, statement: Definition) -> None:
     name, base = statement.name, statement.clauses["base"]
     database, schema = database_of(machine, name), name.schema or "dbo"
     creator = database.user.name
-    machine.authorize(Use("CREATE SYNONYM", schema, name.own), database=database)
+    machine.authorize(Use("CREATE SYNONYM", schema, name.object), database=database)
     machine.transactions.set_guard()
     try:
-        check_no_relation(machine, database, schema, name.own)
+        check_no_relation(machine, database, schema, name.object)
         bracketed_base = ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in base.parts)
         rows = fetch(
             machine.connection,
             "synonyms.create",
             "insert into servicebroker.tsql_modules (database_id, schema_name, name, kind, definition, creator) "
             f"values ($1, $2, $3, 'SN', $4, $5) on conflict do nothing returning {telling(6)}",
-            (database.database_id, schema, name.own, bracketed_base, creator, creator, face()),
+            (database.database_id, schema, name.object, bracketed_base, creator, creator, face()),
         )
         if not rows:
-            raise TsqlError(2714, f"There is already an object named '{name.own}' in the database.", state=3)
+            raise TsqlError(2714, f"There is already an object named '{name.object}' in the database.", state=3)
     except BaseException:
         machine.transactions.undo_statement()
         raise

@@ -29,9 +29,9 @@ def check_temporary(statement: Procedure) -> None:
     Raises:
         TsqlError: 40515.
     """
-    if statement.name.own.startswith("##"):
+    if statement.name.object.startswith("##"):
         raise unsupported("A procedure of all sessions", "Give it a name without ##.", statement.line)
-    if is_temporary(statement.name.own) and statement.execute_as not in (None, "CALLER"):
+    if is_temporary(statement.name.object) and statement.execute_as not in (None, "CALLER"):
         raise unsupported("EXECUTE AS of a temporary procedure", "Leave it out.", statement.line)
 
 
@@ -52,7 +52,7 @@ def store_temporary(machine: Machine, statement: Procedure) -> None:
     Raises:
         TsqlError: 2714 the name is taken, 208 there is nothing to alter.
     """
-    name = statement.name.own
+    name = statement.name.object
     existing = find_temporary(machine, name)
     if existing and statement.action == "CREATE":
         raise TsqlError(2714, f"There is already an object named '{name}' in the database.", state=3)

@@ -79,10 +79,10 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
     """
     assert statement.name is not None
     refuse_in_transaction(machine, f"{statement.verb} CONNECT ON ENDPOINT")
-    machine.context.require("CONNECT ON ENDPOINT", "endpoint", statement.name.own)
+    machine.context.require("CONNECT ON ENDPOINT", "endpoint", statement.name.object)
     operation = {"GRANT": GrantConnect, "DENY": DenyConnect, "REVOKE": RevokeConnect}[statement.verb]
     for login in statement.principals:
-        machine.instance.run(operation(statement.name.own, login.strip("[]")))
+        machine.instance.run(operation(statement.name.object, login.strip("[]")))
 
 
 def parse_dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datetime]:

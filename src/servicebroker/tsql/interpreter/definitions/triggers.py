@@ -72,7 +72,7 @@ def check_target(machine: Machine, trigger: Trigger, table: str) -> None:
         return
     for _, other in _find_instead_of(machine, table):
         shared_events = [event for event in trigger.events if event in other.events]
-        if shared_events and other.name.own.lower() != trigger.name.own.lower():
+        if shared_events and other.name.object.lower() != trigger.name.object.lower():
             raise TsqlError(
                 2111, f"Cannot create trigger '{trigger.name}' on {'view' if is_view else 'table'} '{trigger.table}' "
                 f"because an INSTEAD OF {shared_events[0]} trigger already exists on this object."

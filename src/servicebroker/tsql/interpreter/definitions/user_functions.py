@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def _define_function(machine: Machine, statement: Function) -> None:
     """Create or alter a function: store its text, and define it in PostgreSQL with the permissions of its author."""
     database = database_of(machine, statement.name)
-    name = postgres_function(database.name, statement.name.schema, statement.name.own)
+    name = postgres_function(database.name, statement.name.schema, statement.name.object)
     uses: dict[Use, None] = {}
     with machine.atomic():
         store_module(machine, statement, _object_type(statement))
@@ -91,4 +91,4 @@ def _drop_function(machine: Machine, statement: Definition) -> None:
 
 
 def _postgres_name(machine: Machine, name: Name) -> str:
-    return postgres_function(database_of(machine, name).name, name.schema, name.own)
+    return postgres_function(database_of(machine, name).name, name.schema, name.object)

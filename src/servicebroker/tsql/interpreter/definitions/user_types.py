@@ -126,7 +126,7 @@ def _create(machine: Machine, statement: Definition) -> None:
             "user_types.create",
             "insert into servicebroker.tsql_types (database_id, schema_name, name, is_table, definition, is_nullable) "
             f"values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning {telling(7)}",
-            (database.database_id, schema, name.own, is_table, clauses["columns" if is_table else "type"],
+            (database.database_id, schema, name.object, is_table, clauses["columns" if is_table else "type"],
              clauses.get("is_nullable", True), database.user.name, face()),
         )  # fmt: skip
         if not rows:
@@ -159,7 +159,7 @@ def _drop(machine: Machine, statement: Definition) -> None:
         "user_types.drop",
         "delete from servicebroker.tsql_types where database_id = $1 and lower(schema_name) = lower($2) "
         f"and lower(name) = lower($3) returning {telling(4)}",
-        (database.database_id, schema, name.own, database.user.name, face()),
+        (database.database_id, schema, name.object, database.user.name, face()),
     )
     if not rows and not statement.if_exists:
         raise TsqlError(
@@ -171,13 +171,13 @@ def _drop(machine: Machine, statement: Definition) -> None:
 
 def _find_procedure_using(machine: Machine, database: SessionDatabase, schema: str, name: Name) -> str | None:
     """Return the name of a procedure with a parameter of the type, None if there is none."""
-    key = f"{schema}.{name.own}".lower()
+    key = f"{schema}.{name.object}".lower()
     rows = fetch(
         machine.connection,
         "user_types.find_procedure_using",
         "select name, definition from servicebroker.tsql_modules where database_id = $1 and kind = 'P' "
         "and position(lower($2) in lower(definition)) > 0",
-        (database.database_id, name.own),
+        (database.database_id, name.object),
     )
     for procedure_name, text in rows:
         (procedure,) = parse_text(from_postgres(text))

@@ -67,7 +67,7 @@ def find_object(machine: Machine, name: Name) -> CatalogObject | None:
         machine.connection,
         "catalog_procedures.find_object",
         _FIND_OBJECT,
-        (machine.database.database_id, name.schema or "dbo", name.own),
+        (machine.database.database_id, name.schema or "dbo", name.object),
     )
     return CatalogObject(*rows[0]) if rows else None
 

@@ -112,7 +112,7 @@ def _role_and_member(machine: Machine, statement: Execute) -> tuple[str, str]:
     """
     texts = _argument_texts(machine, statement)
     assert isinstance(statement.procedure, Name)
-    name = statement.procedure.own
+    name = statement.procedure.object
     if len(texts) > 2:
         raise TsqlError(8144, f"Procedure or function {name} has too many arguments specified.", state=2)
     if len(texts) < 2:
@@ -147,7 +147,7 @@ def _sp_droprolemember(machine: Machine, statement: Execute) -> None:
 def _do_nothing(machine: Machine, statement: Execute) -> None:
     """Emit that nothing changes: the request is in force anyway, or stores what nothing reads."""
     assert isinstance(statement.procedure, Name)
-    machine.emit(Message(f"{statement.procedure.own} changes nothing here."))
+    machine.emit(Message(f"{statement.procedure.object} changes nothing here."))
 
 
 @system_procedure("sp_dboption")

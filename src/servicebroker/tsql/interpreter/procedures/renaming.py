@@ -172,9 +172,9 @@ def _rename_member(machine: Machine, text: str, new: str, kind: str) -> None:
     machine.authorize(Use("ALTER TABLE", table_object.schema, table_object.name))
     postgres_table = _postgres_table(machine, table_object)
     if kind == "COLUMN":
-        _rename_column(machine, postgres_table, name.own, new)
+        _rename_column(machine, postgres_table, name.object, new)
     else:
-        _rename_index(machine, table_object, name.own, new)
+        _rename_index(machine, table_object, name.object, new)
 
 
 def _ambiguous_name(kind: str) -> TsqlError:

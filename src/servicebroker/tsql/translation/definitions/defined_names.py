@@ -18,7 +18,7 @@ def database_of_definition(text: str) -> str:
         name = _name(PieceReader(slice_text(text)))
     except TsqlError:
         return ""
-    return "" if name is None or name.server or name.own.startswith("#") else name.database
+    return "" if name is None or name.server or name.object.startswith("#") else name.database
 
 
 def _name(reader: PieceReader) -> Name | None:

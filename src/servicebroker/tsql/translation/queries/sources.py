@@ -291,7 +291,7 @@ def _resolve_synonym(writer: Writer, qualified_name: ObjectName) -> ObjectName |
     base = writer.synonym(
         qualified_name.database or writer.scope.database, qualified_name.schema or "dbo", qualified_name.name
     )
-    return None if base is None else ObjectName(base.own, base.schema, base.database)
+    return None if base is None else ObjectName(base.object, base.schema, base.database)
 
 
 def resolve_table(writer: Writer, qualified_name: ObjectName) -> str:

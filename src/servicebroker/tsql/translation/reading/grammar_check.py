@@ -117,7 +117,7 @@ class _GrammarReader(TokenReader):
         if self.take("INTO"):
             self.name()
             if self.take("ON"):
-                self.own_name()
+                self.single_name()
         self.tail()
 
     def _top(self) -> None:
@@ -414,7 +414,7 @@ class _GrammarReader(TokenReader):
     def _names(self) -> None:
         self.expect("(")
         while True:
-            self.own_name()
+            self.single_name()
             if not self.take(","):
                 self.expect(")")
                 return
@@ -431,7 +431,7 @@ class _GrammarReader(TokenReader):
             self._list() if is_list else self._operand()
             is_list = False
             while self.take("COLLATE"):
-                self.own_name()
+                self.single_name()
             if self.take("{", "ESCAPE"):
                 self.string()
                 self.expect("}")
@@ -514,7 +514,7 @@ class _GrammarReader(TokenReader):
         elif word == "$":  # $action, $PARTITION.f(x), or an empty money literal
             self.at += 1
             if self.tokens.kinds[self.at] == WORD:
-                self.own_name()
+                self.single_name()
                 self._methods()
         else:
             self.fail()
