@@ -197,20 +197,20 @@ class History:
         into = target(pipe, "orders")
         if wrong:
             version = self.lake.version("orders")
-            for look in (into.lacks, into.ensure):
+            for look in (into.plan_schema_change, into.ensure):
                 with pytest.raises(InstanceError) as refused:
                     look()
                 assert any(f"'{name}'" in str(refused.value) for name in wrong)
             assert self.lake.version("orders") == version
             self.pipe, self.rule = before, self.model.rule
             return
-        needs = into.lacks()
+        needs = into.plan_schema_change()
         changes = {name for name, (kind, _) in rule.items() if self.model.columns.get(name) != kind}
         assert {name for name, _ in needs.added} | {one.column for one in needs.widened} == changes
         if self.random.random() < 0.3:
             self.cut(into.ensure)
         into.ensure()
-        assert not into.lacks()
+        assert not into.plan_schema_change()
         self.pipe = pipe
         self.model.follow(rule)
 

@@ -1,4 +1,4 @@
-"""What a pipeline's bronze table says of its conversations: messages, bytes, latencies and errors, hour by hour."""
+"""Hourly statistics of conversations from a pipeline's bronze table: messages, bytes, latencies and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import ANALYTICS, Pipeline
-from servicebroker.pipeline.sinks.landing import place_of
+from servicebroker.pipeline.sinks.landing import location_of
 from servicebroker.pipeline.sinks.tables import rows_of
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ _READ = [
 
 
 class Hour(NamedTuple):
-    """What came in one hour from one queue, for one service under one contract.
+    """Statistics of one hour, for one queue, service and contract.
 
     Attributes:
-        hour: its beginning, UTC.
+        hour: begin of the hour, UTC.
         bytes: of bodies.
         errors: Error messages among `messages`.
-        unreadable: messages that went to quarantine.
+        unreadable: messages in quarantine.
         p50, p95, p99, slowest: seconds from a message's arrival in the queue to its landing.
     """
 
@@ -53,10 +53,10 @@ class Hour(NamedTuple):
 
 
 def analyze(pipeline: Pipeline) -> list[Hour]:
-    """Read the bronze table and write the table `analytics` anew; returns its rows, in order.
+    """Read the bronze table, replace the table `analytics`, and return its rows in order.
 
     Raises:
-        InstanceError: there is no bronze table, or it is plain Parquet files.
+        InstanceError: there is no bronze table, or it consists of plain Parquet files.
     """
     if pipeline.format == "parquet" or not pipeline.bronze:
         raise InstanceError("The analysis needs a bronze table of Delta or Iceberg.")
@@ -69,7 +69,7 @@ def _hours(pipeline: Pipeline) -> list[Hour]:
     import pyarrow as pa
     from pyarrow import compute
 
-    parts = list(_measured(pipeline, pipeline.bronze))
+    parts = list(_measure(pipeline, pipeline.bronze))
     if not parts:
         return []
     table = pa.concat_tables(parts)
@@ -85,37 +85,38 @@ def _hours(pipeline: Pipeline) -> list[Hour]:
         ]
     )
     rows: list[Any] = grouped.to_pylist()
-    found = []
+    hours = []
     for row in rows:
         group = tuple(row[name] for name in _GROUP)
         p50, p95, p99 = (round(float(value), 6) for value in row["latency_tdigest"])
         counts = (row["latency_count"], row["bytes_sum"], row["error_sum"], unreadable.get(group, 0))
-        found.append(Hour._make([*group, *counts, p50, p95, p99, round(row["latency_max"], 6)]))
-    return sorted(found)
+        hours.append(Hour._make([*group, *counts, p50, p95, p99, round(row["latency_max"], 6)]))
+    return sorted(hours)
 
 
-def _measured(pipeline: Pipeline, table: str) -> Any:
-    """Batches of a table as what is to be counted, without their bodies."""
+def _measure(pipeline: Pipeline, table: str) -> Any:
+    """Yield one row of measures per message of a table, in batches, without the bodies."""
     import pyarrow as pa
     from pyarrow import compute
 
-    place = place_of(pipeline, table)
-    if place is None or not place.is_there():
+    location = location_of(pipeline, table)
+    if location is None or not location.is_there():
         return
     batch: Any
-    for batch in rows_of(place, _READ):
+    for batch in rows_of(location, _READ):
         if not batch.num_rows:
             continue
         enqueued = batch.column("message_enqueue_time")
-        kinds: Any = batch.column("message_type_name")
-        waited = compute.subtract(batch.column("landed_at").cast(pa.int64()), enqueued.cast(pa.int64()))
+        message_types: Any = batch.column("message_type_name")
+        latency_us = compute.subtract(batch.column("landed_at").cast(pa.int64()), enqueued.cast(pa.int64()))
+        is_error: Any = compute.equal(message_types, pa.scalar(names.ERROR))
         yield pa.table(
             {
                 "hour": compute.floor_temporal(enqueued, unit="hour"),
                 **{name: compute.fill_null(batch.column(name), "") for name in _GROUP[1:]},
                 "bytes": compute.fill_null(compute.binary_length(batch.column("message_body")), 0).cast(pa.int64()),
-                "error": compute.fill_null(compute.equal(kinds, pa.scalar(names.ERROR)), False).cast(pa.int64()),
-                "latency": compute.divide(waited.cast(pa.float64()), 1e6),
+                "error": compute.fill_null(is_error, False).cast(pa.int64()),
+                "latency": compute.divide(latency_us.cast(pa.float64()), 1e6),
             }
         )
 
@@ -123,7 +124,7 @@ def _measured(pipeline: Pipeline, table: str) -> Any:
 def _unreadable(pipeline: Pipeline) -> dict[tuple[Any, ...], int]:
     import pyarrow as pa
 
-    parts = list(_measured(pipeline, pipeline.quarantine))
+    parts = list(_measure(pipeline, pipeline.quarantine))
     if not parts:
         return {}
     grouped = pa.concat_tables(parts).group_by(list(_GROUP)).aggregate([("bytes", "count")])
@@ -131,16 +132,16 @@ def _unreadable(pipeline: Pipeline) -> dict[tuple[Any, ...], int]:
 
 
 def _write(pipeline: Pipeline, hours: list[Hour]) -> None:
-    place = place_of(pipeline, ANALYTICS)
-    if place is not None:
-        place.overwrite(_table(hours))
+    location = location_of(pipeline, ANALYTICS)
+    if location is not None:
+        location.overwrite(_table(hours))
 
 
 def _table(hours: list[Hour]) -> pa.Table:
     import pyarrow as pa
 
-    kinds: dict[str, pa.DataType] = {"hour": pa.timestamp("us", "UTC")}
-    kinds |= {name: pa.string() for name in _GROUP[1:]}
-    kinds |= {name: pa.int64() for name in ("messages", "bytes", "errors", "unreadable")}
-    kinds |= {name: pa.float64() for name in ("p50", "p95", "p99", "slowest")}
-    return pa.Table.from_pylist([hour._asdict() for hour in hours], schema=pa.schema(list(kinds.items())))
+    types: dict[str, pa.DataType] = {"hour": pa.timestamp("us", "UTC")}
+    types |= {name: pa.string() for name in _GROUP[1:]}
+    types |= {name: pa.int64() for name in ("messages", "bytes", "errors", "unreadable")}
+    types |= {name: pa.float64() for name in ("p50", "p95", "p99", "slowest")}
+    return pa.Table.from_pylist([hour._asdict() for hour in hours], schema=pa.schema(list(types.items())))

@@ -1,4 +1,4 @@
-"""Whether the checkpoint of a query knows of all that the query has landed."""
+"""Check that the checkpoint of a query knows every batch that the query has landed."""
 
 from __future__ import annotations
 
@@ -14,71 +14,73 @@ from servicebroker.pipeline.sinks.landing import Target, target
 
 
 class Checkpoints:
-    """The checkpoints of a pipeline, each looked at before its query starts.
+    """The checkpoints of a pipeline, each checked before its query starts.
 
-    For the first starts of all queries the tables are opened once, for each that starts again anew.
+    The tables are opened once for the first starts of all queries, and anew for each restart.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._tables: list[tuple[Target, Callable[[str], int | None]]] = []
-        self._seen: set[str] = set()
+        self._started_queues: set[str] = set()
 
     def check(self, queue: QueueRule) -> None:
         """Refuse a checkpoint that is older than a table, before a batch is planned from it.
 
-        Spark notes a batch before it is read, so no table has one that the checkpoint does not know. Where one has, new
-        messages would be given the number of a batch that has landed, be taken for it, and leave the queue.
+        Spark records a batch in the checkpoint before it reads the batch. So a table has no batch that the checkpoint
+        lacks, unless the checkpoint is old. From an old checkpoint, new messages would get the number of a landed
+        batch, be taken for it, and leave the queue.
 
         Raises:
-            OldCheckpoint: it is older.
+            OldCheckpoint: the checkpoint is older than a table.
             InstanceError: a table cannot be read.
         """
-        starts_again = queue.label in self._seen
-        self._seen.add(queue.label)
+        is_restart = queue.label in self._started_queues
+        self._started_queues.add(queue.label)
         folder = self._pipeline.checkpoint(queue)
         query = _query(folder)
         if query is None:
             return
-        if starts_again or not self._tables:
-            self._tables = [_opened(target(self._pipeline, table)) for table in self._pipeline.table_names()]
-        known = [(into, _landed(into, batches, query)) for into, batches in self._tables]
-        planned = _planned(folder)  # read last: what Spark still lands has been noted before
-        for into, landed in known:
+        if is_restart or not self._tables:
+            self._tables = [_open(target(self._pipeline, table)) for table in self._pipeline.table_names()]
+        landed_batches = [(table, _landed(table, batches, query)) for table, batches in self._tables]
+        planned = _last_planned(folder)  # read last: Spark records a batch here before the batch lands
+        for table, landed in landed_batches:
             if landed > planned:
-                knows = f"only batches up to {planned}" if planned >= 0 else "no batch"
+                known_batches = f"only batches up to {planned}" if planned >= 0 else "no batch"
                 raise OldCheckpoint(
-                    f"The checkpoint '{folder}' is older than the table '{into.place or into.folder}': that has batch "
-                    f"{landed} of its query, and it knows {knows}. An old copy was put in its place, or a disk has "
-                    f"lost its end. Remove it and run again: {_AGAIN if into.place else _PLAIN_AGAIN}."
+                    f"The checkpoint '{folder}' is older than the table '{table.location or table.folder}': the "
+                    f"table has batch {landed} of its query, and the checkpoint knows {known_batches}. An old copy was "
+                    "put in its place, or a disk has lost its end. Remove it and run again: "
+                    f"{_NO_DUPLICATES if table.location else _PLAIN_DUPLICATES}."
                 )
 
 
-_AGAIN = "what the tables have is not added twice"
-_PLAIN_AGAIN = "of plain files nobody else notices what they have already, so look what the queue still holds of it"
+_NO_DUPLICATES = "rows that the tables have are not added twice"
+_PLAIN_DUPLICATES = "plain files take rows again that they have, so look first which messages the queue still holds"
 
 
-def _opened(into: Target) -> tuple[Target, Callable[[str], int | None]]:
-    with _said(into):
-        return into, into.batches()
+def _open(table_target: Target) -> tuple[Target, Callable[[str], int | None]]:
+    with _readable(table_target):
+        return table_target, table_target.last_batches()
 
 
-def _landed(into: Target, batches: Callable[[str], int | None], query: str) -> int:
-    with _said(into):
+def _landed(table_target: Target, batches: Callable[[str], int | None], query: str) -> int:
+    with _readable(table_target):
         last = batches(query)
     return -1 if last is None else last
 
 
 @contextlib.contextmanager
-def _said(into: Target) -> Iterator[None]:
+def _readable(table: Target) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise InstanceError(f"The table '{into.place or into.folder}' cannot be read: {problem}.") from None
+        raise InstanceError(f"The table '{table.location or table.folder}' cannot be read: {problem}.") from None
 
 
 def _query(folder: Path) -> str | None:
-    """The query that a checkpoint belongs to, None where there is no checkpoint yet."""
+    """Return the id of the query that a checkpoint belongs to; None without a checkpoint."""
     try:
         return str(json.loads(read_file(folder / "metadata").decode().splitlines()[0])["id"])
     except FileNotFoundError:
@@ -87,6 +89,6 @@ def _query(folder: Path) -> str | None:
         raise InstanceError(f"The checkpoint '{folder}' cannot be read: {problem}.") from None
 
 
-def _planned(folder: Path) -> int:
-    """The last batch that it knows of, -1 where there is none."""
+def _last_planned(folder: Path) -> int:
+    """Return the last batch in the checkpoint, -1 without one."""
     return max((int(note.name) for note in (folder / "offsets").glob("[0-9]*") if note.name.isdecimal()), default=-1)

@@ -1,4 +1,4 @@
-"""What a pipeline is: queues, how the bodies of each message type are read, and the tables they land in."""
+"""A pipeline as a value: its queues, the rules that decode each message type, and the tables the rows land in."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, get_type_hints
 import msgspec
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_given, decoder
+from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_arguments, decoder
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
-WHEN_BAD = ("go on", "end conversation", "stop")
-UNCONFIGURED = ("bronze", "quarantine", "stop")
+BAD_BODY_ACTIONS = ("go on", "end conversation", "stop")
+UNCONFIGURED_ACTIONS = ("bronze", "quarantine", "stop")
 TABLE_FORMATS = ("delta", "parquet", "iceberg")
 ANALYTICS = "analytics"  # the table that `servicebroker pipeline report` writes
-MAXIMUM_BODY = 16 * 1024 * 1024  # bytes that are decoded, unless a rule says otherwise
+MAX_BODY_BYTES = 16 * 1024 * 1024  # default of a rule's `maximum_body`; a larger body goes to quarantine
 
-# columns that every typed table has behind its own; a partition may be named by them
+# Columns that every table of a rule has after its own; `partition_by` may name them.
 ORIGIN = (
     Column("_queue", "string"),
     Column("_conversation_handle", "string"),
@@ -34,7 +34,7 @@ ORIGIN = (
 
 
 class DefinitionError(InstanceError):
-    """What is wrong with a pipeline; `place` is the way to it in its file, keys and numbers from 0."""
+    """A mistake in a pipeline. `place` is the path to the mistake in the file: keys, and list indexes from 0."""
 
     def __init__(self, sentence: str, *place: str | int) -> None:
         super().__init__(sentence)
@@ -42,16 +42,19 @@ class DefinitionError(InstanceError):
 
 
 class StopError(InstanceError):
-    """A message cannot be read, and its rule says stop: its queue is not read again before somebody has acted."""
+    """An unreadable message whose rule says "stop". The queue is not read again until somebody acts."""
 
 
 class OldCheckpoint(InstanceError):
-    """A checkpoint does not know a batch that a table has: its queue is not read before somebody has removed it."""
+    """A checkpoint that lacks a batch which a table already has.
+
+    The queue is not read until somebody removes the checkpoint.
+    """
 
 
 @dataclass(frozen=True)
 class QueueRule:
-    """A queue that is read. `name` stands in the column `_queue`; `options` are further ones of the Spark source."""
+    """A queue to read. `name` fills the column `_queue`; `options` are further options of the Spark source."""
 
     instance: str
     database: str
@@ -61,33 +64,33 @@ class QueueRule:
 
     @property
     def label(self) -> str:
-        """What tells it from the other queues of the pipeline."""
+        """The name of the queue within the pipeline."""
         return self.name or f"{self.database}.{self.queue}"
 
     def source_options(self) -> dict[str, str]:
-        """All options of the Spark source."""
+        """Return all options of the Spark source."""
         return {**self.options, "instance": self.instance, "database": self.database, "queue": self.queue}
 
 
 @dataclass(frozen=True)
 class MessageRule:
-    """How bodies of one message type are read, and the table they land in.
+    """Decodes the bodies of one message type, and names the table for their rows.
 
     Attributes:
-        message_type: its name.
+        message_type: name of the message type.
         format: one of `servicebroker.pipeline.decoding.FORMATS`.
         table: name of the table.
-        columns: what is taken out of a body.
-        partition_by: columns by whose values the table is divided.
-        key: columns that name a row: a later message replaces what an earlier one has put there.
-        when_bad: what follows when a body cannot be read, beside its quarantine.
-        refuse_extra: whether a field that no column takes makes a body unreadable.
-        encoding: of text.
+        columns: the values to take from a body.
+        partition_by: columns that partition the table.
+        key: columns that identify a row: a later message replaces the row of an earlier one.
+        when_bad: one of `BAD_BODY_ACTIONS`, done in addition to quarantine when a body cannot be read.
+        refuse_extra: a field that no column takes makes a body unreadable.
+        encoding: encoding of text bodies.
         schema: content of the JSON Schema, XSD, Avro schema or Protobuf descriptor set.
         message: full name of the Protobuf message.
-        maximum_body: bytes; what is longer is not read.
-        registry: URL of the schema registry that has the schemas which bodies name; "" for bodies that name none.
-        maximum_quarantined: messages of the type that may go into quarantine in one run; None for any number.
+        maximum_body: size limit in bytes; a larger body is not decoded.
+        registry: URL of the schema registry for bodies that name their schema; "" for other bodies.
+        maximum_quarantined: quarantine limit of one run, in messages of this type; None for no limit.
     """
 
     message_type: str
@@ -101,24 +104,24 @@ class MessageRule:
     encoding: str = UTF_8
     schema: bytes | None = None
     message: str = ""
-    maximum_body: int = MAXIMUM_BODY
+    maximum_body: int = MAX_BODY_BYTES
     registry: str = ""
     maximum_quarantined: int | None = None
 
     def decoder(self) -> Decoder:
-        """What reads the bodies.
+        """Return a decoder for the bodies.
 
         Raises:
-            ValueError: the rule cannot be followed.
+            ValueError: the rule contradicts itself, or its schema is invalid.
         """
         if self.registry:
-            from servicebroker.pipeline.schema_registry import find
+            from servicebroker.pipeline.schema_registry import fetch_schema
 
             if self.message:
                 raise ValueError("beside a registry bodies say themselves which message they are: leave it out")
-            check_given(self.format, (), message="", encoding=self.encoding, refuse_extra=False)
+            check_arguments(self.format, (), message="", encoding=self.encoding, refuse_extra=False)
             return RegisteredDecoder(
-                *(self.format, self.columns, partial(find, self.registry)),
+                *(self.format, self.columns, partial(fetch_schema, self.registry)),
                 reader=self.schema,
                 refuse_extra=self.refuse_extra,
             )
@@ -134,23 +137,23 @@ class MessageRule:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A whole pipeline, checked when it is made.
+    """A whole pipeline. Construction checks that its parts fit together.
 
     Attributes:
-        name: of its queries.
+        name: prefix of the names of its Spark queries.
         warehouse: folder of the tables, local or in an object store.
-        queues: what is read; a query each.
+        queues: the queues to read, one Spark query each.
         messages: one rule for each message type.
-        format: of the tables, one of TABLE_FORMATS.
-        catalog, namespace: where tables of Iceberg are registered; pyiceberg's settings know the catalog by its name.
-        checkpoints: local folder of the checkpoints; "_checkpoints" in the warehouse when it is not given.
-        bronze: name of the table that gets every message as it is; "" for none.
-        quarantine: name of the table for what cannot be read.
-        unconfigured: what becomes of types that have no rule.
-        trigger_seconds: pause between batches when it runs continuously.
+        format: format of the tables, one of `TABLE_FORMATS`.
+        catalog, namespace: register Iceberg tables; pyiceberg's settings define the catalog under this name.
+        checkpoints: local folder of the checkpoints; None for "_checkpoints" in the warehouse.
+        bronze: name of the table that gets every message unchanged; "" for none.
+        quarantine: name of the table for unreadable messages.
+        unconfigured: one of `UNCONFIGURED_ACTIONS`, for message types without a rule.
+        trigger_seconds: pause between batches of a continuous run.
 
     Raises:
-        DefinitionError: something does not go together.
+        DefinitionError: two parts contradict each other.
     """
 
     name: str
@@ -191,20 +194,20 @@ class Pipeline:
                 raise DefinitionError(f"'{rule.message_type}' has a rule already", "message", number, "type")
             seen.append(rule.message_type)
             if rule.table in tables:
-                raise DefinitionError(f"the table '{rule.table}' is another one's", "message", number, "table")
+                raise DefinitionError(f"the table '{rule.table}' has another use already", "message", number, "table")
             tables.append(rule.table)
             _check_rule(rule, number, self.format)
 
     def rule(self, message_type: str) -> MessageRule | None:
-        """The rule of a message type, if it has one."""
+        """Return the rule of a message type, None without one."""
         return next((rule for rule in self.messages if rule.message_type == message_type), None)
 
     def folder(self, table: str) -> Folder:
-        """Where a table lives."""
+        """Return the folder of a table."""
         return self.warehouse / table
 
     def checkpoint(self, queue: QueueRule) -> Path:
-        """Where the query of a queue notes how far it has come."""
+        """Return the folder of the Spark checkpoint for a queue."""
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", queue.label)
         folder = self.checkpoints or self.warehouse / "_checkpoints"
         if isinstance(folder, StoreFolder):
@@ -215,21 +218,21 @@ class Pipeline:
         return folder / safe
 
     def table_names(self) -> list[str]:
-        """Every table, bronze first."""
+        """Return the names of all tables, bronze first."""
         return [*filter(None, [self.bronze]), *(rule.table for rule in self.messages), self.quarantine]
 
     def to_text(self) -> str:
         """Return the pipeline as JSON, for an option of a Spark sink."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         checkpoints = None if self.checkpoints is None else str(self.checkpoints)
         return msgspec.json.encode(values | {"warehouse": str(self.warehouse), "checkpoints": checkpoints}).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Pipeline:
-        """Return the pipeline that `to_text` wrote. The text is data: whoever chooses it runs no code.
+        """Return the pipeline that `to_text` wrote. The text is pure data: loading it runs no code.
 
         Raises:
-            InstanceError: `to_text` wrote no such text, or another version did.
+            InstanceError: the text is not from `to_text`, or from another version.
         """
         try:
             values = msgspec.json.decode(text, type=_text_type())
@@ -238,21 +241,25 @@ class Pipeline:
                 f"The option 'pipeline' of the sink is not one that this version of servicebroker writes: {problem}. "
                 "Start the query with 'servicebroker pipeline run'."
             ) from None
-        found = {one.name: getattr(values, one.name) for one in fields(cls)}
+        fields_of_pipeline = {attribute.name: getattr(values, attribute.name) for attribute in fields(cls)}
         checkpoints = None if values.checkpoints is None else Path(values.checkpoints)
         try:
-            return cls(**found | {"warehouse": folder_at(values.warehouse, Path()), "checkpoints": checkpoints})
+            return cls(
+                **fields_of_pipeline | {"warehouse": folder_at(values.warehouse, Path()), "checkpoints": checkpoints}
+            )
         except ValueError as problem:
             raise InstanceError(f"The option 'pipeline' of the sink: {problem}.") from None
 
 
-_FOLDERS = {"warehouse": str, "checkpoints": str | None}  # types in the text
+_FOLDERS = {"warehouse": str, "checkpoints": str | None}  # JSON types of the fields that hold folders
 
 
 def _text_type() -> type[Any]:
-    """Return the type of the JSON that `Pipeline.to_text` writes: its fields, with folders as text."""
+    """Return the type of the JSON from `Pipeline.to_text`: the fields of `Pipeline`, with folders as text."""
     hints = get_type_hints(Pipeline) | _FOLDERS
-    return msgspec.defstruct("PipelineText", [(one.name, hints[one.name]) for one in fields(Pipeline)])
+    return msgspec.defstruct(
+        "PipelineText", [(attribute.name, hints[attribute.name]) for attribute in fields(Pipeline)]
+    )
 
 
 def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:

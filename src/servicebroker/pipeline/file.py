@@ -1,4 +1,4 @@
-"""The pipeline file: TOML, checked key by key; what is wrong is said with its line."""
+"""Reader of the pipeline file: TOML, checked key by key. Every error names its line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.toml import parse_toml
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column
-from servicebroker.pipeline.decoding.columns import check_kind, digits
+from servicebroker.pipeline.decoding.columns import check_kind, decimal_digits
 from servicebroker.pipeline.definition import (
-    MAXIMUM_BODY,
+    BAD_BODY_ACTIONS,
+    MAX_BODY_BYTES,
     TABLE_FORMATS,
     TABLE_NAME,
-    UNCONFIGURED,
-    WHEN_BAD,
+    UNCONFIGURED_ACTIONS,
     DefinitionError,
     MessageRule,
     Pipeline,
@@ -46,10 +46,10 @@ _SOURCE_OPTIONS = {
 
 
 def read_pipeline(path: Path) -> Pipeline:
-    """The pipeline that a file describes. Paths in it are relative to its folder.
+    """Return the pipeline that a file describes. Paths in the file are relative to its folder.
 
     Raises:
-        InstanceError: the file cannot be read, or is no such description; with its line.
+        InstanceError: the file cannot be read or is no valid pipeline; the text names the line.
     """
     try:
         text = read_file(path).decode()
@@ -61,19 +61,19 @@ def read_pipeline(path: Path) -> Pipeline:
         return parse_pipeline(text, path.resolve().parent)
     except DefinitionError as problem:
         line = line_of(text, problem.place)
-        raise InstanceError(f"{path}:{line}: {_way(problem.place)}{problem}.") from None
+        raise InstanceError(f"{path}:{line}: {_path_prefix(problem.place)}{problem}.") from None
     except ValueError as problem:
         raise InstanceError(f"{path}: {problem}.") from None
 
 
 def parse_pipeline(text: str, folder: Path) -> Pipeline:
-    """The pipeline that a text describes, with paths relative to `folder`.
+    """Return the pipeline that a text describes. Paths in the text are relative to `folder`.
 
     Raises:
-        ValueError: it is no TOML.
-        DefinitionError: it describes no pipeline.
+        ValueError: the text is not TOML.
+        DefinitionError: the TOML is not a valid pipeline.
     """
-    document = Table(parse_toml(text))
+    document = TomlTable(parse_toml(text))
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),
@@ -84,7 +84,7 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
         "checkpoints": _checkpoints(head, folder) if "checkpoints" in head.values else None,
         "bronze": head.table_name("bronze", "bronze", empty=True),
         "quarantine": head.table_name("quarantine", "quarantine"),
-        "unconfigured": head.choice("unconfigured", UNCONFIGURED),
+        "unconfigured": head.choice("unconfigured", UNCONFIGURED_ACTIONS),
         "trigger_seconds": head.number("trigger_seconds", 1.0, 0),
     }
     head.done()
@@ -94,21 +94,23 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
     return Pipeline(**pipeline, queues=queues, messages=messages)
 
 
-def _folder(head: Table, key: str, beside: Path) -> Folder:
+def _folder(head: TomlTable, key: str, beside: Path) -> Folder:
     try:
         return folder_at(head.text(key), beside)
     except ValueError as problem:
         raise DefinitionError(str(problem), *head.place, key) from None
 
 
-def _checkpoints(head: Table, beside: Path) -> Folder:
-    found = _folder(head, "checkpoints", beside)
-    if isinstance(found, StoreFolder):
-        raise DefinitionError(f"checkpoints need a local folder, and '{found}' is none", *head.place, "checkpoints")
-    return found
+def _checkpoints(head: TomlTable, beside: Path) -> Folder:
+    checkpoints = _folder(head, "checkpoints", beside)
+    if isinstance(checkpoints, StoreFolder):
+        raise DefinitionError(
+            f"checkpoints need a local folder, and '{checkpoints}' is none", *head.place, "checkpoints"
+        )
+    return checkpoints
 
 
-def _queue(table: Table, folder: Path) -> QueueRule:
+def _queue(table: TomlTable, folder: Path) -> QueueRule:
     instance = table.text("instance")
     try:
         place = instance if is_url(instance) else str(folder / instance)
@@ -131,7 +133,7 @@ def _queue(table: Table, folder: Path) -> QueueRule:
     return rule
 
 
-def _message(table: Table, folder: Path) -> MessageRule:
+def _message(table: TomlTable, folder: Path) -> MessageRule:
     columns = table.table("columns", {})
     schema = table.text("schema", "")
     rule = MessageRule(
@@ -141,12 +143,12 @@ def _message(table: Table, folder: Path) -> MessageRule:
         tuple(_column(name, columns) for name in columns.values),
         tuple(table.texts("partition_by")),
         tuple(table.texts("key")),
-        table.choice("when_bad", WHEN_BAD),
+        table.choice("when_bad", BAD_BODY_ACTIONS),
         table.choice("extra_fields", ("ignore", "refuse")) == "refuse",
         table.text("encoding", UTF_8),
         _content(folder / schema, table) if schema else None,
         table.text("message", ""),
-        int(table.number("maximum_body", MAXIMUM_BODY, 1)),
+        int(table.number("maximum_body", MAX_BODY_BYTES, 1)),
         _registry(table),
         table.count("maximum_quarantined"),
     )
@@ -154,8 +156,8 @@ def _message(table: Table, folder: Path) -> MessageRule:
     return rule
 
 
-def _registry(table: Table) -> str:
-    """`registry = true` for the one of the environment, or a URL; "" when it is not there."""
+def _registry(table: TomlTable) -> str:
+    """Return the URL of a rule's registry; `registry = true` means the one of the environment, and no key ""."""
     if not isinstance(table.values.get("registry"), str) and not table.flag("registry"):
         return ""
     try:
@@ -164,16 +166,25 @@ def _registry(table: Table) -> str:
         raise DefinitionError(str(problem), *table.place, "registry") from None
 
 
-def _column(name: str, table: Table) -> Column:
-    """`name = "type"`, with a ? behind the type of what may be missing, or a table: type, from, optional, round."""
-    given = table.values[name]
+def _column(name: str, table: TomlTable) -> Column:
+    """Return the column of `name = "type"`, or of `name = { type, from, optional, round }`.
+
+    A "?" after the type: optional.
+    """
+    value = table.values[name]
     source: str | tuple[str, ...] = ""
-    optional = rounds = False
-    if isinstance(given, dict):
-        inner = table.table(name)
-        kind, optional, rounds = inner.text("type"), inner.flag("optional"), inner.flag("round")
-        source = tuple(inner.texts("from")) if isinstance(given.get("from"), list) else inner.text("from", "")
-        inner.done()
+    optional = should_round = False
+    if isinstance(value, dict):
+        column_table = table.table(name)
+        kind, optional, should_round = (
+            column_table.text("type"),
+            column_table.flag("optional"),
+            column_table.flag("round"),
+        )
+        source = (
+            tuple(column_table.texts("from")) if isinstance(value.get("from"), list) else column_table.text("from", "")
+        )
+        column_table.done()
     else:
         kind = table.text(name)
     kind, optional = kind.removesuffix("?"), optional or kind.endswith("?")
@@ -181,21 +192,21 @@ def _column(name: str, table: Table) -> Column:
         check_kind(kind)
     except ValueError as problem:
         raise DefinitionError(str(problem), *table.place, name) from None
-    if rounds and kind != "timestamp" and digits(kind) is None:
+    if should_round and kind != "timestamp" and decimal_digits(kind) is None:
         raise DefinitionError(f"only decimal and timestamp can be rounded, not {kind}", *table.place, name)
-    return Column(name, kind, optional, source, rounds)
+    return Column(name, kind, optional, source, should_round)
 
 
-def _content(path: Path, table: Table) -> bytes:
+def _content(path: Path, table: TomlTable) -> bytes:
     try:
         return read_file(path)
-    except (OSError, ValueError) as problem:  # ValueError: it is no path at all
-        why = getattr(problem, "strerror", None) or problem
-        raise DefinitionError(f"'{path}' cannot be read: {why}", *table.place, "schema") from None
+    except (OSError, ValueError) as problem:  # ValueError: the text is no path at all
+        cause = getattr(problem, "strerror", None) or problem
+        raise DefinitionError(f"'{path}' cannot be read: {cause}", *table.place, "schema") from None
 
 
-class Table:
-    """A table of the file that notes which keys were asked for: `done` refuses the others."""
+class TomlTable:
+    """A table of the file that records which keys were read, so that `done` can refuse the others."""
 
     def __init__(self, values: Mapping[str, Any], *place: str | int) -> None:
         self.values = values
@@ -203,42 +214,42 @@ class Table:
         self.used: set[str] = set()
 
     def done(self) -> None:
-        """Refuse what nobody has asked for."""
+        """Refuse keys that nothing has read."""
         for key in self.values:
             if key not in self.used:
                 known = ", ".join(sorted(self.used))
                 raise DefinitionError(f"there is no key '{key}'; there are {known}", *self.place, key)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text, not empty unless that is the default."""
+        """Return a text; it may be empty only if there is a default."""
         value = self._value(key, str, "a text", default)
         if not value.strip() and default is None:
             raise DefinitionError(f"'{key}' is empty", *self.place, key)
         return str(value)
 
     def plain(self, key: str) -> str:
-        """A text, number or switch, as an option of Spark."""
+        """Return a text, number or boolean as the text of a Spark option."""
         self.used.add(key)
         value = self.values[key]
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts, empty when it is not there; one text stands for a list of it."""
+        """Return a list of texts; a single text counts as a list of one, a missing key as an empty list."""
         value = self._value(key, (str, list), "a list of texts", [])
         values = [value] if isinstance(value, str) else value
-        if not all(isinstance(one, str) for one in values):
+        if not all(isinstance(item, str) for item in values):
             raise DefinitionError(f"'{key}' must be a list of texts", *self.place, key)
         return list(values)
 
     def number(self, key: str, default: float, lowest: float) -> float:
-        """A number that is not below `lowest`."""
+        """Return a number that is at least `lowest`."""
         value = self._value(key, (int, float), "a number", default)
         if isinstance(value, bool) or not lowest <= value < math.inf:
             raise DefinitionError(f"'{key}' must be a number from {lowest:g} on", *self.place, key)
         return float(value)
 
     def count(self, key: str) -> int | None:
-        """A whole number from 0 on; None when it is not there."""
+        """Return a whole number from 0 on; None for a missing key."""
         if key not in self.values:
             self.used.add(key)
             return None
@@ -248,18 +259,18 @@ class Table:
         return int(value)
 
     def flag(self, key: str) -> bool:
-        """true or false; false when it is not there."""
+        """Return true or false; false for a missing key."""
         return bool(self._value(key, bool, "true or false", False))
 
     def choice(self, key: str, choices: tuple[str, ...], *, needed: bool = False) -> str:
-        """One of several texts; the first of them when it is not there, unless it is `needed`."""
+        """Return one of `choices`. A missing key means the first, unless `needed`."""
         value = self.text(key, None if needed else choices[0])
         if value not in choices:
             raise DefinitionError(f"'{key}' must be one of {', '.join(choices)}, not '{value}'", *self.place, key)
         return value
 
     def table_name(self, key: str, default: str, *, empty: bool = False) -> str:
-        """The name of a table, which is that of a folder too."""
+        """Return the name of a table, which is also the name of its folder. `empty`: "" is allowed."""
         value = self.text(key, default or None)
         if not (empty and not value) and not TABLE_NAME.fullmatch(value):
             raise DefinitionError(
@@ -267,16 +278,16 @@ class Table:
             )
         return value
 
-    def table(self, key: str, default: Mapping[str, Any] | None = None) -> Table:
-        """An inner table."""
-        return Table(self._value(key, dict, "a table", default), *self.place, key)
+    def table(self, key: str, default: Mapping[str, Any] | None = None) -> TomlTable:
+        """Return an inner table."""
+        return TomlTable(self._value(key, dict, "a table", default), *self.place, key)
 
-    def tables(self, key: str) -> list[Table]:
-        """A list of tables, empty when it is not there."""
-        found = self._value(key, list, f"a list of tables, [[{key}]]", [])
-        if not all(isinstance(one, dict) for one in found):
+    def tables(self, key: str) -> list[TomlTable]:
+        """Return a list of tables, empty for a missing key."""
+        values = self._value(key, list, f"a list of tables, [[{key}]]", [])
+        if not all(isinstance(inner, dict) for inner in values):
             raise DefinitionError(f"'{key}' must be a list of tables, [[{key}]]", *self.place, key)
-        return [Table(one, *self.place, key, number) for number, one in enumerate(found)]
+        return [TomlTable(inner, *self.place, key, number) for number, inner in enumerate(values)]
 
     def _value(self, key: str, kinds: Any, expected: str, default: Any) -> Any:
         self.used.add(key)
@@ -291,30 +302,33 @@ class Table:
 
 
 def line_of(text: str, place: tuple[str | int, ...]) -> int:
-    """The line, from 1, where a place of a TOML text is defined; of what stands around it when it is not there."""
-    found = 1
+    """Return the line, from 1, that defines a place of a TOML text.
+
+    If no line defines the place, return the line of the nearest enclosing place.
+    """
+    best_line = 1
     counts: dict[str, int] = {}
-    where: tuple[str | int, ...] = ()
-    best = -1
+    header_place: tuple[str | int, ...] = ()
+    best_depth = -1
     for number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
         if header:
             names = [name.strip().strip("\"'") for name in header[2].split(".")]
             if header[1] == "[[":
                 counts[names[0]] = counts.get(names[0], -1) + 1
-            where = (names[0], *([counts[names[0]]] if names[0] in counts else []), *names[1:])
-            here = where
+            header_place = (names[0], *([counts[names[0]]] if names[0] in counts else []), *names[1:])
+            line_place = header_place
         else:
             key = re.match(r"\s*(\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+)\s*(?:=|\.)", line)
             if not key:
                 continue
-            here = (*where, key[1].strip("\"'"))
-        if here == place[: len(here)] and len(here) > best:
-            found, best = number, len(here)
-    return found
+            line_place = (*header_place, key[1].strip("\"'"))
+        if line_place == place[: len(line_place)] and len(line_place) > best_depth:
+            best_line, best_depth = number, len(line_place)
+    return best_line
 
 
-def _way(place: tuple[str | int, ...]) -> str:
-    """The keys that lead to a place, for people: [[message]] 2, columns."""
+def _path_prefix(place: tuple[str | int, ...]) -> str:
+    """Return the keys that lead to a place, as a prefix for an error: "message 2 columns: "."""
     parts = [f"{part + 1}" if isinstance(part, int) else part for part in place[:-1]]
     return f"{' '.join(parts)}: " if parts else ""

@@ -1,4 +1,4 @@
-"""How the last run of a pipeline stands or has ended: a file beside its checkpoints, which `pipeline status` reads."""
+"""State of the last run of a pipeline: a file beside its checkpoints, which `pipeline status` reads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import Any
 from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.quarantine_counts import in_words as in_words_of
+from servicebroker.pipeline.quarantine_counts import describe as describe_counts
 from servicebroker.pipeline.queue_run import QueueRun
 
-NAME = "_last_run.json"
-EVERY = 1.0  # seconds between two notes of a run
+FILE_NAME = "_last_run.json"
+WRITE_INTERVAL_S = 1.0  # between two writes of the file during a run
 
 
 @dataclass
 class LastRun:
-    """A run that notes how it stands, each second and at its end."""
+    """A run that writes its state to a file, every second and at its end."""
 
     path: Path
     queues: list[QueueRun] = field(default_factory=list)
@@ -36,13 +36,13 @@ class LastRun:
 
     @classmethod
     @contextmanager
-    def noted(cls, pipeline: Pipeline) -> Iterator[LastRun]:
-        """A run that begins now and ends with the block; what ends it is noted."""
-        run = cls(place(pipeline))
+    def recording(cls, pipeline: Pipeline) -> Iterator[LastRun]:
+        """Record the run for the block: its begin, its state every second, and its end or error."""
+        run = cls(last_run_path(pipeline))
         run.path.parent.mkdir(parents=True, exist_ok=True)
-        run.note()
-        noting = threading.Thread(target=run._keep_noting, daemon=True)
-        noting.start()
+        run.write()
+        thread = threading.Thread(target=run._keep_writing, daemon=True)
+        thread.start()
         error = ""
         try:
             yield run
@@ -51,50 +51,55 @@ class LastRun:
             raise
         finally:
             run._ended.set()
-            noting.join()
-            run.note(ended=_now(), error=error)
+            thread.join()
+            run.write(ended=_now(), error=error)
 
-    def note(self, *, ended: str | None = None, error: str = "") -> None:
-        """Write how it stands; whoever reads the file sees the old text or the new one."""
-        told = {
+    def write(self, *, ended: str | None = None, error: str = "") -> None:
+        """Write the state atomically: a reader of the file gets the old text or the new one."""
+        content = {
             "host": socket.gethostname(),
             "process": os.getpid(),
             "began": self.began,
             "ended": ended,
             "error": error or None,
             "queues": [
-                {"queue": one.label, "state": str(one.state), **one.figures(), "reason": one.reason or None}
-                for one in self.queues
+                {
+                    "queue": queue_run.label,
+                    "state": str(queue_run.state),
+                    **queue_run.counts(),
+                    "reason": queue_run.reason or None,
+                }
+                for queue_run in self.queues
             ],
         }
-        fresh = self.path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(told), encoding="utf-8")
-        fresh.replace(self.path)
+        new_file = self.path.with_suffix(f".{os.getpid()}")
+        new_file.write_text(json.dumps(content), encoding="utf-8")
+        new_file.replace(self.path)
 
-    def _keep_noting(self) -> None:
-        while not self._ended.wait(EVERY):
-            with contextlib.suppress(OSError):  # a full disk is not the run's end
-                self.note()
-
-
-def place(pipeline: Pipeline) -> Path:
-    """Where the file is."""
-    return pipeline.checkpoint(pipeline.queues[0]).parent / NAME
+    def _keep_writing(self) -> None:
+        while not self._ended.wait(WRITE_INTERVAL_S):
+            with contextlib.suppress(OSError):  # a full disk must not end the run
+                self.write()
 
 
-def last_run(pipeline: Pipeline) -> dict[str, Any] | None:
-    """What was noted, None when there was no run. A run that was killed could not note its end: `error` says so."""
+def last_run_path(pipeline: Pipeline) -> Path:
+    """Return the path of the file."""
+    return pipeline.checkpoint(pipeline.queues[0]).parent / FILE_NAME
+
+
+def read_last_run(pipeline: Pipeline) -> dict[str, Any] | None:
+    """Return the state of the last run, None without one. A killed run cannot write its end: `error` then tells so."""
     try:
-        told: dict[str, Any] = json.loads(read_file(place(pipeline)))
+        content: dict[str, Any] = json.loads(read_file(last_run_path(pipeline)))
     except (OSError, ValueError):
         return None
-    if told["ended"] is None and told["host"] == socket.gethostname() and not _lives(told["process"]):
-        told["error"] = f"It was killed: its process {told['process']} is gone, and has noted no end."
-    return told
+    if content["ended"] is None and content["host"] == socket.gethostname() and not _is_alive(content["process"]):
+        content["error"] = f"It was killed: its process {content['process']} is gone, and has noted no end."
+    return content
 
 
-def in_words(run: dict[str, Any] | None) -> list[str]:
-    """The last run in words: when, how it stands or has ended, and which queues have failed."""
+def describe(run: dict[str, Any] | None) -> list[str]:
+    """Return the last run as lines for a person: times, state or end, and the failed queues."""
     if run is None:
         return ["There was no run yet."]
     if run["error"]:
@@ -104,7 +109,7 @@ def in_words(run: dict[str, Any] | None) -> list[str]:
     else:
         lines = [f"It runs since {run['began']}, as process {run['process']} of {run['host']}."]
     for queue in run["queues"]:
-        if queue.get("quarantined"):  # not there in notes of earlier versions
+        if queue.get("quarantined"):  # files of earlier versions lack the key
             lines.append(_quarantined(queue))
         if queue["reason"]:
             lines.append(
@@ -121,11 +126,11 @@ def _quarantined(queue: dict[str, Any]) -> str:
             for reason, number in reasons.items()
         }
     )
-    of_all = f"{counts.total():,} of {counted(queue['messages'], 'message')}"
-    return f"{queue['queue']}: {of_all} went into quarantine ({in_words_of(counts)})."
+    share = f"{counts.total():,} of {counted(queue['messages'], 'message')}"
+    return f"{queue['queue']}: {share} went into quarantine ({describe_counts(counts)})."
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""Where data comes from and where it goes, told in events of OpenLineage: one of its runs for each query of a pipeline.
+"""OpenLineage events for a pipeline: one OpenLineage run for each query, from its queue to the tables.
 
-What is told: "Lineage" in docs/how-to/pipeline.md.
+What the events contain: "Lineage" in docs/how-to/pipeline.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from psycopg.conninfo import conninfo_to_dict
 
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.queue_run import Hear, QueueRun
+from servicebroker.pipeline.queue_run import EventListener, QueueRun
 from servicebroker.pipeline.sinks.storage import Folder
 from servicebroker.pipeline.sorting import columns_of
 from servicebroker.store.connection import is_url
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset
     from requests import Response
 
-EVERY = 60.0  # seconds between two events of a query that goes on
-PATIENCE_S = 10.0  # that a query waits for whoever listens; what comes while an event is still on its way is not told
-MAX_ANSWER_BYTES = 65_536  # of an answer, which nobody reads
+RUNNING_EVENT_INTERVAL_S = 60.0  # between two RUNNING events of a query
+EMIT_TIMEOUT_S = (
+    10.0  # that a query waits for whoever listens; what comes while an event is still on its way is not told
+)
+MAX_ANSWER_BYTES = 65_536  # of the server's answer, which is not used
 PRODUCER = "servicebroker"
 _STATES = {
     "queue started": "START",
@@ -44,23 +46,26 @@ _STATES = {
 _log = logging.getLogger("servicebroker.pipeline")
 
 
-def lineage(pipeline: Pipeline) -> Hear:
-    """What hears of a pipeline's queries and tells OpenLineage of them; nothing where the environment names nobody."""
+def lineage_listener(pipeline: Pipeline) -> EventListener:
+    """Return a listener that sends a pipeline's events to OpenLineage.
+
+    If the environment does not configure OpenLineage, the listener does nothing.
+    """
     if not any(name.startswith("OPENLINEAGE_") for name in os.environ):
-        return lambda one, event: None
+        return lambda queue_run, event: None
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:
-        _log.warning("OpenLineage is told nothing: its client is missing: pip install 'servicebroker[lineage]'.")
-        return lambda one, event: None
+        _log.warning("OpenLineage gets no events, since its client is missing: pip install 'servicebroker[lineage]'.")
+        return lambda queue_run, event: None
     client = OpenLineageClient()
     _bound_answers(client)
-    return Lineage(pipeline, client).hear
+    return Lineage(pipeline, client).on_event
 
 
 def _bound_answers(client: OpenLineageClient) -> None:
-    """Have the client read no more than the beginning of an answer: it would keep all that a listener sends."""
-    session = getattr(client.transport, "session", None)  # of transports that speak HTTP by `requests`
+    """Make the client read only the beginning of an answer: it would otherwise keep an answer of any size."""
+    session = getattr(client.transport, "session", None)  # only transports over `requests` have one
     if hooks := getattr(session, "hooks", None):
         hooks["response"].append(_read_beginning)
 
@@ -71,7 +76,7 @@ def _read_beginning(response: Response, **options: object) -> None:
 
 
 class Lineage:
-    """Tells OpenLineage of the queries of a pipeline; whether it listens or not, they go on."""
+    """Sends events of a pipeline's queries to OpenLineage. Failures are logged, and the queries go on."""
 
     def __init__(
         self, pipeline: Pipeline, client: OpenLineageClient, clock: Callable[[], float] = time.monotonic
@@ -79,90 +84,90 @@ class Lineage:
         self._pipeline = pipeline
         self._client = client
         self._clock = clock
-        self._runs: dict[str, str] = {}
-        self._next: dict[str, float] = {}
-        self._is_heard = True
-        self._telling: threading.Thread | None = None  # the last event
+        self._run_ids: dict[str, str] = {}  # by queue
+        self._next_running_event: dict[str, float] = {}  # by queue, in seconds of `clock`
+        self._is_reachable = True
+        self._sender: threading.Thread | None = None  # of the last event
 
-    def hear(self, one: QueueRun, event: str) -> None:
-        """Tell of what a query has said: its first start, its end, and once a minute that it goes on."""
+    def on_event(self, queue_run: QueueRun, event: str) -> None:
+        """Send the event if it is the first start of a query or its end; a RUNNING event only once per interval."""
         from openlineage.client.uuid import generate_new_uuid
 
         state = _STATES[event]
-        is_due = self._clock() >= self._next.get(one.label, 0.0)
-        if (state == "START" and one.label in self._runs) or (state == "RUNNING" and not is_due):
+        is_due = self._clock() >= self._next_running_event.get(queue_run.label, 0.0)
+        if (state == "START" and queue_run.label in self._run_ids) or (state == "RUNNING" and not is_due):
             return
-        self._next[one.label] = self._clock() + EVERY
-        run = self._runs.setdefault(one.label, str(generate_new_uuid()))
-        told = self._event(one, state, run)
-        if self._telling is None or not self._telling.is_alive():
-            self._telling = threading.Thread(target=self._emit, args=(told,), name="lineage", daemon=True)
-            self._telling.start()
-            self._telling.join(PATIENCE_S)
-        if self._telling.is_alive():
-            self._complain(f"it has not answered within {PATIENCE_S:g} s")
+        self._next_running_event[queue_run.label] = self._clock() + RUNNING_EVENT_INTERVAL_S
+        run_id = self._run_ids.setdefault(queue_run.label, str(generate_new_uuid()))
+        run_event = self._event(queue_run, state, run_id)
+        if self._sender is None or not self._sender.is_alive():
+            self._sender = threading.Thread(target=self._emit, args=(run_event,), name="lineage", daemon=True)
+            self._sender.start()
+            self._sender.join(EMIT_TIMEOUT_S)
+        if self._sender.is_alive():
+            self._warn(f"it has not answered within {EMIT_TIMEOUT_S:g} s")
 
     def _emit(self, event: Any) -> None:
         try:
             self._client.emit(event)
-        except Exception as problem:  # a transport raises what it likes, and no batch depends on it
-            self._complain(problem)
+        except Exception as problem:  # transports raise errors of many types, and no batch may fail because of lineage
+            self._warn(problem)
         else:
-            self._is_heard = True
+            self._is_reachable = True
 
-    def _complain(self, problem: object) -> None:
-        """Tell once until it listens again."""
-        if self._is_heard:
-            _log.warning("OpenLineage does not listen: %s. The pipeline goes on.", problem)
-        self._is_heard = False
+    def _warn(self, problem: object) -> None:
+        """Log a warning, once until the server answers again."""
+        if self._is_reachable:
+            _log.warning("OpenLineage cannot be reached: %s. The pipeline goes on.", problem)
+        self._is_reachable = False
 
-    def _event(self, one: QueueRun, state: str, run: str) -> Any:
+    def _event(self, queue_run: QueueRun, state: str, run_id: str) -> Any:
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
         from openlineage.client.facet_v2 import error_message_run, job_type_job
 
-        kind = job_type_job.JobTypeJobFacet("BATCH" if one.once else "STREAMING", "SERVICEBROKER", "PIPELINE")
-        error = error_message_run.ErrorMessageRunFacet(one.reason, "Python")
+        kind = job_type_job.JobTypeJobFacet("BATCH" if queue_run.once else "STREAMING", "SERVICEBROKER", "PIPELINE")
+        error = error_message_run.ErrorMessageRunFacet(queue_run.reason, "Python")
         namespace = os.environ.get("OPENLINEAGE_NAMESPACE") or "servicebroker"
         return RunEvent(
             eventType=RunState(state),
             eventTime=datetime.now(UTC).isoformat(),
             producer=PRODUCER,
-            run=Run(run, {"errorMessage": error} if state == "FAIL" else {}),
-            job=Job(namespace, f"{self._pipeline.name}.{one.label}", {"jobType": kind}),
-            inputs=[_queue(one.queue)],
-            outputs=[_table(self._pipeline, name, one) for name in self._pipeline.table_names()],
+            run=Run(run_id, {"errorMessage": error} if state == "FAIL" else {}),
+            job=Job(namespace, f"{self._pipeline.name}.{queue_run.label}", {"jobType": kind}),
+            inputs=[_queue(queue_run.queue)],
+            outputs=[_table(self._pipeline, name, queue_run) for name in self._pipeline.table_names()],
         )
 
 
 def _queue(queue: QueueRule) -> InputDataset:
     from openlineage.client.event_v2 import InputDataset
 
-    place = queue.instance
-    if is_url(place):  # without user and password
-        parts = conninfo_to_dict(place)
+    address = queue.instance
+    if is_url(address):  # lineage must not show user and password
+        parts = conninfo_to_dict(address)
         name = quote(str(parts.get("dbname") or ""))
-        place = f"{str(parts.get('host') or '').lower()}:{parts.get('port') or 5432}{'/' * bool(name)}{name}"
-    return InputDataset(f"servicebroker://{place}", f"{queue.database}.{queue.queue}")
+        address = f"{str(parts.get('host') or '').lower()}:{parts.get('port') or 5432}{'/' * bool(name)}{name}"
+    return InputDataset(f"servicebroker://{address}", f"{queue.database}.{queue.queue}")
 
 
-def _table(pipeline: Pipeline, name: str, one: QueueRun) -> OutputDataset:
-    """A table with its columns; in bronze, which gets every message, with how many have landed since the start."""
+def _table(pipeline: Pipeline, name: str, queue_run: QueueRun) -> OutputDataset:
+    """Return a table with its columns. Bronze, which gets every message, also has the count of landed messages."""
     from openlineage.client.event_v2 import OutputDataset
     from openlineage.client.facet_v2 import output_statistics_output_dataset, schema_dataset
 
     columns = [
         schema_dataset.SchemaDatasetFacetFields(column.name, column.kind) for column in columns_of(pipeline, name)
     ]
-    landed = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=one.messages)
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=queue_run.messages)
     return OutputDataset(
-        *_named(pipeline.folder(name)),
+        *_dataset_name(pipeline.folder(name)),
         facets={"schema": schema_dataset.SchemaDatasetFacet(columns)},
-        outputFacets={"outputStatistics": landed} if name == pipeline.bronze else {},
+        outputFacets={"outputStatistics": statistics} if name == pipeline.bronze else {},
     )
 
 
-def _named(folder: Folder) -> tuple[str, str]:
-    """A folder's namespace and name, as OpenLineage has them for files and stores."""
+def _dataset_name(folder: Folder) -> tuple[str, str]:
+    """Return namespace and name of a folder, in OpenLineage's naming of files and stores."""
     if isinstance(folder, Path):
         return "file", str(folder.absolute())
     parts = urlsplit(folder.url)

@@ -1,4 +1,4 @@
-"""The columns of a message as Spark sees them, or of a part of a queue that a task is to read."""
+"""Columns of the Spark source: those of a message, and the one of a part of a queue for a task."""
 
 COLUMNS = (
     "queue string, service_name string, service_contract_name string, message_type_name string, "

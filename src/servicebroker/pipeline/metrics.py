@@ -1,26 +1,26 @@
-"""What a running pipeline tells Prometheus, on a port of this machine."""
+"""Prometheus metrics of a running pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.pipeline.queue_run import QueueRun, State
+from servicebroker.pipeline.queue_run import QueueRun, QueueState
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 _COUNTERS: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
-    "messages": ("Messages that have landed since the start", lambda run: run.messages),
-    "bytes": ("Bytes of their bodies", lambda run: run.bytes),
+    "messages": ("Messages landed since the start", lambda run: run.messages),
+    "bytes": ("Bytes of the bodies of these messages", lambda run: run.bytes),
     "batches": ("Batches with messages since the start", lambda run: run.batches),
-    "restarts": ("Starts of a query that had failed", lambda run: run.restarts),
+    "restarts": ("Restarts of a query after a failure", lambda run: run.restarts),
 }
 _GAUGES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
-    "up": ("1 where the query of a queue runs, 0 where it waits for its start or has failed", lambda run: _is_up(run)),
-    "batch_seconds": ("Seconds that the last batch with messages took", lambda run: run.seconds),
+    "up": ("1 if the query of a queue runs, 0 if it waits for its start or has failed", lambda run: _is_up(run)),
+    "batch_seconds": ("Duration of the last batch with messages", lambda run: run.seconds),
     "messages_behind": (
-        "Messages that have arrived and are not planned yet, at most",
+        "Upper bound of the messages that have arrived and are not planned yet",
         lambda run: run.behind.get("messagesBehind", 0),
     ),
     "oldest_message_seconds": (
@@ -36,7 +36,7 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueRun], float]]] = {
 
 
 class Metrics:
-    """What each queue has counted when it is asked for, with the labels pipeline and queue."""
+    """A Prometheus collector. Every value has the labels pipeline and queue, and is read when it is collected."""
 
     def __init__(self, pipeline: str) -> None:
         from prometheus_client import CollectorRegistry
@@ -48,16 +48,16 @@ class Metrics:
         self.registry.register(collector)
 
     def collect(self) -> Iterator[Metric]:
-        """Every value now."""
+        """Yield every metric with its present value."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for kind, told in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
-            for name, (text, value) in told.items():
+        for kind, definitions in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, (text, value) in definitions.items():
                 family = kind(f"servicebroker_pipeline_{name}", text, labels=("pipeline", "queue"))
                 for run in self.queues:
                     family.add_metric((self._pipeline, run.label), value(run))
                 yield family
-        text = "Messages that went into quarantine since the start"
+        text = "Messages put into quarantine since the start"
         quarantined = CounterMetricFamily(
             "servicebroker_pipeline_quarantined", text, labels=("pipeline", "queue", "type", "reason")
         )
@@ -68,4 +68,4 @@ class Metrics:
 
 
 def _is_up(run: QueueRun) -> float:
-    return float(run.state is State.RUNS)
+    return float(run.state is QueueState.RUNNING)

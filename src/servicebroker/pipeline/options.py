@@ -1,4 +1,4 @@
-"""The options of the source, checked before anything is opened."""
+"""Options of the Spark source and writer, checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from dataclasses import dataclass
 
 from servicebroker.model.errors import InstanceError
 
-LONGEST_CLAIM = (2**31 - 1) // 1000  # seconds: PostgreSQL counts milliseconds
-MOST_PARTITIONS_BY_DEFAULT = 8  # each partition scans the whole range for its groups
+MAX_CLAIM_TIMEOUT_S = (2**31 - 1) // 1000  # PostgreSQL's lock_timeout counts milliseconds in 32 bits
+MAX_DEFAULT_PARTITIONS = 8  # each partition scans the whole range for its conversation groups
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What `.option(...)` says to the source.
+    """Options of the source, from `.option(...)`.
 
     Attributes:
         instance: URL of a PostgreSQL database, or path of a data folder.
         database: broker database of the queue.
-        queue: name of the queue, `schema.name` when the schema is not dbo; or several, with commas between them.
-        queue_pattern: instead, a regular expression (of Python) for the whole names of the queues to read.
-        max_messages_per_trigger: rows in one batch at most.
-        max_bytes_per_trigger: bytes of bodies in one batch at most, but for one message; 0 for any number.
-        min_messages_per_trigger, min_bytes_per_trigger: a batch waits until it has one of both; 0 for none.
-        max_trigger_delay: seconds that it waits at most.
+        queue: name of the queue, `schema.name` if the schema is not dbo; or several names, separated by commas.
+        queue_pattern: in place of `queue`, a Python regular expression for the whole names of the queues to read.
+        max_messages_per_trigger: maximum rows of one batch.
+        max_bytes_per_trigger: maximum bytes of bodies in one batch, which a single message may exceed; 0 for no limit.
+        min_messages_per_trigger, min_bytes_per_trigger: a batch waits until it reaches one of them; 0 for no minimum.
+        max_trigger_delay: maximum seconds that a batch waits for its minimum.
         min_partitions: tasks that read one batch; a conversation group stays in one of them.
         end_of_stream: message type that ends its conversation once it has been read.
         claim_timeout: seconds to wait for a reader that still holds the queue.
-        starting_offsets: where a stream without a checkpoint begins: "earliest" with all that is there, archived
-            messages too when `ack` is "archive"; "latest" with what comes after it has attached.
-        partitioning: how a batch is divided: "group" keeps a conversation group in one partition, "range" gives each
-            an equal range of arrival, which reads the queue once only; messages keep their order in either.
-        fail_on_data_loss: whether a checkpoint of another server or time stops the query, or it begins anew.
-        include_system_messages: whether EndDialog, Error and DialogTimer are rows; they act in either case.
-        ack: what becomes of a message that the sink has: "delete", or "archive", where a later stream finds it.
-        deliver: what a row is: "messages" one message, "parts" a part of the queue, which our own sinks read by
-            themselves, so that no message passes through Java.
+        starting_offsets: start of a stream without a checkpoint: "earliest" reads all messages in the queue, and
+            archived messages if `ack` is "archive"; "latest" reads only messages that arrive later.
+        partitioning: "group" keeps a conversation group in one partition. "range" gives each partition an equal range
+            of arrival and reads the queue only once. Messages keep their order in both.
+        fail_on_data_loss: a checkpoint of another server or of another point in time stops the query; else the stream
+            starts over.
+        include_system_messages: EndDialog, Error and DialogTimer become rows; they take effect in either case.
+        ack: fate of a message that the sink has: "delete", or "archive", from which a later stream reads it again.
+        deliver: meaning of a row: "messages" for one message, "parts" for a part of the queue. Our own sinks read such
+            a part themselves, so that no message passes through Java.
     """
 
     instance: str
@@ -61,27 +62,27 @@ class SourceOptions:
 
     @property
     def queues(self) -> list[str]:
-        """The queues by name, in the order of the option."""
+        """The names of the queues, in the order of the option."""
         return [name.strip() for name in self.queue.split(",") if name.strip()]
 
     @property
     def is_of_one_queue(self) -> bool:
-        """It names one queue: its offsets are that queue's alone."""
+        """True if the option names one queue: its offsets are then those of the queue alone."""
         return len(self.queues) == 1
 
     @property
     def has_minimum(self) -> bool:
-        """A batch may wait for more."""
+        """True if a batch may wait for more messages."""
         return self.min_messages_per_trigger + self.min_bytes_per_trigger > 0
 
     @property
     def archives(self) -> bool:
-        """Messages that the sink has are kept."""
+        """True if messages that the sink has are kept in the archive."""
         return self.ack == "archive"
 
     @property
     def delivers_parts(self) -> bool:
-        """Rows stand for parts of the queue."""
+        """True if a row stands for a part of the queue."""
         return self.deliver == "parts"
 
 
@@ -108,13 +109,13 @@ _NAMES = (
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options of a reader; names are compared without case.
+    """Return the options of a reader. Names are case-insensitive.
 
     Raises:
-        InstanceError: an unknown or missing name, or a value that is not what it must be.
+        InstanceError: an unknown or missing name, or an invalid value.
     """
-    which = "queue" if "queuepattern" not in {name.lower() for name in given} else "queuePattern"
-    values = known_options("source", given, _NAMES, ("instance", "database", which))
+    queue_option = "queue" if "queuepattern" not in {name.lower() for name in given} else "queuePattern"
+    values = known_options("source", given, _NAMES, ("instance", "database", queue_option))
     options = SourceOptions(
         instance=values["instance"],
         database=values["database"],
@@ -124,9 +125,9 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         min_messages_per_trigger=whole_number(values, "minMessagesPerTrigger", 0, 0),
         min_bytes_per_trigger=whole_number(values, "minBytesPerTrigger", 0, 0, 2**63 - 1),
         max_trigger_delay=_seconds(values, "maxTriggerDelay", 900),
-        min_partitions=whole_number(values, "minPartitions", _cores(), 1, 1024),
+        min_partitions=whole_number(values, "minPartitions", _default_partitions(), 1, 1024),
         end_of_stream=values.get("endofstream", "EndOfStream"),
-        claim_timeout=whole_number(values, "claimTimeout", 30, 0, LONGEST_CLAIM),
+        claim_timeout=whole_number(values, "claimTimeout", 30, 0, MAX_CLAIM_TIMEOUT_S),
         starting_offsets=one_of(values, "startingOffsets", ("earliest", "latest")),
         partitioning=one_of(values, "partitioning", ("group", "range")),
         fail_on_data_loss=one_of(values, "failOnDataLoss", ("true", "false")) == "true",
@@ -134,32 +135,32 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         ack=one_of(values, "ack", ("delete", "archive")),
         deliver=one_of(values, "deliver", ("messages", "parts")),
     )
-    least = {"Messages": options.min_messages_per_trigger, "Bytes": options.min_bytes_per_trigger}
-    most = {"Messages": options.max_messages_per_trigger, "Bytes": options.max_bytes_per_trigger}
-    for what in least:
-        if 0 < most[what] < least[what]:
+    minimums = {"Messages": options.min_messages_per_trigger, "Bytes": options.min_bytes_per_trigger}
+    maximums = {"Messages": options.max_messages_per_trigger, "Bytes": options.max_bytes_per_trigger}
+    for kind in minimums:
+        if 0 < maximums[kind] < minimums[kind]:
             raise InstanceError(
-                f"The option 'min{what}PerTrigger' is more than 'max{what}PerTrigger', so no batch would have enough."
+                f"The option 'min{kind}PerTrigger' is more than 'max{kind}PerTrigger', so no batch would have enough."
             )
     return options
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """What `.option(...)` says to the writer.
+    """Options of the writer, from `.option(...)`.
 
     Attributes:
         instance: URL of a PostgreSQL database, or path of a data folder.
         database: broker database of the initiating service.
-        from_service, to_service, contract: of the conversations.
-        message_type: of rows that name none.
-        key: column whose equal values stay on one conversation, in order; "" for none.
-        conversations: how many are in use at once.
-        send_id: name of a batch job, which is sent once under it; "" in a stream.
+        from_service, to_service, contract: arguments of BEGIN DIALOG.
+        message_type: message type of rows that name none.
+        key: column whose equal values share a conversation, in order; "" for none.
+        conversations: number of conversations in use at once.
+        send_id: name of a batch job, whose rows are sent once under this name; "" in a stream.
         end_of_stream: message type that tells the target to end a conversation.
         recycle_after, recycle_seconds: messages or age after which a conversation is replaced.
-        encryption: as BEGIN DIALOG has it: whether a conversation with another instance must be secured.
-        refuses_unknown_target: whether a batch fails when no route leads to `to_service`; else its messages wait.
+        encryption: as in BEGIN DIALOG: a conversation with another instance must be secured.
+        refuses_unknown_target: a batch fails if no route leads to `to_service`; else its messages wait.
     """
 
     instance: str
@@ -193,16 +194,16 @@ _WRITER_NAMES = (
 )
 
 
-_SPARKS_OWN = ("checkpointlocation", "queryname")
+_SPARK_OPTIONS = ("checkpointlocation", "queryname")  # Spark passes its own options to a sink too
 
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:
-    """The options of a writer; names are compared without case.
+    """Return the options of a writer. Names are case-insensitive.
 
     Raises:
-        InstanceError: an unknown or missing name, or a value that is not what it must be.
+        InstanceError: an unknown or missing name, or an invalid value.
     """
-    values = known_options("writer", without_sparks_own(given), _WRITER_NAMES, _WRITER_NEEDS)
+    values = known_options("writer", without_spark_options(given), _WRITER_NAMES, _WRITER_NEEDS)
     return WriterOptions(
         instance=values["instance"],
         database=values["database"],
@@ -236,34 +237,34 @@ def _queues(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
-    """The seconds of an option: a whole number of them, or of what stands behind it, s, m or h.
+    """Return the seconds of an option such as 30, 30s, 15m or 1h.
 
     Raises:
-        InstanceError: the value is none.
+        InstanceError: the value is no such time.
     """
     text = values.get(name.lower(), str(default)).strip().lower()
-    found = re.fullmatch(r"(\d{1,9})\s*([smh]?)", text)
-    if not found:
+    match = re.fullmatch(r"(\d{1,9})\s*([smh]?)", text)
+    if not match:
         raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not '{text}'.")
-    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def without_sparks_own(given: Mapping[str, str]) -> dict[str, str]:
-    """The options that Spark does not give a sink by itself."""
-    return {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+def without_spark_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the options without those that Spark adds for itself."""
+    return {name: value for name, value in given.items() if name.lower() not in _SPARK_OPTIONS}
 
 
 def known_options(
     format_: str, given: Mapping[str, str], known: Sequence[str], needed: Sequence[str]
 ) -> dict[str, str]:
-    """The options by their names in lower case.
+    """Return the options, their names in lower case.
 
     Raises:
-        InstanceError: an option that the source or sink does not know, or a needed one without a value.
+        InstanceError: an unknown option, or a required one without a value.
     """
     values = {name.lower(): value for name, value in given.items()}
     for name in given:
-        if name.lower() not in {one.lower() for one in known}:
+        if name.lower() not in {option.lower() for option in known}:
             raise InstanceError(f"The servicebroker {format_} has no option '{name}'; it has {', '.join(known)}.")
     for name in needed:
         if not values.get(name.lower(), "").strip():
@@ -272,10 +273,10 @@ def known_options(
 
 
 def one_of(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    """The value of an option that knows few; the first of them when it is not given.
+    """Return the value of an option with few choices. The first choice is the default.
 
     Raises:
-        InstanceError: another value.
+        InstanceError: the value is not among the choices.
     """
     value = values.get(name.lower(), choices[0]).strip().lower()
     if value not in choices:
@@ -284,7 +285,7 @@ def one_of(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
 
 
 def whole_number(values: Mapping[str, str], name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
-    """The number of an option, from `lowest` to `highest`.
+    """Return the number of an option, from `lowest` to `highest`.
 
     Raises:
         InstanceError: the value is no such number.
@@ -301,5 +302,5 @@ def whole_number(values: Mapping[str, str], name: str, default: int, lowest: int
     return number
 
 
-def _cores() -> int:
-    return max(2, min(os.cpu_count() or 2, MOST_PARTITIONS_BY_DEFAULT))
+def _default_partitions() -> int:
+    return max(2, min(os.cpu_count() or 2, MAX_DEFAULT_PARTITIONS))

@@ -1,7 +1,7 @@
-"""How many messages a run has put into quarantine, by rule and reason, and how many it may.
+"""Counts of the messages that a run has put into quarantine, by rule and reason, and their limits.
 
-The sink runs in a process of Spark, which has no way to give figures to the run. So it notes them in a file beside the
-checkpoints, and the run reads the file when Spark reports a batch. A run removes the file before it begins.
+The sink runs in a process of Spark, which cannot return figures to the run. So the sink writes them to a file beside
+the checkpoints, and the run reads the file when Spark reports a batch. A run removes the file before it begins.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Counts = Counter[tuple[str, str]]  # messages by message type and reason
-EXIT_CODE = 3  # of a run in which more went into quarantine than may
+EXIT_CODE = 3  # of a run that exceeds a quarantine limit
 
 
 class TooManyQuarantined(InstanceError):
-    """More messages of a run are in quarantine than may be. All that could be read has landed."""
+    """A run that exceeds a quarantine limit. All readable messages have landed."""
 
     exit_code = EXIT_CODE
 
 
-def place(pipeline: Pipeline, queue: QueueRule) -> Path:
-    """Where the sink of a queue's query notes what has gone into quarantine."""
+def counts_path(pipeline: Pipeline, queue: QueueRule) -> Path:
+    """Return the path of the file with the quarantine counts of a queue's query."""
     checkpoint = pipeline.checkpoint(queue)
     return checkpoint.with_name(f"_quarantined_{checkpoint.name}.json")
 
 
-def count(quarantined: pa.Table) -> Counts:
+def count_quarantined(quarantined: pa.Table) -> Counts:
     """Count rows of the quarantine by message type and reason."""
     names = ["message_type_name", "reason"]
     groups = quarantined.select(names).group_by(names).aggregate([([], "count_all")])
@@ -45,46 +45,46 @@ def count(quarantined: pa.Table) -> Counts:
     )
 
 
-def note(path: Path, batch: int, counts: Counts) -> None:
-    """Note what a batch has put into quarantine, in the place of what it had noted where it comes again."""
+def write_counts(path: Path, batch: int, counts: Counts) -> None:
+    """Add the counts of a batch to the file. A batch that comes again replaces its earlier counts."""
     known = _read(path)
     before = known["batches"] if known["last"] < batch else _without_last(known)
-    told = {"last": batch, "counts": _rows(counts), "batches": _rows(before + counts)}
+    content = {"last": batch, "counts": _rows(counts), "batches": _rows(before + counts)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(told), encoding="utf-8")
-    fresh.replace(path)
+    new_file = path.with_suffix(".new")
+    new_file.write_text(json.dumps(content), encoding="utf-8")
+    new_file.replace(path)
 
 
-def read_noted(path: Path) -> Counts:
-    """Return what the batches since the run began have put into quarantine."""
+def read_counts(path: Path) -> Counts:
+    """Return the counts of all batches since the run began."""
     counts: Counts = _read(path)["batches"]
     return counts
 
 
-def forget(path: Path) -> None:
-    """Forget what was noted for an earlier run."""
+def remove_counts(path: Path) -> None:
+    """Remove the counts of an earlier run."""
     path.unlink(missing_ok=True)
 
 
-def nested(counts: Counts) -> dict[str, dict[str, int]]:
-    """Return counts as JSON tells them: reasons in message types."""
-    told: dict[str, dict[str, int]] = {}
+def by_message_type(counts: Counts) -> dict[str, dict[str, int]]:
+    """Return counts for JSON: reasons nested in message types."""
+    reasons_by_type: dict[str, dict[str, int]] = {}
     for (message_type, reason), number in sorted(counts.items()):
-        told.setdefault(message_type, {})[reason] = number
-    return told
+        reasons_by_type.setdefault(message_type, {})[reason] = number
+    return reasons_by_type
 
 
-def in_words(counts: Counts) -> str:
+def describe(counts: Counts) -> str:
     """Return counts as one phrase, the largest first."""
     return ", ".join(
         f"{message_type}: {reason} {number:,}"
-        for (message_type, reason), number in sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        for (message_type, reason), number in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
 
 
 def limits_of(pipeline: Pipeline) -> dict[str, int]:
-    """Return how many messages of a type may go into quarantine in one run, of the rules that say it."""
+    """Return the quarantine limits of one run by message type, for the rules that have one."""
     return {
         rule.message_type: rule.maximum_quarantined
         for rule in pipeline.messages
@@ -93,21 +93,21 @@ def limits_of(pipeline: Pipeline) -> dict[str, int]:
 
 
 def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allows_none: bool) -> None:
-    """Refuse what has gone into quarantine in a run.
+    """Compare the counts of a run with its limits. `allows_none`: any quarantined message is too many.
 
     Raises:
-        TooManyQuarantined: it is more than a rule's limit, or more than none where none is allowed.
+        TooManyQuarantined: a count exceeds its limit.
     """
     problems = []
-    for message_type, most in limits.items():
-        these = Counter({key: number for key, number in counts.items() if key[0] == message_type})
-        if these.total() > most:
+    for message_type, limit in limits.items():
+        type_counts = Counter({key: number for key, number in counts.items() if key[0] == message_type})
+        if type_counts.total() > limit:
             problems.append(
-                f"{counted(these.total(), 'message')} of the type '{message_type}' went into quarantine in this run, "
-                f"and its rule allows {most:,} ({in_words(these)})."
+                f"{counted(type_counts.total(), 'message')} of the type '{message_type}' went into quarantine in this "
+                f"run, and its rule allows {limit:,} ({describe(type_counts)})."
             )
     if allows_none and counts and not problems:
-        problems.append(f"{counted(counts.total(), 'message')} went into quarantine in this run ({in_words(counts)}).")
+        problems.append(f"{counted(counts.total(), 'message')} went into quarantine in this run ({describe(counts)}).")
     if problems:
         raise TooManyQuarantined(
             f"{' '.join(problems)} What could be read has landed. Look at the table '{table}', mend the rule, and run "
@@ -117,10 +117,10 @@ def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allow
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(read_file(path))
+        content = json.loads(read_file(path))
     except FileNotFoundError:
         return {"last": -1, "counts": Counter(), "batches": Counter()}
-    return {"last": told["last"], "counts": _counts(told["counts"]), "batches": _counts(told["batches"])}
+    return {"last": content["last"], "counts": _counts(content["counts"]), "batches": _counts(content["batches"])}
 
 
 def _without_last(known: Mapping[str, Any]) -> Counts:

@@ -1,4 +1,4 @@
-"""A table made anew from bronze, by its rule as it is now: a new version of the same table, which knows its batches."""
+"""Rebuilds a table from bronze by its present rule: a new version of the table, which keeps its recorded batches."""
 
 from __future__ import annotations
 
@@ -9,25 +9,32 @@ from uuid import uuid4
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.sinks.landing import Target, folded, newest, target
+from servicebroker.pipeline.sinks.landing import Target, fold_by_key, newest_by_key, target
 from servicebroker.pipeline.sinks.maintenance import messages_of, replay
 from servicebroker.pipeline.sinks.parquet import DataFile
-from servicebroker.pipeline.sinks.places import except_at
-from servicebroker.pipeline.sinks.replacing import carried, read_columns
-from servicebroker.pipeline.sinks.tables import Place, Table, check_partitions, committed, others_columns, own
-from servicebroker.pipeline.sinks.warehouse import FULL
-from servicebroker.pipeline.sorting import Sorter, now_in_utc
+from servicebroker.pipeline.sinks.row_replacement import carry_columns, read_columns
+from servicebroker.pipeline.sinks.row_selection import exclude_rows
+from servicebroker.pipeline.sinks.tables import (
+    TableLocation,
+    TableVersion,
+    check_partitions,
+    commit_with_retry,
+    foreign_columns,
+    mark_own_columns,
+)
+from servicebroker.pipeline.sinks.warehouse import MAX_BUFFERED_BYTES
+from servicebroker.pipeline.sorting import Sorter, landing_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_TRIES = 5  # each reads bronze and writes the table
-_MESSAGE = ["_conversation_handle", "_message_sequence_number"]
-_PLACE = "_queuing_order"
+_MAX_ATTEMPTS = 5  # each attempt reads bronze and writes the table
+_MESSAGE_KEY = ["_conversation_handle", "_message_sequence_number"]
+_ORDER = "_queuing_order"
 
 
 class Rebuilt(NamedTuple):
-    """A table that was made anew: its rows, and messages that went to quarantine: the rule cannot read them now."""
+    """A rebuilt table: its rows, and the messages in quarantine that the present rule cannot read."""
 
     table: str
     rows: int
@@ -35,143 +42,154 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
-    """Decode the messages in bronze again into their table, and what lies in quarantine and can be read now.
+    """Decode the messages in bronze again into their table, then readable messages in quarantine.
 
-    It may run beside a pipeline that lands: where a batch comes in between, it is tried again. Memory: for a moment
-    what names each message, and of a table with a key its rows.
+    A rebuild may run beside a pipeline that lands batches: if a batch intervenes, the rebuild is repeated. It needs
+    memory for the keys of all messages, and for the rows of a table with a key.
 
     Raises:
-        InstanceError: no rule has such a table, there is no bronze table, it lacks messages that the table has,
-            or the table is changed by others all the time. Then nothing has changed.
+        InstanceError: no rule has such a table, there is no bronze table, bronze lacks messages of the table, or other
+            writers change the table all the time. The table is then unchanged.
     """
     rule = next((rule for rule in pipeline.messages if rule.table == table), None)
     if rule is None:
         raise InstanceError(f"No rule of the pipeline '{pipeline.name}' has a table '{table}'.")
     if pipeline.format == "parquet" or not pipeline.bronze:
-        raise InstanceError("A table can be made anew from a bronze table of Delta or Iceberg only.")
-    into, bronze = target(pipeline, table), target(pipeline, pipeline.bronze).table
-    place = into.table
-    if not place.is_there() or not bronze.is_there():
+        raise InstanceError("A table can be rebuilt only from a bronze table of Delta or Iceberg.")
+    table_target, bronze = target(pipeline, table), target(pipeline, pipeline.bronze).table
+    location = table_target.table
+    if not location.is_there() or not bronze.is_there():
         raise InstanceError(f"There is no table '{table}' yet, or no bronze: 'pipeline run' makes them.")
-    with place.said():
-        quarantined = committed(place, partial(_rebuild, pipeline, rule, into, place, bronze), _TRIES)
+    with location.raising_instance_errors():
+        change = partial(_rebuild, pipeline, rule, table_target, location, bronze)
+        quarantined = commit_with_retry(location, change, _MAX_ATTEMPTS)
     replay(pipeline, rule.message_type)
-    return Rebuilt(table, sum(file.rows for file in place.open().files()), quarantined)
+    return Rebuilt(table, sum(file.rows for file in location.open().files()), quarantined)
 
 
-def _rebuild(pipeline: Pipeline, rule: MessageRule, into: Target, place: Place, bronze: Place) -> int:
-    """How many messages went to quarantine."""
+def _rebuild(
+    pipeline: Pipeline, rule: MessageRule, table_target: Target, location: TableLocation, bronze: TableLocation
+) -> int:
+    """Write the new version, and return how many messages went to quarantine."""
     import pyarrow as pa
 
-    table = place.open()  # before bronze, where a batch lands first: it has all that the table has
-    check_partitions(place, table, into.partition_by)
-    others = others_columns(table, into.schema)
+    table = location.open()  # opened before bronze, where a batch lands first: bronze then has all its messages
+    check_partitions(location, table, table_target.partition_by)
+    added_columns = foreign_columns(table, table_target.schema)
     quarantine = target(pipeline, pipeline.quarantine)
     source = bronze.open()
-    again = _looked_through(source, rule, into, place, table)
+    duplicates = _find_duplicates(source, rule, table_target, location, table)
     refused: list[tuple[str, list[DataFile], int]] = []
 
     def rows() -> Iterator[pa.Table]:
-        for label, some, unread in _read_again(pipeline, rule, source, again):
+        for label, part_rows, unread in _decode_bronze(pipeline, rule, source, duplicates):
             refused.append((label, quarantine.write(unread), unread.num_rows))
-            yield some
+            yield part_rows
 
     def parts() -> Iterator[pa.Table]:
-        """The table's rows. Behind the last one, and before they count, what cannot be read is in quarantine."""
-        for part in _with_key(into, rows()) if into.key else _in_parts(rows()):
-            yield carried(table, part, _MESSAGE, others) if others else part
+        """Yield the table's rows. After the last, and before the commit, unreadable messages go to quarantine."""
+        for part in _newest_by_key(table_target, rows()) if table_target.key else _in_file_sizes(rows()):
+            yield carry_columns(table, part, _MESSAGE_KEY, added_columns) if added_columns else part
         for label in {label for label, unread, _ in refused if unread}:
-            unread = [file for queue, some, _ in refused for file in some if queue == label]
+            unread = [file for queue, part_rows, _ in refused for file in part_rows if queue == label]
             quarantine.land(unread, f"rebuild {uuid4()}", 0)
 
-    table.become(pa.schema([*own(into.schema), *(table.columns.field(name) for name in others)]), parts())
+    columns = [*mark_own_columns(table_target.schema), *(table.columns.field(name) for name in added_columns)]
+    table.replace_content(pa.schema(columns), parts())
     return sum(count for _, _, count in refused)
 
 
-def _looked_through(bronze: Table, rule: MessageRule, into: Target, place: Place, table: Table) -> pa.Array[Any]:
-    """Where messages of the rule stand in bronze once more, all being there."""
-    named = _named(bronze, rule.message_type)
-    _check_complete(place, table, named.select(_MESSAGE))
-    return _again(named, "max" if into.key else "min")
+def _find_duplicates(
+    bronze: TableVersion, rule: MessageRule, table_target: Target, location: TableLocation, table: TableVersion
+) -> pa.Array[Any]:
+    """Return the positions in bronze of repeated messages of the rule.
+
+    Refuses a bronze that lacks messages of the table.
+    """
+    keys = _read_keys(bronze, rule.message_type)
+    _check_complete(location, table, keys.select(_MESSAGE_KEY))
+    return _repeated_positions(keys, "max" if table_target.key else "min")
 
 
-def _named(bronze: Table, message_type: str) -> pa.Table:
-    """What names the messages of a type in bronze, each as often as bronze has it, and their places in the queue."""
+def _read_keys(bronze: TableVersion, message_type: str) -> pa.Table:
+    """Return the keys and queuing orders of the messages of a type, one row for each row of bronze."""
     import pyarrow as pa
 
     names = ["conversation_handle", "message_sequence_number", "queuing_order"]
     schema = pa.schema([bronze.columns.field(name) for name in names])
-    found = [rows.select(names) for rows in messages_of(bronze, message_type, names)]
-    return pa.Table.from_batches(found, schema).rename_columns([*_MESSAGE, _PLACE])
+    batches = [rows.select(names) for rows in messages_of(bronze, message_type, names)]
+    return pa.Table.from_batches(batches, schema).rename_columns([*_MESSAGE_KEY, _ORDER])
 
 
-def _again(named: pa.Table, keeps: Literal["min", "max"]) -> pa.Array[Any]:
-    """Where messages stand that are there once more, with a lower place in the queue (`min`) or a higher one (`max`).
+def _repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array[Any]:
+    """Return the positions of repeated messages, except the lowest (`min`) or highest (`max`) queuing_order of each.
 
-    Bronze knows a message by its place, and MOVE CONVERSATION gives what has landed and is not acknowledged
-    another. Where they landed by a key, the last place counted, and else the first.
+    Bronze identifies a message by its queuing_order. MOVE CONVERSATION gives a message that has landed and is not yet
+    acknowledged a new one, so it lands again. In a table with a key the last one counted, else the first.
     """
     import pyarrow as pa
     from pyarrow import compute
 
-    rank: Any = compute.rank(named.column(_PLACE), "ascending", tiebreaker="first")  # a place may be there twice
-    large = named.column(0).cast(pa.large_string())  # all of them together may be too many bytes for one text column
-    grouped = pa.table([large, named.column(1), rank], [*_MESSAGE, "rank"]).group_by(_MESSAGE)
+    rank: Any = compute.rank(keys.column(_ORDER), "ascending", tiebreaker="first")  # a queuing_order may occur twice
+    large = keys.column(0).cast(pa.large_string())  # all handles together may exceed a plain text column
+    grouped = pa.table([large, keys.column(1), rank], [*_MESSAGE_KEY, "rank"]).group_by(_MESSAGE_KEY)
     kept: Any = grouped.aggregate([("rank", keeps)]).column(f"rank_{keeps}")
-    if len(kept) == named.num_rows:
+    if len(kept) == keys.num_rows:
         return pa.array([], pa.int64())
-    again: Any = compute.invert(compute.is_in(rank, value_set=kept))
-    found: pa.Array[Any] = compute.indices_nonzero(again).cast(pa.int64())
-    return found
+    is_repeated: Any = compute.invert(compute.is_in(rank, value_set=kept))
+    positions: pa.Array[Any] = compute.indices_nonzero(is_repeated).cast(pa.int64())
+    return positions
 
 
-def _read_again(
-    pipeline: Pipeline, rule: MessageRule, bronze: Table, again: pa.Array[Any]
+def _decode_bronze(
+    pipeline: Pipeline, rule: MessageRule, bronze: TableVersion, duplicates: pa.Array[Any]
 ) -> Iterator[tuple[str, pa.Table, pa.Table]]:
-    """Parts of bronze without what stands at `again`: the queue, rows of the rule's table, of quarantine for others."""
+    """Yield parts of bronze without the positions `duplicates`: queue, rows of the table, and quarantine rows."""
     import pyarrow as pa
     from pyarrow import compute
 
     count = 0
     for batch in messages_of(bronze, rule.message_type):
-        rows = except_at(pa.Table.from_batches([batch]), compute.subtract(again, count))
+        rows = exclude_rows(pa.Table.from_batches([batch]), compute.subtract(duplicates, count))
         count += batch.num_rows
         queues: Any = rows.column("queue")
         labels: list[Any] = compute.unique(queues).to_pylist()
         for label in labels:
             messages = rows.filter(compute.equal(queues, label))
-            yield label, *Sorter(pipeline, QueueRule("", "", "", label)).read_again(rule, messages, now_in_utc())
+            sorter = Sorter(pipeline, QueueRule("", "", "", label))
+            yield label, *sorter.decode_or_quarantine(rule, messages, landing_time())
 
 
-def _in_parts(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The rows in tables that are large enough for a file."""
+def _in_file_sizes(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows as tables that are large enough for a file."""
     import pyarrow as pa
 
-    waiting: list[pa.Table] = []
-    for some in rows:
-        waiting.append(some)
-        if sum(part.nbytes for part in waiting) > FULL:
-            yield pa.concat_tables(waiting)
-            waiting = []
-    if waiting:
-        yield pa.concat_tables(waiting)
+    buffered: list[pa.Table] = []
+    for part_rows in rows:
+        buffered.append(part_rows)
+        if sum(part.nbytes for part in buffered) > MAX_BUFFERED_BYTES:
+            yield pa.concat_tables(buffered)
+            buffered = []
+    if buffered:
+        yield pa.concat_tables(buffered)
 
 
-def _with_key(into: Target, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Of each key the row that counts."""
-    found = into.schema.empty_table()
-    for some in rows:
-        found = folded(into, found, newest(some, into))
-    yield found
+def _newest_by_key(table_target: Target, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the row that counts for each key."""
+    rows_by_key = table_target.schema.empty_table()
+    for part_rows in rows:
+        rows_by_key = fold_by_key(table_target, rows_by_key, newest_by_key(part_rows, table_target))
+    yield rows_by_key
 
 
-def _check_complete(place: Place, table: Table, known: pa.Table) -> None:
-    """Refuse to lose rows whose messages bronze does not hold, as when it was switched on later than the table."""
+def _check_complete(location: TableLocation, table: TableVersion, bronze_keys: pa.Table) -> None:
+    """Refuse to lose rows whose messages bronze lacks, as when bronze was added later than the table."""
     lost = 0
     for file in table.files():
-        lost += read_columns(table, file, _MESSAGE).join(known, keys=_MESSAGE, join_type="left anti").num_rows
+        keys = read_columns(table, file, _MESSAGE_KEY)
+        lost += keys.join(bronze_keys, keys=_MESSAGE_KEY, join_type="left anti").num_rows
     if lost:
         raise InstanceError(
-            f"The table '{place}' has {lost} rows of messages that bronze does not hold, and would lose them: "
+            f"The table '{location}' has {lost} rows of messages that bronze does not hold, and would lose them: "
             "bring them back into bronze, or give the rule a table of another name."
         )

@@ -1,4 +1,4 @@
-"""The analysis as one HTML page: no script, no file beside it, charts as SVG."""
+"""The analysis as a single HTML page: no script, no further files, charts as SVG."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import groupby
 
 from servicebroker.pipeline.analysis import Hour
 
-_WIDTH, _HEIGHT = 860, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 12, 30
+_WIDTH_PX, _HEIGHT_PX = 860, 220
+_LEFT_PX, _RIGHT_PX, _TOP_PX, _BOTTOM_PX = 70, 12, 12, 30
 _COLOURS = ("#2f6690", "#d98324", "#a23b3b")
-_WIDEST_BAR = 60.0
-_MOST_HOURS = 24 * 14  # in a chart; older hours stand in the table alone
+_MAX_BAR_WIDTH_PX = 60.0
+_MAX_CHART_HOURS = 24 * 14  # in a chart; older hours appear only in the table
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -40,7 +40,7 @@ th.name, td.name {{ text-align: left; }}
 
 
 def report(name: str, hours: Sequence[Hour]) -> str:
-    """The page for a pipeline."""
+    """Return the page for a pipeline."""
     title = f"Conversations of {escape(name)}"
     if not hours:
         return _PAGE.format(title=title, subtitle="Nothing has landed yet.", content="")
@@ -91,7 +91,7 @@ def report(name: str, hours: Sequence[Hour]) -> str:
 
 def _times(first: datetime, last: datetime) -> list[datetime]:
     count = int((last - first).total_seconds() // 3600) + 1
-    return [last - timedelta(hours=back) for back in reversed(range(min(count, _MOST_HOURS)))]
+    return [last - timedelta(hours=back) for back in reversed(range(min(count, _MAX_CHART_HOURS)))]
 
 
 def _sums(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hour], float]) -> list[float]:
@@ -103,7 +103,7 @@ def _sums(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hou
 
 
 def _worst(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hour], float]) -> list[float | None]:
-    """None for an hour in which nothing came."""
+    """Return the maximum of each hour; None for an hour without messages."""
     worst: dict[datetime, float | None] = dict.fromkeys(times)
     for hour in hours:
         if hour.hour in worst:
@@ -113,14 +113,14 @@ def _worst(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Ho
 
 def _tiles(hours: Sequence[Hour]) -> str:
     messages = sum(hour.messages for hour in hours)
-    told = [
+    tiles_of_numbers = [
         ("messages", _count(messages)),
         ("bodies", _size(sum(hour.bytes for hour in hours))),
         ("errors", _share(sum(hour.errors for hour in hours), messages)),
         ("unreadable", _share(sum(hour.unreadable for hour in hours), messages)),
         ("slowest landing", _seconds(max(hour.slowest for hour in hours))),
     ]
-    tiles = "".join(f'<div class="tile"><b>{value}</b>{name}</div>' for name, value in told)
+    tiles = "".join(f'<div class="tile"><b>{value}</b>{name}</div>' for name, value in tiles_of_numbers)
     return f'<div class="tiles">{tiles}</div>'
 
 
@@ -132,33 +132,33 @@ def _chart(
     *,
     bars: bool = False,
 ) -> str:
-    """A chart over the hours, its scale from 0 to a round number above the highest value."""
+    """Return a chart over the hours. Its scale goes from 0 to a round number above the highest value."""
     top = _round_up(max(value or 0.0 for _, values in series for value in values))
-    plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    plot_width, plot_height = _WIDTH_PX - _LEFT_PX - _RIGHT_PX, _HEIGHT_PX - _TOP_PX - _BOTTOM_PX
     step = plot_width / len(times)
 
-    def place(number: int, value: float) -> tuple[float, float]:
-        return round(_LEFT + step * (number + 0.5), 1), round(_TOP + plot_height * (1 - value / top), 1)
+    def point(number: int, value: float) -> tuple[float, float]:
+        return round(_LEFT_PX + step * (number + 0.5), 1), round(_TOP_PX + plot_height * (1 - value / top), 1)
 
     parts = []
-    for share in (0.0, 0.5, 1.0):
-        y = place(0, top * share)[1]
-        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#dde3ea"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{escape(show(top * share))}</text>')
+    for part in (0.0, 0.5, 1.0):
+        y = point(0, top * part)[1]
+        parts.append(f'<line x1="{_LEFT_PX}" x2="{_WIDTH_PX - _RIGHT_PX}" y1="{y}" y2="{y}" stroke="#dde3ea"/>')
+        parts.append(f'<text x="{_LEFT_PX - 6}" y="{y + 4}" text-anchor="end">{escape(show(top * part))}</text>')
     every = max(1, -(-len(times) // 6))
     for number in range(0, len(times), every):
-        x = place(number, 0)[0]
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{times[number]:%m-%d %H:%M}</text>')
+        x = point(number, 0)[0]
+        parts.append(f'<text x="{x}" y="{_HEIGHT_PX - 8}" text-anchor="middle">{times[number]:%m-%d %H:%M}</text>')
     for (name, values), colour in zip(series, _COLOURS, strict=False):
-        parts.append(_bars(values, place, step, colour) if bars else _line(values, place, colour))
+        parts.append(_bars(values, point, step, colour) if bars else _line(values, point, colour))
         parts.append(f"<desc>{escape(name)}: {escape(', '.join(show(value or 0.0) for value in values[-24:]))}</desc>")
     legend = "" if bars else _legend([name for name, _ in series])
     svg = "".join(parts)
-    return f'<h2>{escape(title)}</h2>{legend}<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{svg}</svg>'
+    return f'<h2>{escape(title)}</h2>{legend}<svg viewBox="0 0 {_WIDTH_PX} {_HEIGHT_PX}" role="img">{svg}</svg>'
 
 
 def _round_up(value: float) -> float:
-    """The next number that has a half that reads well: 2, 4, 6, 8 or 10 times a power of ten; 2 for nothing."""
+    """Return the next number whose half reads well: 2, 4, 6, 8 or 10 times a power of ten; 2 for 0."""
     if value <= 0:
         return 2.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -166,28 +166,28 @@ def _round_up(value: float) -> float:
 
 
 def _bars(
-    values: Sequence[float | None], place: Callable[[int, float], tuple[float, float]], step: float, colour: str
+    values: Sequence[float | None], point: Callable[[int, float], tuple[float, float]], step: float, colour: str
 ) -> str:
-    found = []
+    rectangles = []
     for number, value in enumerate(values):
-        (x, y), (_, bottom) = place(number, value or 0.0), place(number, 0)
-        width = min(max(round(step * 0.8, 1), 0.5), _WIDEST_BAR)
+        (x, y), (_, bottom) = point(number, value or 0.0), point(number, 0)
+        width = min(max(round(step * 0.8, 1), 0.5), _MAX_BAR_WIDTH_PX)
         height = round(bottom - y, 1)
         left = round(x - width / 2, 1)
-        found.append(f'<rect x="{left}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>')
-    return "".join(found)
+        rectangles.append(f'<rect x="{left}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>')
+    return "".join(rectangles)
 
 
-def _line(values: Sequence[float | None], place: Callable[[int, float], tuple[float, float]], colour: str) -> str:
-    """Broken where there is no value; a value between two gaps is a dot."""
+def _line(values: Sequence[float | None], point: Callable[[int, float], tuple[float, float]], colour: str) -> str:
+    """Return a line with gaps where values are missing; a value between two gaps is a dot."""
     parts = []
-    for is_gap, run in groupby(enumerate(values), lambda one: one[1] is None):
-        points = [] if is_gap else [place(number, value or 0.0) for number, value in run]
-        way = " ".join(f"{x},{y}" for x, y in points)
+    for is_gap, run in groupby(enumerate(values), lambda item: item[1] is None):
+        points = [] if is_gap else [point(number, value or 0.0) for number, value in run]
+        path = " ".join(f"{x},{y}" for x, y in points)
         if len(points) == 1:
             parts.append(f'<circle cx="{points[0][0]}" cy="{points[0][1]}" r="4" fill="{colour}"/>')
         elif points:
-            parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
     return "".join(parts)
 
 
@@ -204,18 +204,18 @@ def _by_contract(hours: Sequence[Hour]) -> str:
     for hour in hours:
         groups.setdefault((hour.queue, hour.service_name, hour.service_contract_name), []).append(hour)
     rows = []
-    for key, found in sorted(groups.items()):
-        messages = sum(hour.messages for hour in found)
+    for key, group_hours in sorted(groups.items()):
+        messages = sum(hour.messages for hour in group_hours)
         cells = "".join(f'<td class="name">{escape(name)}</td>' for name in key)
-        told = (
+        cells_of_numbers = (
             _count(messages),
-            _size(sum(hour.bytes for hour in found)),
-            _share(sum(hour.errors for hour in found), messages),
-            _share(sum(hour.unreadable for hour in found), messages),
-            _seconds(max(hour.p95 for hour in found)),
-            _seconds(max(hour.slowest for hour in found)),
+            _size(sum(hour.bytes for hour in group_hours)),
+            _share(sum(hour.errors for hour in group_hours), messages),
+            _share(sum(hour.unreadable for hour in group_hours), messages),
+            _seconds(max(hour.p95 for hour in group_hours)),
+            _seconds(max(hour.slowest for hour in group_hours)),
         )
-        rows.append(f"<tr>{cells}{''.join(f'<td>{value}</td>' for value in told)}</tr>")
+        rows.append(f"<tr>{cells}{''.join(f'<td>{value}</td>' for value in cells_of_numbers)}</tr>")
     names = "".join(f'<th class="name">{name}</th>' for name in ("queue", "service", "contract"))
     numbers = ("messages", "bodies", "errors", "unreadable", "95 %, worst hour", "slowest")
     head = f"<tr>{names}{''.join(f'<th>{name}</th>' for name in numbers)}</tr>"

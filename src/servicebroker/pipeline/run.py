@@ -1,4 +1,4 @@
-"""A pipeline that runs: a query of Spark for each of its queues, of which one may fail while the others go on."""
+"""A running pipeline: one Spark query for each queue. A query may fail while the others go on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from servicebroker.model.errors import InstanceError, Unreachable
-from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.last_run import LastRun
-from servicebroker.pipeline.lineage import lineage
+from servicebroker.pipeline.lineage import lineage_listener
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.quarantine_counts import Counts, check_limits, forget, limits_of, place, read_noted
-from servicebroker.pipeline.queue_run import QueueRun, Started, State
+from servicebroker.pipeline.quarantine_counts import (
+    Counts,
+    check_limits,
+    counts_path,
+    limits_of,
+    read_counts,
+    remove_counts,
+)
+from servicebroker.pipeline.queue_lease import QueueLease
+from servicebroker.pipeline.queue_run import QueueRun, QueueState, Started
 from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.spark_session import how_java_ended, is_running, register_formats, spark_session
 from servicebroker.pipeline.stream.planners import end_planners, planners
@@ -28,22 +35,23 @@ from servicebroker.pipeline.stream.planners import end_planners, planners
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK = 0.3  # seconds between looks at the queries
-# Spark gives the process that plans a query ten seconds to start, and no setting changes that: one starts at a time
-_PLANNED = 30.0  # seconds until the next one starts anyway
-_FREE = 5  # seconds that a queue has to be free at the end
+POLL_INTERVAL_S = 0.3  # between two polls of the Spark queries
+# Spark gives the process that plans a query ten seconds to start, and no setting changes that. So one query starts at a
+# time, and the next one when the process is up, or after this timeout.
+_PLANNER_START_TIMEOUT_S = 30.0
+_RELEASE_TIMEOUT_S = 5  # for the server to notice at the end that the planner of a queue is gone
 
 _log = logging.getLogger("servicebroker.pipeline")
 
 
 @dataclass
 class Run:
-    """The queries of a pipeline. Whoever has it looks, again and again, until it is over.
+    """The Spark queries of a pipeline. The owner polls until `is_over`.
 
     Attributes:
-        limits: of message types: messages that may go into quarantine.
-        fails_on_quarantine: none may.
-        quarantine: name of the table.
+        limits: quarantine limits by message type, in messages.
+        fails_on_quarantine: no message may go to quarantine.
+        quarantine: name of the quarantine table.
     """
 
     queues: list[QueueRun]
@@ -53,65 +61,68 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """No query runs or will run any more."""
-        return all(one.is_over for one in self.queues)
+        """True when no query runs or will be started."""
+        return all(queue.is_over for queue in self.queues)
 
-    def look(self) -> None:
-        """Take in what Spark has reported, and start a query that is to be started.
+    def poll(self) -> None:
+        """Take in progress from Spark, and start one query that is due.
 
         Raises:
             InstanceError: Java has ended, and all queries with it.
-            TooManyQuarantined: of queries that go on: more messages went into quarantine than may.
+            TooManyQuarantined: of continuous queries: more messages are in quarantine than allowed.
         """
         from py4j.protocol import Py4JError
 
         try:
-            for one in self.queues:
-                one.look()
-            due = next((one for one in self.queues if one.is_due), None)
-            if due is not None:
-                due.begin()
+            for queue in self.queues:
+                queue.poll()
+            due_queue = next((queue for queue in self.queues if queue.is_due), None)
+            if due_queue is not None:
+                due_queue.start_query()
         except (Py4JError, OSError) as problem:
             raise InstanceError(
                 f"Java, in which Spark runs, {how_java_ended(problem)}. Nothing is lost: run the same command again "
                 "and it goes on from there."
             ) from problem
-        if not all(one.once for one in self.queues):
+        if not all(queue.once for queue in self.queues):
             self.check_quarantine()
 
     def wait(self) -> None:
-        """Look until it is over.
+        """Poll until the run is over.
 
         Raises:
-            InstanceError: Java has ended, or a queue is not read any more.
-            TooManyQuarantined: more messages went into quarantine than may.
+            InstanceError: Java has ended, or a query has failed for good.
+            TooManyQuarantined: more messages are in quarantine than allowed.
         """
         while not self.is_over:
-            self.look()
-            time.sleep(LOOK)
+            self.poll()
+            time.sleep(POLL_INTERVAL_S)
         self.check()
 
     def check(self) -> None:
-        """Tell which queues are not read any more, then whether too much is in quarantine.
+        """Report queries that have failed for good, then check the quarantine.
 
         Raises:
-            InstanceError: some are not; with the reason of each.
-            TooManyQuarantined: more messages went into quarantine than may.
+            InstanceError: some have failed; the text has the reason of each.
+            TooManyQuarantined: more messages are in quarantine than allowed.
         """
-        failed = [one for one in self.queues if one.state is State.FAILED]
-        if failed:
+        failed_queues = [queue for queue in self.queues if queue.state is QueueState.FAILED]
+        if failed_queues:
             raise InstanceError(
-                " ".join(f"The queue '{one.label}' is not read any more: {one.reason.rstrip('.')}." for one in failed)
+                " ".join(
+                    f"The queue '{queue.label}' is not read any more: {queue.reason.rstrip('.')}."
+                    for queue in failed_queues
+                )
             )
         self.check_quarantine()
 
     def check_quarantine(self) -> None:
-        """Look whether too much is in quarantine.
+        """Compare the quarantine with its limits.
 
         Raises:
-            TooManyQuarantined: more messages went there than may.
+            TooManyQuarantined: more messages are in quarantine than allowed.
         """
-        counts: Counts = sum((one.quarantined for one in self.queues), Counter())
+        counts: Counts = sum((queue.quarantined for queue in self.queues), Counter())
         check_limits(counts, self.limits, self.quarantine, allows_none=self.fails_on_quarantine)
 
 
@@ -119,46 +130,51 @@ class Run:
 def running(
     pipeline: Pipeline, *, once: bool, master: str | None = None, fails_on_quarantine: bool = False
 ) -> Iterator[Run]:
-    """The pipeline's queries: with `once` they end when they have read what was there. Stopped at the end.
+    """Run the pipeline's queries for the block, and stop them at its end.
 
-    A session of Spark that was there before goes on; ours ends. How the run stands is noted beside the checkpoints
-    (`LastRun`).
+    With `once` the queries end when they have read what was available. A Spark session that ran before goes on; our own
+    ends.
+    The state of the run is recorded beside the checkpoints (`LastRun`).
 
     Raises:
-        InstanceError: Spark does not start, a queue cannot be found, or a table is another one.
+        InstanceError: Spark does not start, a queue cannot be found, or a table does not fit its rule.
     """
-    with LastRun.noted(pipeline) as noted:
+    with LastRun.recording(pipeline) as last_run:
         for table in pipeline.table_names():
             target(pipeline, table).ensure()
         _check_queues(pipeline)
-        is_theirs = is_running()
+        is_foreign_session = is_running()
         spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
         checkpoints = Checkpoints(pipeline)
         starts = [partial(_start, spark, pipeline, checkpoints, queue, once=once) for queue in pipeline.queues]
-        hear = lineage(pipeline)
-        queries = []
+        on_event = lineage_listener(pipeline)
+        queue_runs = []
         for queue, start in zip(pipeline.queues, starts, strict=True):
-            notes = place(pipeline, queue)
-            forget(notes)
-            queries.append(QueueRun(queue, start, once, hear=hear, noted=partial(read_noted, notes)))
-        run = Run(queries, limits_of(pipeline), fails_on_quarantine, pipeline.quarantine)
-        noted.queues = run.queues
+            path = counts_path(pipeline, queue)
+            remove_counts(path)
+            queue_runs.append(
+                QueueRun(queue, start, once, on_event=on_event, read_quarantine=partial(read_counts, path))
+            )
+        run = Run(queue_runs, limits_of(pipeline), fails_on_quarantine, pipeline.quarantine)
+        last_run.queues = run.queues
         try:
             yield run
         finally:
-            _end(run, None if is_theirs else spark)
+            _end(run, None if is_foreign_session else spark)
 
 
 def _check_queues(pipeline: Pipeline) -> None:
-    """What cannot be found is said before Java has started. A server that cannot be reached stops the others not.
+    """Find every queue before Java starts, since that takes seconds.
+
+    An unreachable server does not stop the other queues.
 
     Raises:
-        InstanceError: a queue cannot be found, or no server be reached.
+        InstanceError: a queue cannot be found, or no server can be reached.
     """
     problems = []
     for queue in pipeline.queues:
         try:
-            Attachment.open(source_options(queue.source_options())).close()
+            QueueLease.open(source_options(queue.source_options())).close()
         except Unreachable as problem:
             problems.append(problem)
     if len(problems) == len(pipeline.queues):
@@ -166,48 +182,48 @@ def _check_queues(pipeline: Pipeline) -> None:
 
 
 def _end(run: Run, spark: SparkSession | None) -> None:
-    """Stop what runs, with it a session of ours, and return when the queues are free."""
+    """Stop the queries and our own Spark session, and return when the queues are free."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    broken = PySparkException, Py4JError, OSError  # of Java that has ended
-    for one in run.queues:
-        with contextlib.suppress(*broken):
-            one.stop()
+    errors_of_dead_java = PySparkException, Py4JError, OSError  # of Java that has ended
+    for queue_run in run.queues:
+        with contextlib.suppress(*errors_of_dead_java):
+            queue_run.stop()
     if spark is not None:
-        with contextlib.suppress(*broken):
+        with contextlib.suppress(*errors_of_dead_java):
             spark.stop()
-    for one in run.queues:
-        if one.state in (State.RUNS, State.ENDED):
-            _wait_until_free(one.queue)
+    for queue_run in run.queues:
+        if queue_run.state in (QueueState.RUNNING, QueueState.ENDED):
+            _wait_until_free(queue_run.queue)
 
 
 def _wait_until_free(queue: QueueRule) -> None:
-    """The server has seen that the process which has planned a query is gone."""
+    """Wait until the server has noticed that the process which planned the query is gone."""
     options = source_options(queue.source_options())
-    with contextlib.suppress(InstanceError):  # the server is gone, or somebody else reads the queue already
-        attached = Attachment.open(options)
+    with contextlib.suppress(InstanceError):  # the server is gone, or another reader has the queue already
+        lease = QueueLease.open(options)
         try:
-            attached.claim(_FREE)
+            lease.claim(_RELEASE_TIMEOUT_S)
         finally:
-            attached.close()
+            lease.close()
 
 
 def _start(
     spark: SparkSession, pipeline: Pipeline, checkpoints: Checkpoints, queue: QueueRule, *, once: bool
 ) -> Started:
-    """The query of a queue, when the process that plans it has started.
+    """Start the query of a queue, and return when the process that plans it is up.
 
     Raises:
-        InstanceError: Spark refuses it, or its checkpoint is older than a table.
+        InstanceError: Spark refuses the query, or its checkpoint is older than a table.
     """
     from pyspark.errors import PySparkException
 
     from servicebroker.pipeline.failed_query import reason
 
     checkpoints.check(queue)
-    register_formats(spark)  # one for each query
-    before = planners(spark)
+    register_formats(spark)  # each query needs a registration of its own (decision 135)
+    planners_before = planners(spark)
     try:
         source = spark.readStream.format("servicebroker").options(**queue.source_options(), deliver="parts")
         sink = (
@@ -224,7 +240,7 @@ def _start(
             query = sink.trigger(processingTime=f"{round(pipeline.trigger_seconds * 1000)} milliseconds").start()
     except PySparkException as problem:
         raise InstanceError(f"The queue '{queue.label}' cannot be read: {reason(problem)}") from None
-    give_up = time.monotonic() + _PLANNED
-    while query.isActive and "Initializing" in query.status["message"] and time.monotonic() < give_up:
-        time.sleep(LOOK / 3)
-    return Started(query, partial(end_planners, spark, planners(spark) - before))
+    deadline = time.monotonic() + _PLANNER_START_TIMEOUT_S
+    while query.isActive and "Initializing" in query.status["message"] and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL_S / 3)
+    return Started(query, partial(end_planners, spark, planners(spark) - planners_before))

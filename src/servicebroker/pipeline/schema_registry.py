@@ -1,6 +1,6 @@
-"""What a schema registry has under a number: Confluent's API, of which three GETs are needed.
+"""Client of a schema registry with Confluent's API, of which three GETs are needed.
 
-The rules: "Schemas of a registry" in docs/reference/pipeline-file.md; why no client of others: decision 232.
+The rules: "Schemas of a registry" in docs/reference/pipeline-file.md. Why not an existing client: decision 232.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding.registered import Registered
+from servicebroker.pipeline.decoding.registry_decoder import RegisteredSchema
 
 URL = "SCHEMA_REGISTRY_URL"
 USER_INFO = "SCHEMA_REGISTRY_BASIC_AUTH_USER_INFO"
 TOKEN = "SCHEMA_REGISTRY_BEARER_AUTH_TOKEN"
-TIMEOUT_S = 10.0  # for a schema with all that it refers to, however slowly the registry sends
-MAX_REFERENCES = 100  # schemas that one schema needs
-MAX_REFERENCE_DEPTH = 20  # schemas that need each other in a row
-_LARGEST = 16 * 1024 * 1024  # bytes of an answer
-_UNKNOWN = (40401, 40402, 40403)  # a registry's codes for a subject, version or schema that it does not have
+TIMEOUT_S = 10.0  # for a schema with all its references, however slowly the registry sends
+MAX_REFERENCES = 100  # of one schema, with indirect references
+MAX_REFERENCE_DEPTH = 20  # length of a chain of references
+_MAX_ANSWER_BYTES = 16 * 1024 * 1024  # larger answers are cut off
+_NOT_FOUND_CODES = (40401, 40402, 40403)  # subject, version or schema not found
 
 
 def checked_url(given: str) -> str:
-    """A registry's URL, "" for the one that the environment names.
+    """Return a valid URL of a registry; "" means the one in the environment.
 
     Raises:
-        ValueError: it is none, or holds credentials, which are none of a file's business.
+        ValueError: the URL is invalid, or holds credentials, which must not be in a file.
     """
     url = (given or os.environ.get(URL, "")).rstrip("/")
     if not url:
@@ -52,7 +52,7 @@ def check_registry(url: str) -> None:
     """Refuse a registry that does not answer.
 
     Raises:
-        InstanceError: as `find`.
+        InstanceError: as `fetch_schema`.
     """
     try:
         with _Session(url) as session:
@@ -62,67 +62,67 @@ def check_registry(url: str) -> None:
 
 
 @lru_cache(maxsize=1000)
-def find(url: str, number: int) -> Registered:
-    """Return the schema of a number. It never changes, so it is kept as long as the process lives.
+def fetch_schema(url: str, number: int) -> RegisteredSchema:
+    """Return the schema with a number. Such a schema never changes, so it is cached as long as the process lives.
 
     Raises:
-        LookupError: the registry has none.
-        ValueError: the schema refers to itself, to too many others, or to too many in a row.
-        InstanceError: the registry cannot be asked, or does not answer as a registry does.
+        LookupError: the registry has no such schema.
+        ValueError: the schema refers to itself, to too many others, or in too long a chain.
+        InstanceError: the registry cannot be reached, or does not answer like a registry.
     """
     with _Session(url) as session:
-        told = session.schema(f"schemas/ids/{number}")
-        kind = told.get("schemaType") or "AVRO"
-        form = "?format=serialized" if kind == "PROTOBUF" else ""
-        if form:
-            told = session.schema(f"schemas/ids/{number}{form}")
+        answer = session.schema(f"schemas/ids/{number}")
+        kind = answer.get("schemaType") or "AVRO"
+        query = "?format=serialized" if kind == "PROTOBUF" else ""
+        if query:
+            answer = session.schema(f"schemas/ids/{number}{query}")
         references: dict[str, bytes] = {}
-        _add_references(session, told, form, references, ())
-        return Registered(kind, _content(url, told, form), tuple(references.items()))
+        _add_references(session, answer, query, references, ())
+        return RegisteredSchema(kind, _content(url, answer, query), tuple(references.items()))
 
 
 def _add_references(
-    session: _Session, told: dict[str, Any], form: str, found: dict[str, bytes], within: tuple[str, ...]
+    session: _Session, answer: dict[str, Any], query: str, contents: dict[str, bytes], path: tuple[str, ...]
 ) -> None:
-    """Add the schemas that a schema needs, each behind those that it needs itself."""
-    if len(within) >= MAX_REFERENCE_DEPTH:
+    """Add the schemas that a schema needs to `contents`, each after those that it needs itself."""
+    if len(path) >= MAX_REFERENCE_DEPTH:
         raise ValueError(f"more than {MAX_REFERENCE_DEPTH} schemas refer to each other in a row")
-    for one in told.get("references") or ():
-        name = one["name"]
-        if name in within:
+    for reference in answer.get("references") or ():
+        name = reference["name"]
+        if name in path:
             raise ValueError(f"it refers to '{name}', which refers to itself")
-        if name in found:
+        if name in contents:
             continue
-        if len(found) + len(within) >= MAX_REFERENCES:
+        if len(contents) + len(path) >= MAX_REFERENCES:
             raise ValueError(f"it refers to more than {MAX_REFERENCES} others")
-        subject, version = quote(str(one["subject"]), safe=""), quote(str(one["version"]), safe="")
-        inner = session.schema(f"subjects/{subject}/versions/{version}{form}")
-        _add_references(session, inner, form, found, (*within, name))
-        found[name] = _content(session.url, inner, form)
+        subject, version = quote(str(reference["subject"]), safe=""), quote(str(reference["version"]), safe="")
+        inner = session.schema(f"subjects/{subject}/versions/{version}{query}")
+        _add_references(session, inner, query, contents, (*path, name))
+        contents[name] = _content(session.url, inner, query)
 
 
-def _content(url: str, told: dict[str, Any], form: str) -> bytes:
-    """The schema of an answer: its text, or in the form of bytes that was asked for.
+def _content(url: str, answer: dict[str, Any], query: str) -> bytes:
+    """Return the schema in an answer: its text, or its serialized form if `query` asked for it.
 
     Raises:
-        InstanceError: the registry does not know that form.
+        InstanceError: the registry does not know the serialized form.
     """
-    text: str = told["schema"]
+    text: str = answer["schema"]
     try:
-        return base64.b64decode(text, validate=True) if form else text.encode()
-    except ValueError:  # no base64, or a lone surrogate
+        return base64.b64decode(text, validate=True) if query else text.encode()
+    except ValueError:  # not base64, or a lone surrogate
         raise InstanceError(
             f"The schema registry at '{url}' gives the text of a Protobuf schema instead of its descriptor: it "
             "does not know format=serialized, and no body of this rule can be read."
-            if form
+            if query
             else f"What answers at '{url}' is no schema registry: a schema is no text."
         ) from None
 
 
 class _Session:
-    """A conversation with a registry of some GETs, which ends after `TIMEOUT_S` even if the registry sends on.
+    """A few GETs to a registry, which together end after `TIMEOUT_S`, even if the registry keeps sending.
 
-    A timer shuts the sockets down: a timeout of a socket begins anew with each byte that comes.
+    A timer shuts the sockets down, since the timeout of a socket begins anew with each byte that arrives.
     """
 
     def __init__(self, url: str) -> None:
@@ -142,34 +142,35 @@ class _Session:
 
     def _end(self) -> None:
         self._is_over = True
-        for one in self._sockets:
-            with suppress(OSError):  # not connected any more
-                one.shutdown(socket.SHUT_RDWR)
+        for connected_socket in self._sockets:
+            with suppress(OSError):  # already disconnected
+                connected_socket.shutdown(socket.SHUT_RDWR)
 
     def schema(self, path: str) -> dict[str, Any]:
-        """Return an answer that is a schema; raises as `find`."""
-        told = self.get(path)
-        if not isinstance(told, dict) or not isinstance(told.get("schema"), str):
+        """Return an answer that contains a schema. Raises as `fetch_schema`."""
+        answer = self.get(path)
+        if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
             self._refuse("there is no schema in what it says")
-        if not isinstance(told.get("schemaType") or "", str):
-            self._refuse(f"a schema is of the type {_shown(told['schemaType'])}")
-        references = told.get("references") or []
+        if not isinstance(answer.get("schemaType") or "", str):
+            self._refuse(f"a schema is of the type {_shown(answer['schemaType'])}")
+        references = answer.get("references") or []
         if not isinstance(references, list):
             self._refuse(f"it refers to {_shown(references)}")
-        for one in references:
-            if not isinstance(one, dict) or not all(isinstance(one.get(key), str | int) for key in _REFERENCE):
-                self._refuse(f"it refers to {_shown(one)}")
-        return told
+        for reference in references:
+            is_object = isinstance(reference, dict)
+            if not is_object or not all(isinstance(reference.get(key), str | int) for key in _REFERENCE_KEYS):
+                self._refuse(f"it refers to {_shown(reference)}")
+        return answer
 
-    def _refuse(self, why: str) -> NoReturn:
-        raise InstanceError(f"What answers at '{self.url}' is no schema registry: {why}.")
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InstanceError(f"What answers at '{self.url}' is no schema registry: {reason}.")
 
     def get(self, path: str) -> Any:
-        """Return the answer to one GET.
+        """Return the decoded answer to one GET.
 
         Raises:
-            LookupError: the registry says that it has no such thing.
-            InstanceError: anything else than an answer.
+            LookupError: the registry has no such thing.
+            InstanceError: the registry gave no answer, or an error.
         """
         accepted = "application/vnd.schemaregistry.v1+json, application/json"
         request = Request(f"{self.url}/{path}", headers={"Accept": accepted})
@@ -183,30 +184,30 @@ class _Session:
             if self._is_over:
                 raise TimeoutError
             with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read(_LARGEST))
+                return json.loads(answer.read(_MAX_ANSWER_BYTES))
         except HTTPError as refused:
             with refused:
                 raise _refusal(self.url, path, refused) from None
         except (OSError, HTTPException, ValueError, RecursionError) as problem:
-            why = getattr(problem, "reason", None) or problem
-            if self._is_over or isinstance(why, TimeoutError):
-                why = f"it has not answered within {TIMEOUT_S:g} s"
+            cause = getattr(problem, "reason", None) or problem
+            if self._is_over or isinstance(cause, TimeoutError):
+                cause = f"it has not answered within {TIMEOUT_S:g} s"
             raise InstanceError(
-                f"The schema registry at '{self.url}' cannot be asked ({why}): what needs it is read later."
+                f"The schema registry at '{self.url}' cannot be asked ({cause}): what needs it is read later."
             ) from None
 
 
-_REFERENCE = ("name", "subject", "version")
-_LONGEST_SHOWN = 100  # characters of what a registry says where it makes no sense
+_REFERENCE_KEYS = ("name", "subject", "version")
+_MAX_SHOWN_CHARACTERS = 100  # of an answer that makes no sense, in an error
 
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
 def _opener(sockets: list[socket.socket]) -> OpenerDirector:
-    """Return what sends requests, by the proxy of the environment. The sockets that it opens are added to the list."""
+    """Return an opener for requests, over the environment's proxy. It adds the sockets that it opens to `sockets`."""
 
     class Plain(HTTPConnection):
         def connect(self) -> None:
@@ -230,10 +231,10 @@ def _opener(sockets: list[socket.socket]) -> OpenerDirector:
 
 
 class _SameOrigin(HTTPRedirectHandler):
-    """Redirects within the registry; another server might tell anything of a schema."""
+    """Follows redirects only within the registry: another server could serve a forged schema."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        """See the library's; refuse what leads elsewhere."""
+        """Refuse a redirect to another origin; else as in the library."""
         if _origin(newurl) != _origin(req.full_url):
             raise InstanceError(
                 f"The schema registry at '{req.full_url}' redirects to '{newurl}', another server, which is not "
@@ -243,7 +244,7 @@ class _SameOrigin(HTTPRedirectHandler):
 
 
 def _is_trusted(url: str) -> bool:
-    """Whether the credentials of the environment are for that registry: a pipeline file may name any."""
+    """True if the environment's credentials belong to this registry. A pipeline file may name any URL."""
     named = os.environ.get(URL, "")
     return bool(named) and _origin(named) == _origin(url)
 
@@ -254,13 +255,13 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
-    """Why a registry did not give what it was asked for."""
+    """Return the error for an HTTP error of a registry."""
     try:
-        told = json.loads(refused.read(_LARGEST))
-        code, message = told["error_code"], str(told["message"])
+        content = json.loads(refused.read(_MAX_ANSWER_BYTES))
+        code, message = content["error_code"], str(content["message"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         code, message = None, refused.reason
-    if refused.code == 404 and code in _UNKNOWN:
+    if refused.code == 404 and code in _NOT_FOUND_CODES:
         return LookupError(message)
     if refused.code in (401, 403):
         message += (

@@ -1,8 +1,8 @@
-"""One batch of the Spark writer becomes messages, in one transaction: once, over recycled conversations.
+"""Sends one batch of the Spark writer as messages, once and in one transaction, over recycled conversations.
 
-Each slot of a writer has a conversation. After a number of messages, or an hour, or when the options have changed whom
-it is between, it gets a message that ends its stream, and the next one takes its place; when the target has ended its
-side, ours is ended with the next batch of any writer.
+Each slot of a writer has a conversation. A conversation is replaced after a number of messages, after a time, or when
+the options no longer match it. It then gets a message that ends its stream. When the target has ended its side, the
+next batch of any writer ends ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.pipeline.options import WriterOptions
-from servicebroker.pipeline.staging import together
+from servicebroker.pipeline.staging import combine_digests
 from servicebroker.protocol.routing import Delayed
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -38,27 +38,30 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-REMEMBERED = timedelta(days=30)  # how long the sendId of a batch job stands for it
-ABANDONED = timedelta(days=1)  # what no batch of its writer has collected since
-_INVALID_BODY = (-8430, -9615)
-_GONE = (8426, 8427, 8429)  # unknown handle, already ended, a state in which nothing can be sent
-_SWEPT = 1000  # conversations
-# A writer's conversations with what they were begun with, and whether the options still say so: `_said` from $4 on.
-_AS_BEGUN = (
+SEND_ID_RETENTION = timedelta(days=30)  # a batch job is recognised by its sendId for so long
+STAGE_RETENTION = timedelta(days=1)  # staged rows of dead writers are deleted after this time
+_INVALID_BODY = (-8430, -9615)  # codes of Error messages
+_CONVERSATION_OVER = (8426, 8427, 8429)  # unknown handle, already ended, a state that cannot send
+_MAX_ENDED_PER_BATCH = 1000  # conversations, to bound the locks of one transaction
+# A writer's conversations with the arguments of their BEGIN DIALOG.
+_FROM_CONVERSATIONS = (
     "from servicebroker.writer_conversations c "
     "left join servicebroker.conversation_endpoints e using (conversation_handle) "
     "left join servicebroker.services s on s.service_id = e.service_id "
     "left join servicebroker.service_contracts k "
     "on k.database_id = e.database_id and k.service_contract_id = e.service_contract_id "
 )
-_AS_SAID = "(e.database_id = $4 and s.name = $5 and e.far_service = $6 and k.name = $7 and e.encryption = $8) is true"
-MOST_REFUSALS = 500  # conversations of a slot that fail in one batch: each holds locks until it ends
+# True if the options still match these arguments. `_option_values` returns the parameters from $4 on.
+_OPTIONS_MATCH = (
+    "(e.database_id = $4 and s.name = $5 and e.far_service = $6 and k.name = $7 and e.encryption = $8) is true"
+)
+MAX_REFUSALS_PER_SLOT = 500  # failed conversations of a slot in one batch: each holds locks until the batch ends
 
 _log = logging.getLogger("servicebroker")
 
 
 class Staged(NamedTuple):
-    """What a successful task has staged, and a digest of the rows: `Digest` of a batch job, `Checksum` of a stream."""
+    """The staged rows of one successful task. `digest` is a `Digest` for a batch job, a `Checksum` for a stream."""
 
     attempt: UUID
     messages: int
@@ -75,9 +78,9 @@ class _Piece(NamedTuple):
 
 @dataclass
 class Sender:
-    """A query or batch job that sends a batch: its name, its place, and what it may remember.
+    """A query or batch job that sends a batch: its name, its options, and its cached catalog.
 
-    `is_job`: its streams end with it. `target_is_known`: somebody was found behind `toService`, in this batch.
+    `is_job`: the streams end with the batch. `target_is_known`: a route to `toService` was found in this batch.
     """
 
     writer: str
@@ -89,18 +92,18 @@ class Sender:
 
 
 def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime) -> Steps[bool]:
-    """Send what the tasks of a batch have staged, in the order of `staged`; of a batch job, end every stream after it.
+    """Send the staged rows of all tasks in the order of `staged`; of a batch job, then end every stream.
 
-    False, and nothing done, when the batch is sent already.
+    Returns False, without any effect, if the batch was sent before.
 
     Raises:
-        InstanceError: the stage has lost rows, as after a crash of the server; too many bodies are refused; the sendId
-            stands for other rows, or the target for nobody; the checkpoint is an old one.
-        BrokerError: what BEGIN DIALOG and SEND raise.
+        InstanceError: the stage has lost rows, as after a server crash; too many bodies are refused; the sendId belongs
+            to other rows; no route leads to the target; or the checkpoint is old.
+        BrokerError: as BEGIN DIALOG and SEND.
     """
-    expected = sum(one.messages for one in staged)
-    noted = _note_job(sender, staged, expected) if sender.is_job else _note_batch(sender, batch, staged, expected)
-    if not (yield from noted):
+    expected = sum(task.messages for task in staged)
+    is_new = _record_job(sender, staged, expected) if sender.is_job else _record_batch(sender, batch, staged, expected)
+    if not (yield from is_new):
         yield from _collect(sender.writer, now)
         return False
     pieces = yield from _pieces(staged)
@@ -108,64 +111,65 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
         raise InstanceError(
             "What the tasks have staged is not there any more, as after a crash of the server: run the batch again."
         )
-    for slot, run in groupby(pieces, lambda piece: piece.slot):
-        yield from _send_slot(sender, slot, list(run), now)
+    for slot, slot_pieces in groupby(pieces, lambda piece: piece.slot):
+        yield from _send_slot(sender, slot, list(slot_pieces), now)
     yield from _end_streams(sender, now, 0 if sender.is_job else sender.options.conversations)
     yield from _collect(sender.writer, now)
     yield from _end_answered(now)
     return True
 
 
-def _note_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages: int) -> Steps[bool]:
-    """Note a batch of a query. False when it is noted already.
+def _record_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages: int) -> Steps[bool]:
+    """Record a batch of a query. Returns False if the batch is already recorded.
 
     Raises:
-        InstanceError: a later one is, and Spark repeats only the last, or it had other rows, as of an old checkpoint.
+        InstanceError: a later batch is recorded, though Spark repeats only the last; or this batch had other rows. Both
+            point to an old checkpoint.
     """
-    digest = together(one.digest for one in staged)
-    noted = yield SQL("note_batch.insert", (sender.writer, batch, messages, digest))
-    if noted:
+    digest = combine_digests(task.digest for task in staged)
+    inserted = yield SQL("record_batch.insert", (sender.writer, batch, messages, digest))
+    if inserted:
         return True
-    ((last, count, known),) = yield SQL("note_batch.find", (sender.writer,))
-    is_another = digest != known and 0 not in (digest, known)  # 0: of a version that kept none
+    ((last, count, known),) = yield SQL("record_batch.find", (sender.writer,))
+    is_another = digest != known and 0 not in (digest, known)  # 0: recorded by a version without digests
     if (last, count) == (batch, messages) and not is_another:
         return False
-    others = "other rows" if count == messages else f"{messages:,}"
-    what = f"goes on with batch {batch}" if last > batch else f"has {others} for that batch"
+    difference = "other rows" if count == messages else f"{messages:,}"
+    progress = f"goes on with batch {batch}" if last > batch else f"has {difference} for that batch"
     raise InstanceError(
-        f"Batch {last} of this query was sent already, with {count:,} rows, and its checkpoint {what}: it is an old "
-        "copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "
+        f"Batch {last} of this query was sent already, with {count:,} rows, and its checkpoint {progress}: it is an "
+        "old copy, or not the only one. Nothing is sent: start the query with a new checkpoint location, after looking "
         "which of its rows were sent."
     )
 
 
-def _note_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
-    """Note a batch job under its sendId: its rows are its only batch, and the digest of them is its number.
+def _record_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
+    """Record a batch job under its sendId. Its rows are its only batch, and their digest is the batch number.
 
-    False when it is noted already, or has no rows.
+    Returns False if the job is already recorded, or has no rows.
 
     Raises:
-        InstanceError: the sendId stands for other rows.
+        InstanceError: the sendId belongs to other rows.
     """
-    digest = together(one.digest for one in staged)
-    if messages and (yield SQL("note_job.insert", (sender.writer, digest, messages))):
+    digest = combine_digests(task.digest for task in staged)
+    if messages and (yield SQL("record_job.insert", (sender.writer, digest, messages))):
         return True
-    rows = yield SQL("note_job.find", (sender.writer,))
-    for known, count, at in rows:
-        is_another = digest != known and 0 not in (digest, known)  # 0: of a version that kept none
+    rows = yield SQL("record_job.find", (sender.writer,))
+    for known, count, sent_at in rows:
+        is_another = digest != known and 0 not in (digest, known)  # 0: recorded by a version without digests
         if count != messages or is_another:
-            how = f"{count:,} rows" if count != messages else f"{count:,} rows with other bodies or types"
+            earlier_rows = f"{count:,} rows" if count != messages else f"{count:,} rows with other bodies or types"
             raise InstanceError(
-                f"The sendId '{sender.options.send_id}' was used for other rows: {how} were sent under it on "
-                f"{at:%Y-%m-%d at %H:%M}, these are {messages:,}. Nothing is sent: give these rows a sendId of their "
-                "own."
+                f"The sendId '{sender.options.send_id}' was used for other rows: {earlier_rows} were sent under it on "
+                f"{sent_at:%Y-%m-%d at %H:%M}, these are {messages:,}. Nothing is sent: give these rows their own "
+                "sendId."
             )
     return False
 
 
 def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
-    """Every piece, slot by slot, and in a slot task by task."""
-    rows = yield SQL("pieces", ([one.attempt for one in staged],))
+    """Return every piece, slot by slot, and within a slot task by task."""
+    rows = yield SQL("pieces", ([task.attempt for task in staged],))
     return [_Piece(*row) for row in rows]
 
 
@@ -179,13 +183,13 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
         try:
             done = yield from _send_piece(sender.catalog, handle, piece, now)
         except BrokerError as refused:
-            if refused.number not in _GONE:
+            if refused.number not in _CONVERSATION_OVER:
                 raise
-            yield _retire(handle)  # its target has ended it
+            yield _retire(handle)  # the target has ended it
             done = 0
         bodies = (yield from _bodies(piece)) if done < piece.messages else []
         while done < piece.messages:
-            if refusals == MOST_REFUSALS:
+            if refusals == MAX_REFUSALS_PER_SLOT:
                 raise InstanceError(
                     f"The batch is not sent: {refusals} conversations of it have failed, most likely since that many "
                     f"bodies are no {piece.message_type}. Leave such rows out, or give them another type."
@@ -198,19 +202,19 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
 
 
 def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[int]:
-    """Returns how many messages of a piece, from its first on, need not be sent any more.
+    """Send a piece, and return how many of its messages, from the first on, are done.
 
-    Inside the server when nobody has to look at the bodies, else as any SEND.
+    If nothing has to check the bodies, they stay inside the server. Else each is a normal SEND.
     """
     channel = catalog.channels.get(handle)
     near = channel.near.get(piece.message_type) if channel else None
     far = channel.far.get(piece.message_type) if channel else None
     if channel and near and far and near.allows(channel.is_initiator) and far.allows(True) and far.validation == "N":
-        place = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
+        staged_piece = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
         rows = yield Statement(
             "sending.send_piece",
             enqueue.send_staged(channel.far_queue_id),
-            (handle, far.message_type_id, far.validation, *place),
+            (handle, far.message_type_id, far.validation, *staged_piece),
         )
         if rows:
             return piece.messages
@@ -223,35 +227,36 @@ def _bodies(piece: _Piece) -> Steps[list[bytes]]:
 
 
 def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list[bytes], now: datetime) -> Steps[int]:
-    """Up to a body that the target refuses, with which the conversation has failed. Returns how many are done with."""
+    """Send bodies up to the first that the target refuses, which fails the conversation. Returns how many are done."""
     before = yield from find_endpoint(handle)
     yield from send_batch(catalog, SendBatch(handle, message_type, bodies), now=now)
     endpoint = yield from find_endpoint(handle)
     if endpoint.state != EndpointState.ERROR:
         return len(bodies)
     for code, description in (yield from _errors(handle, endpoint.queue_id)):
-        if code not in _INVALID_BODY:  # no other body would do better
+        if code not in _INVALID_BODY:  # the error is not about the body, so the next body would fail too
             raise InstanceError(f"The batch is not sent: its conversation failed with error {code}: {description}")
     yield _retire(handle)
-    if before.is_blocked or endpoint.is_blocked:  # what waited was dropped with it
+    if before.is_blocked or endpoint.is_blocked:  # waiting messages were dropped with the conversation
         return 0
     return endpoint.send_sequence - before.send_sequence + 1
 
 
 def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
-    """The slot's conversation and how many messages it has had; a new one for one that is old or ended.
+    """Return the slot's conversation and the number of messages it has had, or a new conversation.
 
-    So too for one of an earlier start, whose options said otherwise between whom it is, by which contract and how.
+    A conversation is replaced if it is old or ended, or if the options of an earlier start began it with other
+    arguments.
     """
     rows = yield Statement(
         "sending.conversation",
         "select c.conversation_handle, c.sent, c.begun_at, e.state in ('SO', 'SI', 'CO') and e.lifetime > $3, "
-        f"{_AS_SAID} {_AS_BEGUN}where c.writer = $1 and c.slot = $2 and c.is_in_use",
-        (sender.writer, slot, now, *_said(sender)),
+        f"{_OPTIONS_MATCH} {_FROM_CONVERSATIONS}where c.writer = $1 and c.slot = $2 and c.is_in_use",
+        (sender.writer, slot, now, *_option_values(sender)),
     )
     if rows:
-        handle, sent, begun_at, is_usable, is_as_said = rows[0]
-        if is_usable and is_as_said and begun_at + timedelta(seconds=sender.options.recycle_seconds) > now:
+        handle, sent, begun_at, is_usable, options_match = rows[0]
+        if is_usable and options_match and begun_at + timedelta(seconds=sender.options.recycle_seconds) > now:
             return handle, sent
         if is_usable:
             yield from _end_stream(sender, handle, now)
@@ -260,8 +265,8 @@ def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID,
     return (yield from _begin(sender, slot, now))
 
 
-def _said(sender: Sender) -> tuple[object, ...]:
-    """What `_AS_SAID` compares: all that `_begin` says of a conversation."""
+def _option_values(sender: Sender) -> tuple[object, ...]:
+    """Return the parameters of `_OPTIONS_MATCH`: all arguments with which `_begin` begins a conversation."""
     options = sender.options
     return sender.database_id, options.from_service, options.to_service, options.contract, options.encryption
 
@@ -279,17 +284,18 @@ def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
 
 
 def _check_target(sender: Sender, now: datetime) -> Steps[None]:
-    """A service that no route leads to now is a mistyped one more often than one that is still to come.
+    """Refuse a service that no route leads to now: the name is more often mistyped than of a service yet to come.
 
     Raises:
-        InstanceError: whatever is sent would wait.
+        InstanceError: every message would wait.
     """
     service = sender.options.to_service
-    found = yield from explain_route(sender.catalog, sender.database_id, service, None, now)
-    whys = [one.destination.number for one in found.decisions if isinstance(one.destination, Delayed)]
-    if len(whys) == len(found.decisions):
+    explanation = yield from explain_route(sender.catalog, sender.database_id, service, None, now)
+    destinations = [decision.destination for decision in explanation.decisions]
+    reasons = [destination.number for destination in destinations if isinstance(destination, Delayed)]
+    if len(reasons) == len(destinations):
         raise InstanceError(
-            f"The service '{service}' leads nowhere, so nothing is sent: {RULES[whys[0]].text.format(service)} Mend "
+            f"The service '{service}' leads nowhere, so nothing is sent: {RULES[reasons[0]].text.format(service)} Mend "
             "the option 'toService', create the service or a route to it, or let the messages wait for that with "
             "the option 'unknownTarget' = 'wait'."
         )
@@ -297,14 +303,18 @@ def _check_target(sender: Sender, now: datetime) -> Steps[None]:
 
 
 def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
-    """A conversation of an earlier start may have another contract: it ends without the message, and no batch fails."""
+    """Retire a conversation and send the message that ends its stream.
+
+    A conversation of an earlier start may have a contract without that message type. It then ends without the message,
+    and the batch does not fail.
+    """
     yield _retire(handle)
     try:
         yield from send(sender.catalog, Send(handle, sender.options.end_of_stream, b""), now=now)
     except BrokerError as refused:
-        if refused.number in _GONE:
+        if refused.number in _CONVERSATION_OVER:
             return
-        if sender.is_job:  # it has begun all that it ends
+        if sender.is_job:  # a job ends only conversations of its own options
             raise
         _log.warning("The conversation %s ends without '%s': %s", handle, sender.options.end_of_stream, refused)
         yield from _end(handle, now)
@@ -314,7 +324,7 @@ def _end(handle: UUID, now: datetime) -> Steps[None]:
     try:
         yield from end_conversation(EndConversation(handle), now=now)
     except BrokerError as refused:
-        if refused.number not in _GONE:
+        if refused.number not in _CONVERSATION_OVER:
             raise
 
 
@@ -323,27 +333,27 @@ def _retire(handle: UUID) -> Statement:
 
 
 def _end_streams(sender: Sender, now: datetime, slots: int) -> Steps[None]:
-    """End the streams of all slots but the first `slots`, and what no row has come for and none would be sent on."""
+    """End the streams of slots from number `slots` on, and of conversations too old or begun with other options."""
     oldest = now - timedelta(seconds=sender.options.recycle_seconds)
     rows = yield Statement(
         "sending.end_streams",
-        f"select c.conversation_handle {_AS_BEGUN}where c.writer = $1 and c.is_in_use "
-        f"and (c.slot >= $2 or c.begun_at <= $3 or not {_AS_SAID}) order by c.slot",
-        (sender.writer, slots, oldest, *_said(sender)),
+        f"select c.conversation_handle {_FROM_CONVERSATIONS}where c.writer = $1 and c.is_in_use "
+        f"and (c.slot >= $2 or c.begun_at <= $3 or not {_OPTIONS_MATCH}) order by c.slot",
+        (sender.writer, slots, oldest, *_option_values(sender)),
     )
     for (handle,) in rows:
         yield from _end_stream(sender, handle, now)
 
 
 def _collect(writer: str, now: datetime) -> Steps[None]:
-    """Remove this batch's stage, what failed attempts of this writer have left, and what nobody will come for."""
-    yield SQL("collect.delete_writer_stage", (writer, now - ABANDONED))
-    yield SQL("collect.delete_writers", (now - REMEMBERED,))
+    """Remove this batch's stage, leftovers of failed attempts of this writer, and expired rows of dead writers."""
+    yield SQL("collect.delete_writer_stage", (writer, now - STAGE_RETENTION))
+    yield SQL("collect.delete_writers", (now - SEND_ID_RETENTION,))
 
 
 def _end_answered(now: datetime) -> Steps[None]:
     """End our side of conversations that their targets have ended, of any writer."""
-    rows = yield SQL("end_answered.find_answered", (_SWEPT,))
+    rows = yield SQL("end_answered.find_answered", (_MAX_ENDED_PER_BATCH,))
     for handle, queue_id, state in rows:
         if state == "ER":
             for error in (yield from _errors(handle, queue_id)):
@@ -353,7 +363,7 @@ def _end_answered(now: datetime) -> Steps[None]:
 
 
 def _errors(handle: UUID, queue_id: int) -> Steps[list[tuple[int, str]]]:
-    """Code and description of the Errors that have come for a conversation."""
+    """Return code and description of the Error messages of a conversation."""
     rows = yield Statement(
         "sending.errors",
         f"select message_body from servicebroker.queue_{queue_id} "

@@ -1,18 +1,18 @@
 -- The statements of sending.py.
 
--- name: note_batch.insert
+-- name: record_batch.insert
 insert into servicebroker.writers as w (writer, batch, messages, digest) values ($1, $2, $3, $4)
 on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages,
 digest = excluded.digest, committed_at = clock_timestamp() where w.batch < excluded.batch returning true
 
--- name: note_batch.find
+-- name: record_batch.find
 select batch, messages, digest from servicebroker.writers where writer = $1
 
--- name: note_job.insert
+-- name: record_job.insert
 insert into servicebroker.writers (writer, batch, messages) values ($1, $2, $3)
 on conflict do nothing returning true
 
--- name: note_job.find
+-- name: record_job.find
 select batch, messages, committed_at from servicebroker.writers where writer = $1
 
 -- name: pieces

@@ -1,4 +1,4 @@
-"""Messages of a batch, sorted into tables: bronze, one for each rule, and quarantine. Arrow in, Arrow out."""
+"""Sorts the messages of a batch into tables: bronze, one table for each rule, and quarantine. Arrow in, Arrow out."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
-from servicebroker.pipeline.decoding.columns import digits
+from servicebroker.pipeline.decoding.columns import decimal_digits
 from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
-from servicebroker.pipeline.sinks.places import only_at
+from servicebroker.pipeline.sinks.row_selection import select_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SYSTEM = (names.ERROR, names.END_DIALOG, names.DIALOG_TIMER)
-UNCONFIGURED = "unconfigured type"
-TOO_LARGE = "too large"
+SYSTEM_TYPES = (names.ERROR, names.END_DIALOG, names.DIALOG_TIMER)
+UNCONFIGURED_REASON = "unconfigured type"
+TOO_LARGE_REASON = "too large"
 
 _MESSAGE = (
     Column("queue", "string"),
@@ -38,8 +38,8 @@ BRONZE = (*_MESSAGE, Column("landed_at", "timestamp"))
 QUARANTINE = (*BRONZE, Column("reason", "string"), Column("detail", "string"))
 
 
-class Bad(NamedTuple):
-    """A conversation that is to be ended because one of its messages cannot be read."""
+class ConversationFailure(NamedTuple):
+    """A conversation to end, since one of its messages cannot be read."""
 
     conversation_handle: str
     reason: str
@@ -47,27 +47,27 @@ class Bad(NamedTuple):
 
 
 @dataclass
-class Sorted:
-    """Rows by table, and which conversations are to be ended."""
+class SortedRows:
+    """Rows by table, and the conversations to end."""
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
-    bad: list[Bad] = field(default_factory=list)
+    failures: list[ConversationFailure] = field(default_factory=list)
 
 
 def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
-    """The columns of a table."""
+    """Return the Arrow schema of columns."""
     import pyarrow as pa
 
     types = _types()
     fields: list[tuple[str, pa.DataType]] = []
     for column in columns:
-        places = digits(column.kind)
-        fields.append((column.name, pa.decimal128(*places) if places else types[column.kind]))
+        precision_and_scale = decimal_digits(column.kind)
+        fields.append((column.name, pa.decimal128(*precision_and_scale) if precision_and_scale else types[column.kind]))
     return pa.schema(fields)
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """The name of a column's type, as a pipeline file says it; Arrow's own name where there is none."""
+    """Return the type name of a column, as in a pipeline file; Arrow's name if there is none."""
     import pyarrow as pa
 
     if pa.types.is_decimal(arrow):
@@ -92,7 +92,7 @@ def _types() -> dict[str, pa.DataType]:
 
 
 def columns_of(pipeline: Pipeline, table: str) -> tuple[Column, ...]:
-    """The columns of one of the pipeline's tables."""
+    """Return the columns of one of the pipeline's tables."""
     if table == pipeline.bronze:
         return BRONZE
     if table == pipeline.quarantine:
@@ -102,144 +102,151 @@ def columns_of(pipeline: Pipeline, table: str) -> tuple[Column, ...]:
 
 
 class Sorter:
-    """Sorts what comes from one queue of a pipeline."""
+    """Sorts the messages of one queue of a pipeline."""
 
     def __init__(self, pipeline: Pipeline, queue: QueueRule) -> None:
         self._pipeline = pipeline
         self._queue = queue
         self._decoders: dict[str, Decoder] = {rule.table: rule.decoder() for rule in pipeline.messages}
-        self._silent = {*SYSTEM, queue.options.get("endOfStream", "EndOfStream")}
+        self._control_types = {*SYSTEM_TYPES, queue.options.get("endOfStream", "EndOfStream")}
 
-    def sort(self, messages: pa.RecordBatch | pa.Table, now: datetime) -> Sorted:
-        """Rows for each table that gets any.
+    def sort(self, messages: pa.RecordBatch | pa.Table, now: datetime) -> SortedRows:
+        """Return the rows for each table that gets any.
 
         Raises:
-            StopError: a message cannot be read, and its rule says stop.
+            StopError: a message cannot be read, and its rule says "stop".
         """
         import pyarrow as pa
         from pyarrow import compute
 
         table = pa.table(messages)
-        found = Sorted()
+        sorted_rows = SortedRows()
         if self._pipeline.bronze:
-            found.tables[self._pipeline.bronze] = self._as_they_are(table, now)
+            sorted_rows.tables[self._pipeline.bronze] = self._bronze_rows(table, now)
         quarantined: list[pa.Table] = []
-        named: Any = table.column("message_type_name")
-        types = compute.fill_null(named, "")
-        kinds: list[Any] = compute.unique(types).to_pylist()
-        for message_type in kinds:
+        type_names: Any = table.column("message_type_name")
+        types = compute.fill_null(type_names, "")
+        distinct_types: list[Any] = compute.unique(types).to_pylist()
+        for message_type in distinct_types:
             rule = self._pipeline.rule(message_type)
-            if rule is None and (message_type in self._silent or self._pipeline.unconfigured == "bronze"):
+            if rule is None and (message_type in self._control_types or self._pipeline.unconfigured == "bronze"):
                 continue
-            these = table.filter(compute.equal(types, pa.scalar(message_type)))
-            quarantined += self._read(rule, these, now, found) if rule else self._unread(these, now)
+            rows_of_type = table.filter(compute.equal(types, pa.scalar(message_type)))
+            if rule:
+                quarantined += self._read(rule, rows_of_type, now, sorted_rows)
+            else:
+                quarantined += self._quarantine_unconfigured(rows_of_type, now)
         if quarantined:
-            found.tables[self._pipeline.quarantine] = pa.concat_tables(quarantined)
-        return found
+            sorted_rows.tables[self._pipeline.quarantine] = pa.concat_tables(quarantined)
+        return sorted_rows
 
-    def reread(self, rule: MessageRule, messages: pa.Table) -> tuple[pa.Table, list[int]]:
-        """Rows of the rule's table for what can be read now, and the places of those messages."""
-        return _decoded(rule, self._decoders[rule.table], messages, self._queue.label)[:2]
+    def decode_readable(self, rule: MessageRule, messages: pa.Table) -> tuple[pa.Table, list[int]]:
+        """Return rows of the rule's table for the messages that can be read now, and the indexes of these messages."""
+        return _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)[:2]
 
-    def read_again(self, rule: MessageRule, messages: pa.Table, now: datetime) -> tuple[pa.Table, pa.Table]:
-        """Rows of the rule's table, and what cannot be read as rows of quarantine, whatever the rule says follows."""
+    def decode_or_quarantine(self, rule: MessageRule, messages: pa.Table, now: datetime) -> tuple[pa.Table, pa.Table]:
+        """Return rows of the rule's table, and quarantine rows for unreadable messages, whatever `when_bad` says."""
         import pyarrow as pa
 
-        rows, _, refused = _decoded(rule, self._decoders[rule.table], messages, self._queue.label)
-        unread = only_at(messages, pa.array(refused, pa.int64()))
+        rows, _, refused = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
+        unread = select_rows(messages, pa.array(refused, pa.int64()))
         return rows, self._quarantined(unread, list(refused.values()), now)
 
-    def _read(self, rule: MessageRule, messages: pa.Table, now: datetime, found: Sorted) -> list[pa.Table]:
-        """The messages of one rule: rows into `found`; what cannot be read is returned."""
+    def _read(self, rule: MessageRule, messages: pa.Table, now: datetime, sorted_rows: SortedRows) -> list[pa.Table]:
+        """Add rows of readable messages of one rule to `sorted_rows`, and return quarantine rows for the others."""
         import pyarrow as pa
 
-        rows, _, refused = _decoded(rule, self._decoders[rule.table], messages, self._queue.label)
+        rows, _, refused = _decode_messages(rule, self._decoders[rule.table], messages, self._queue.label)
         if rows.num_rows:
-            found.tables[rule.table] = rows
+            sorted_rows.tables[rule.table] = rows
         if not refused:
             return []
         if rule.when_bad == "stop":
-            place, problem = next(iter(refused.items()))
-            raise StopError(_stopped(messages, place, problem))
-        bad = only_at(messages, pa.array(refused, pa.int64()))
+            index, problem = next(iter(refused.items()))
+            raise StopError(_stop_message(messages, index, problem))
+        unreadable = select_rows(messages, pa.array(refused, pa.int64()))
         if rule.when_bad == "end conversation":
-            handles: list[Any] = bad.column("conversation_handle").to_pylist()
-            why = ((problem.reason, problem.detail) for problem in refused.values())
-            found.bad += [Bad(handle, *problem) for handle, problem in zip(handles, why, strict=True)]
-        return [self._quarantined(bad, list(refused.values()), now)]
+            handles: list[Any] = unreadable.column("conversation_handle").to_pylist()
+            reasons = ((problem.reason, problem.detail) for problem in refused.values())
+            sorted_rows.failures += [
+                ConversationFailure(handle, *problem) for handle, problem in zip(handles, reasons, strict=True)
+            ]
+        return [self._quarantined(unreadable, list(refused.values()), now)]
 
-    def _unread(self, messages: pa.Table, now: datetime) -> list[pa.Table]:
+    def _quarantine_unconfigured(self, messages: pa.Table, now: datetime) -> list[pa.Table]:
         message_type = messages.column("message_type_name")[0].as_py()
-        problem = Undecodable(UNCONFIGURED, f"the pipeline has no rule for '{message_type}'")
+        problem = Undecodable(UNCONFIGURED_REASON, f"the pipeline has no rule for '{message_type}'")
         if self._pipeline.unconfigured == "stop":
-            raise StopError(_stopped(messages, 0, problem))
+            raise StopError(_stop_message(messages, 0, problem))
         return [self._quarantined(messages, [problem] * messages.num_rows, now)]
 
-    def _as_they_are(self, messages: pa.Table, now: datetime) -> pa.Table:
+    def _bronze_rows(self, messages: pa.Table, now: datetime) -> pa.Table:
         import pyarrow as pa
 
         schema = arrow_schema(BRONZE)
         count = messages.num_rows
-        given = {
+        columns = {
             **{name: messages.column(name) for name in messages.schema.names},
             "queue": pa.repeat(self._queue.label, count),
             "landed_at": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), count),
         }
-        return pa.table({name: given[name] for name in schema.names}).cast(schema)
+        return pa.table({name: columns[name] for name in schema.names}).cast(schema)
 
     def _quarantined(self, messages: pa.Table, problems: list[Undecodable], now: datetime) -> pa.Table:
         import pyarrow as pa
 
-        rows = self._as_they_are(messages, now)
+        rows = self._bronze_rows(messages, now)
         rows = rows.append_column("reason", pa.array([problem.reason for problem in problems], pa.string()))
         return rows.append_column("detail", pa.array([_safe(problem.detail) for problem in problems], pa.string()))
 
 
-def _decoded(
-    rule: MessageRule, reader: Decoder, messages: pa.Table, label: str
+def _decode_messages(
+    rule: MessageRule, decoder: Decoder, messages: pa.Table, label: str
 ) -> tuple[pa.Table, list[int], dict[int, Undecodable]]:
-    """Rows of the rule's table, the places of their messages, and by place why the others cannot be read."""
+    """Return rows of the rule's table, the indexes of their messages, and by index the errors of the other messages."""
     import pyarrow as pa
 
     values: list[list[Any]] = []
-    places: list[int] = []
+    indexes: list[int] = []
     refused: dict[int, Undecodable] = {}
-    for place, body in enumerate(messages.column("message_body")):
+    for index, body in enumerate(messages.column("message_body")):
         try:
-            values.append(_decode(rule, reader, body.as_py()))
-            places.append(place)
+            values.append(_decode(rule, decoder, body.as_py()))
+            indexes.append(index)
         except Undecodable as problem:
-            refused[place] = problem
-    own = arrow_schema(tuple(reader.columns))
-    columns: list[Any] = [pa.array([row[number] for row in values], field.type) for number, field in enumerate(own)]
-    known = messages.select([name for name in messages.schema.names if name != "message_body"])
-    read = known.take(pa.array(places, pa.int64())) if refused else known
-    enqueued = read.column("message_enqueue_time")
+            refused[index] = problem
+    own_schema = arrow_schema(tuple(decoder.columns))
+    columns: list[Any] = [
+        pa.array([row[number] for row in values], field.type) for number, field in enumerate(own_schema)
+    ]
+    columns_but_body = messages.select([name for name in messages.schema.names if name != "message_body"])
+    decoded_messages = columns_but_body.take(pa.array(indexes, pa.int64())) if refused else columns_but_body
+    enqueued = decoded_messages.column("message_enqueue_time")
     origin: list[Any] = [
-        pa.repeat(label, read.num_rows),
-        read.column("conversation_handle"),
-        read.column("message_sequence_number"),
-        read.column("queuing_order"),
+        pa.repeat(label, decoded_messages.num_rows),
+        decoded_messages.column("conversation_handle"),
+        decoded_messages.column("message_sequence_number"),
+        decoded_messages.column("queuing_order"),
         enqueued,
         enqueued.cast(pa.timestamp("us", "UTC")).cast(pa.date32()),
     ]
-    schema = arrow_schema((*reader.columns, *ORIGIN))
-    return pa.Table.from_arrays([*columns, *origin], names=schema.names).cast(schema), places, refused
+    schema = arrow_schema((*decoder.columns, *ORIGIN))
+    return pa.Table.from_arrays([*columns, *origin], names=schema.names).cast(schema), indexes, refused
 
 
-def _decode(rule: MessageRule, reader: Decoder, body: bytes | None) -> list[Any]:
+def _decode(rule: MessageRule, decoder: Decoder, body: bytes | None) -> list[Any]:
     if body is not None and len(body) > rule.maximum_body:
-        raise Undecodable(TOO_LARGE, f"{len(body)} bytes, of which {rule.maximum_body} are allowed")
+        raise Undecodable(TOO_LARGE_REASON, f"{len(body)} bytes, of which {rule.maximum_body} are allowed")
     try:
-        return reader.decode(body)
-    except (Undecodable, MemoryError, InstanceError):  # the last one: a registry cannot be asked, so nobody knows
+        return decoder.decode(body)
+    except (Undecodable, MemoryError, InstanceError):  # InstanceError: the registry is down, so the body may be valid
         raise
-    except Exception as problem:  # no body may end the query: the same batch would come again for ever
+    except Exception as problem:  # a body that ended the query would come again for ever
         raise Undecodable("malformed", f"{type(problem).__name__} {problem}") from None
 
 
-def _stopped(messages: pa.Table, place: int, problem: Undecodable) -> str:
-    row = messages.select(["message_type_name", "conversation_handle", "message_sequence_number"]).slice(place, 1)
+def _stop_message(messages: pa.Table, index: int, problem: Undecodable) -> str:
+    row = messages.select(["message_type_name", "conversation_handle", "message_sequence_number"]).slice(index, 1)
     message_type, handle, number = (column[0].as_py() for column in row.columns)
     return (
         f"Message {number} of the conversation {handle}, of the type '{message_type}', cannot be read ({problem}), and "
@@ -248,9 +255,12 @@ def _stopped(messages: pa.Table, place: int, problem: Undecodable) -> str:
 
 
 def _safe(detail: str) -> str:
-    return detail.encode(errors="replace").decode()[:1000]
+    return detail.encode(errors="replace").decode()[:_MAX_DETAIL_CHARACTERS]
 
 
-def now_in_utc() -> datetime:
-    """The time of landing."""
+_MAX_DETAIL_CHARACTERS = 1000  # of an error in the quarantine table
+
+
+def landing_time() -> datetime:
+    """Return the time for the column landed_at."""
     return datetime.now(UTC)

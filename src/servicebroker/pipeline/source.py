@@ -1,7 +1,7 @@
-"""The Spark format `servicebroker`: a queue as a stream, exactly once, each conversation in its order; and a sink.
+"""The Spark format `servicebroker`: a source that reads queues exactly once and in order, and a sink that sends rows.
 
-Spark starts several processes for each query that need this class and nothing of what it does: what reads and writes
-is imported where it is used.
+Spark starts several processes for each query that need only this class. So everything that reads or writes is imported
+where it is used.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ if TYPE_CHECKING:
 class ServiceBrokerSource(DataSource):
     """`spark.readStream.format("servicebroker")`, and `spark.read` to look at a queue without consuming it.
 
-    As a sink, `writeStream` and `write` with the same format, it is `writer.py`, with the options of `WriterOptions`.
+    As a sink, `writeStream` and `write` with the same format, see `writer.py` and `WriterOptions`.
 
     Options: instance, database, queue or queuePattern; startingOffsets, maxMessagesPerTrigger, maxBytesPerTrigger,
     minMessagesPerTrigger, minBytesPerTrigger, maxTriggerDelay, minPartitions, partitioning, failOnDataLoss,
-    includeSystemMessages, ack, deliver, endOfStream, claimTimeout: `SourceOptions` says what they mean.
+    includeSystemMessages, ack, deliver, endOfStream, claimTimeout. `SourceOptions` explains them.
 
     Raises:
-        InstanceError: an unknown option, or a value that is not what it must be.
+        InstanceError: an unknown option, or an invalid value.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._given = dict(options)
+        self._options = dict(options)
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """Return the name for `format`."""
         return "servicebroker"
 
     def schema(self) -> str:
-        """The columns of a message; asked for by readers alone, so that wrong options show here first."""
-        return PARTS if source_options(self._given).delivers_parts else COLUMNS
+        """Return the columns of a row. Only readers call this, so that invalid options are reported here first."""
+        return PARTS if source_options(self._options).delivers_parts else COLUMNS
 
     def reader(self, schema: StructType) -> QueueReader:
-        """A look at the queue as it is."""
+        """Return a reader of the present messages, which consumes nothing."""
         from servicebroker.pipeline.stream.reader import QueueReader
 
-        return QueueReader(source_options(self._given))
+        return QueueReader(source_options(self._options))
 
     def streamReader(self, schema: StructType) -> QueueStreamReader:
-        """The stream, which consumes the queue."""
+        """Return the reader of a stream, which consumes the queue."""
         from servicebroker.pipeline.stream.reader import QueueStreamReader
 
-        return QueueStreamReader(source_options(self._given))
+        return QueueStreamReader(source_options(self._options))
 
     def writer(self, schema: StructType, overwrite: bool) -> MessageBatchWriter:
-        """Sends rows in a batch job."""
+        """Return a writer that sends the rows of a batch job."""
         if overwrite:
             raise InstanceError("The servicebroker writer only sends: use mode('append').")
         from servicebroker.pipeline.writer import MessageBatchWriter
 
-        return MessageBatchWriter(writer_options(self._given), schema)
+        return MessageBatchWriter(writer_options(self._options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MessageStreamWriter:
-        """Sends the rows of a streaming query."""
+        """Return a writer that sends the rows of a streaming query."""
         if overwrite:
             raise InstanceError("The servicebroker writer only sends: use outputMode('append').")
         from servicebroker.pipeline.writer import MessageStreamWriter
 
-        return MessageStreamWriter(writer_options(self._given), schema)
+        return MessageStreamWriter(writer_options(self._options), schema)

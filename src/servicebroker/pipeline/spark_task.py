@@ -1,4 +1,4 @@
-"""What a task of Spark knows of itself."""
+"""Identity of a running Spark task: its query, batch and partition."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from uuid import UUID
 
 from servicebroker.model.errors import InstanceError
 
-QUERY_ID = "sql.streaming.queryId"  # local properties of Spark's tasks
+QUERY_ID = "sql.streaming.queryId"  # this and the next are local properties of Spark's tasks
 BATCH_ID = "streaming.sql.batchId"
 
 
 def query_id(format_: str) -> str:
-    """The id of the streaming query that this task works for; it stays the same as long as the checkpoint.
+    """Return the id of the streaming query that this task works for. The id lasts as long as the checkpoint.
 
     Raises:
-        InstanceError: this is no task of a streaming query.
+        InstanceError: this is not a task of a streaming query.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    found = context.getLocalProperty(QUERY_ID) if context else None
-    if not found:
+    query = context.getLocalProperty(QUERY_ID) if context else None
+    if not query:
         raise InstanceError(f"The {format_} sink runs only inside a streaming query of Spark.")
-    return str(found)
+    return str(query)
 
 
 def batch_of_task() -> tuple[str, int] | None:
-    """The id of the streaming query that this task works for, and the number of its batch; None outside of one."""
+    """Return the id of the task's streaming query and the number of its batch; None outside of a query."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -35,7 +35,7 @@ def batch_of_task() -> tuple[str, int] | None:
 
 
 def partition_id() -> int:
-    """The number of this task's partition; 0 outside of Spark."""
+    """Return the number of this task's partition; 0 outside of Spark."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,6 +1,6 @@
-"""The process that Spark forks its Python workers from. It has read our modules; else each worker would read them anew.
+"""The process from which Spark forks its Python workers. It imports our modules once, so that no worker has to.
 
-Only what starts no thread is imported here, since threads do not survive a fork: not pyarrow, not deltalake.
+Import only modules that start no thread, since threads do not survive a fork: not pyarrow, not deltalake.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 
 from pyspark import daemon
 
-for name in (
+for module in (
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
     "servicebroker.pipeline.stream.reader",
@@ -18,7 +18,7 @@ for name in (
     "servicebroker.pipeline.sinks.delta",
     "servicebroker.pipeline.sinks.warehouse",
 ):
-    importlib.import_module(name)
+    importlib.import_module(module)
 
 if __name__ == "__main__":
     daemon.manager()

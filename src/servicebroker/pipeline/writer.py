@@ -1,6 +1,6 @@
 """The Spark writer `servicebroker`: rows become messages, exactly once for each batch of a query or each sendId.
 
-What works with the server is imported where it does: see `source.py`.
+Everything that works with the server is imported where it is used: see `source.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What one task hands to the commit: for whom, which partition, and what it has staged."""
+class WriterTaskResult(WriterCommitMessage):
+    """The result of one task for the commit: the writer, the partition, and the staged messages."""
 
     writer: str
     partition: int
@@ -41,8 +41,8 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
         check_columns(options, schema)
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
-        """The rows of one task, staged."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterTaskResult:  # type: ignore[override] # as in pyspark's own
+        """Stage the rows of one task."""
         return write_rows(self._options, query_id("servicebroker"), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -50,11 +50,14 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
         commit_rows(self._options, messages, batchId, finish=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: the batch may have been sent and Spark does not know. Its stage is collected by the next one."""
+        """Do nothing: the batch may have been sent without Spark's knowledge. The next batch removes its stage."""
 
 
 class MessageBatchWriter(DataSourceArrowWriter):
-    """The same for a batch job, whose name is the option sendId; at its end every conversation's stream ends."""
+    """Stages and sends the rows of a batch job, named by the option sendId.
+
+    At its end every conversation's stream ends.
+    """
 
     def __init__(self, options: WriterOptions, schema: StructType) -> None:
         check_columns(options, schema)
@@ -65,8 +68,8 @@ class MessageBatchWriter(DataSourceArrowWriter):
             )
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
-        """The rows of one task, staged."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterTaskResult:  # type: ignore[override] # as in pyspark's own
+        """Stage the rows of one task."""
         return write_rows(self._options, job_name(self._options), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -74,14 +77,14 @@ class MessageBatchWriter(DataSourceArrowWriter):
         commit_rows(self._options, messages, 0, finish=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing, as in a stream."""
+        """Do nothing, as in a stream."""
 
 
 def check_columns(options: WriterOptions, schema: StructType) -> None:
-    """Refuse rows that are no messages.
+    """Refuse rows that cannot become messages.
 
     Raises:
-        InstanceError: no message_body of bytes or text, no message type, or no such column as key.
+        InstanceError: there is no message_body of bytes or text, no message type, or no column for the option key.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if not isinstance(types.get(BODY), BinaryType | StringType):
@@ -97,13 +100,13 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
 
 
 def job_name(options: WriterOptions) -> str:
-    """What a batch job is called among the writers."""
+    """Return the name of a batch job among the writers."""
     return f"sendId {options.send_id}"
 
 
-def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
+def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> WriterTaskResult:
     """Stage the rows of one task."""
-    from servicebroker.pipeline.connecting import OpenDatabase
+    from servicebroker.pipeline.open_database import OpenDatabase
     from servicebroker.pipeline.sending import Staged
 
     partition, attempt = partition_id(), uuid4()
@@ -111,28 +114,32 @@ def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordB
     with closing(OpenDatabase.open(options.instance, options.database, in_task=True)) as database:
         digest = Digest() if options.send_id else Checksum()
         messages = stage(database.connection, writer, attempt, digest.over(cutter.pieces(batches)))
-    return Written(writer, partition, Staged(attempt, messages, digest.value))
+    return WriterTaskResult(writer, partition, Staged(attempt, messages, digest.value))
 
 
 def commit_rows(
     options: WriterOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, finish: bool
 ) -> bool:
-    """Send what the tasks have staged, in the order of their partitions. False when it was sent before."""
+    """Send the staged messages of all tasks, in the order of their partitions.
+
+    Return False if they were sent before.
+    """
     from servicebroker.engine.catalog.catalog import Catalog
     from servicebroker.model.security.permissions import DBO_ID
-    from servicebroker.pipeline.connecting import OpenDatabase
+    from servicebroker.pipeline.open_database import OpenDatabase
     from servicebroker.pipeline.sending import Sender, send_staged
     from servicebroker.store.running import run
     from servicebroker.store.server_time import server_time
 
-    written = sorted((one for one in messages if isinstance(one, Written)), key=lambda one: one.partition)
-    if not finish and not any(one.staged.messages for one in written):
+    results = [message for message in messages if isinstance(message, WriterTaskResult)]
+    results.sort(key=lambda result: result.partition)
+    if not finish and not any(result.staged.messages for result in results):
         return False
-    writer = written[0].writer if written else job_name(options)
+    writer = results[0].writer if results else job_name(options)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
         catalog = Catalog(None if database.user.principal_id == DBO_ID else database.user)
         sender = Sender(writer, database.database_id, options, catalog, finish)
-        staged = [one.staged for one in written]
+        staged = [result.staged for result in results]
         with database.connection.transaction():
             now = server_time(database.connection)
             return run(database.connection, send_staged(sender, batch, staged, now))

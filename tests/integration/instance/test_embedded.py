@@ -23,7 +23,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.connecting import OpenInstance
+from servicebroker.pipeline.open_database import OpenInstance
 from servicebroker.store import cluster
 from servicebroker.store.embedded import EmbeddedServer
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.pipeline.stream.frontier import create_archive
+from servicebroker.pipeline.stream.frontier import create_archive_sql
 from support import (
     CONTRACT,
     ORDER,
@@ -93,7 +93,7 @@ def test_every_table_of_ours_has_a_replica_identity(fresh_database: sb.Database)
     database = fresh_database
     database.create_queue("Kept", retention=True)
     assert CliRunner().invoke(command, ["trail", "on", "--instance", database.instance.url]).exit_code == 0
-    run_sql(database, create_archive(queue_number(database, STOCK_QUEUE)))
+    run_sql(database, create_archive_sql(queue_number(database, STOCK_QUEUE)))
     assert len(query(database, "select from pg_inherits where inhparent = 'servicebroker.trail'::regclass")) > 1
     assert query(database, WITHOUT_IDENTITY) == []
 

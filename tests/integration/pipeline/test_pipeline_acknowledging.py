@@ -19,19 +19,19 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pipeline_reading import ALL, attach, batches, bodies, counted
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 from servicebroker.pipeline.stream import frontier, queue_stream
-from servicebroker.pipeline.stream.acknowledge import end_now, look, take_away
+from servicebroker.pipeline.stream.acknowledgement import end_now, find_rows, acknowledge_rows
 from servicebroker.pipeline.stream.frontier import Frontier
 from servicebroker.pipeline.stream.reader import QueueReader
 
 
-def acknowledge(queue, piece, **how):
-    rows = look(queue.connection, queue.queue_id, queue.database_id, piece, "EndOfStream")
-    take_away(queue.connection, queue.queue_id, piece, rows, **{"archive": False} | how)
+def acknowledge(queue, window_slice, **how):
+    rows = find_rows(queue.connection, queue.queue_id, queue.database_id, window_slice, "EndOfStream")
+    acknowledge_rows(queue.connection, queue.queue_id, window_slice, rows, **{"archive": False} | how)
 
 
 def test_a_read_acknowledges_its_start_and_nothing_more(feed, reader):
@@ -70,15 +70,15 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
     def refuse(connection, handle):
         raise BrokerError(9617, "Q")
 
-    queue = Attachment.open(source_options(feed.options))
-    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
-    piece = frontier.read_so_far(end)
+    queue = QueueLease.open(source_options(feed.options))
+    end = queue.find_page_end(queue.initial.opened(queue.position().frontier), None)
+    window_slice = frontier.slice_read_so_far(end)
     with pytest.raises(BrokerError):
-        acknowledge(queue, piece, ending=refuse)
+        acknowledge(queue, window_slice, ending=refuse)
     assert feed.left() == 2
     ended = []
-    acknowledge(queue, piece, ending=lambda connection, handle: ended.append(handle))
-    acknowledge(queue, piece, ending=lambda connection, handle: ended.append(handle))
+    acknowledge(queue, window_slice, ending=lambda connection, handle: ended.append(handle))
+    acknowledge(queue, window_slice, ending=lambda connection, handle: ended.append(handle))
     queue.close()
     assert (feed.left(), len(ended)) == (0, 1)
 
@@ -87,18 +87,18 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
 def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, dialogs):
     """Each END holds a lock until its transaction ends, and a server has room for some thousands."""
     if dialogs < 1500:
-        monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.AT_ONCE", dialogs // 3)
+        monkeypatch.setattr("servicebroker.pipeline.stream.acknowledgement.MAX_ENDS_PER_TRANSACTION", dialogs // 3)
     monkeypatch.setattr(
-        "servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", 1 if how == "truncate" else 50_000
+        "servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", 1 if how == "truncate" else 50_000
     )
     with feed.database.transaction() as sending:
         handles = [sending.begin_dialog(feed.near, feed.far, contract="Lines") for _ in range(dialogs)]
         sending.send(handles, LINE, b"shared" if how in ("share", "archive") else b"")
         sending.send(handles, "EndOfStream")
         sending.send(handles, LINE, b"")
-    queue = Attachment.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
-    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
-    piece = frontier.read_so_far(end)
+    queue = QueueLease.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
+    end = queue.find_page_end(queue.initial.opened(queue.position().frontier), None)
+    window_slice = frontier.slice_read_so_far(end)
     ended = Counter()
 
     def count(connection, handle):
@@ -110,9 +110,9 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
 
     failing_at = dialogs * 7 // 15
     with pytest.raises(InterruptedError):
-        acknowledge(queue, piece, archive=how == "archive", ending=count)
+        acknowledge(queue, window_slice, archive=how == "archive", ending=count)
     assert feed.far_states() == {"CD": dialogs // 3, "CO": dialogs - dialogs // 3}
-    acknowledge(queue, piece, archive=how == "archive", ending=count)  # as the next run does
+    acknowledge(queue, window_slice, archive=how == "archive", ending=count)  # as the next run does
     queue.close()
     assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
     assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
@@ -126,7 +126,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
 @pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
 def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader, monkeypatch, late):
     """A message behind the slice, one between its rows of a younger transaction, an open sender, somebody who reads."""
-    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", 3)
+    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", 3)
     slow, fast = feed.dialog(b"1"), feed.dialog(b"2")
     with feed.database.instance.connection() as connection, contextlib.ExitStack() as stack:
         (before,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
@@ -153,7 +153,7 @@ def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader
 
 @pytest.mark.parametrize("worth", [1, 50_000])
 def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, reader, worth, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", worth)
+    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", worth)
     other = Feed(feed.database)
     handles = [feed.dialog(b"first"), feed.dialog(b"first"), other.dialog()]
     feed.database.send(handles, LINE, b"shared")
@@ -171,7 +171,7 @@ def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, rea
 @pytest.mark.feature(198)
 @pytest.mark.parametrize("worth", [1, 50_000])
 def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledge.WORTH_TRUNCATING", worth)
+    monkeypatch.setattr("servicebroker.pipeline.stream.acknowledgement.MIN_TRUNCATE_ROWS", worth)
     feed.database.alter_queue(feed.queue, retention=True)
     handle = feed.dialog(b"a", b"b")
     feed.database.send([handle, feed.dialog()], LINE, b"shared")
@@ -213,8 +213,8 @@ def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpo
     assert sorted(replayed) == sorted([*seen, b"later"])
     assert [body for body in replayed if len(body) == 1] == [b"%d" % n for n in range(9)]
     assert again.latestOffset(at, ALL) is at
-    look = QueueReader(source_options(feed.options | {"ack": "archive"}))
-    assert sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) == 12
+    find_rows = QueueReader(source_options(feed.options | {"ack": "archive"}))
+    assert sum(batch.num_rows for part in find_rows.partitions() for batch in find_rows.read(part)) == 12
     again.stop()
     assert not [one for one in feed.database.instance.check()[1] if str(feed.queue_id) in one.text]
 
@@ -281,8 +281,8 @@ def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
     end = reader.latestOffset(start, ReadMaxRows(1))
     later = reader.latestOffset(end, ALL)
     asked = []
-    now = Attachment.now
-    monkeypatch.setattr(Attachment, "now", lambda self: asked.append(self) or now(self))
+    now = QueueLease.position
+    monkeypatch.setattr(QueueLease, "position", lambda self: asked.append(self) or now(self))
     reader.commit(end)
     assert (asked, feed.left()) == ([], 1)
     reader.commit(later)
@@ -292,9 +292,9 @@ def test_what_is_acknowledged_is_not_asked_for_again(feed, reader, monkeypatch):
 @pytest.fixture
 def beside(monkeypatch):
     """However small a batch is, it may be acknowledged while the next one is read. What was, in turn."""
-    monkeypatch.setattr(queue_stream, "LARGE", 0)
-    done, remove = [], Attachment.remove_rows
-    monkeypatch.setattr(Attachment, "remove_rows", lambda self, offset: (remove(self, offset), done.append(offset)))
+    monkeypatch.setattr(queue_stream, "MIN_BACKGROUND_DELETE_ROWS", 0)
+    done, remove = [], QueueLease.remove_rows
+    monkeypatch.setattr(QueueLease, "remove_rows", lambda self, offset: (remove(self, offset), done.append(offset)))
     return done
 
 
@@ -321,7 +321,7 @@ def test_what_fails_beside_the_next_batch_is_told_and_done_again(feed, reader, b
         raise psycopg.errors.DiskFull("no space left")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Attachment, "remove_rows", fail)
+        broken.setattr(QueueLease, "remove_rows", fail)
         second = reader.latestOffset(first, ReadMaxRows(1))
         if told == "at the end":
             reader.stop()
@@ -391,7 +391,7 @@ def test_where_there_is_no_second_connection_one_does(feed, reader, beside, monk
     def refuse(options):
         raise InstanceError("Cannot connect to PostgreSQL: too many clients.")
 
-    monkeypatch.setattr(queue_stream, "Beside", refuse)
+    monkeypatch.setattr(queue_stream, "BackgroundDeleter", refuse)
     second = reader.latestOffset(first, ReadMaxRows(1))
     assert (feed.left(), beside) == (1, [])
     assert bodies(reader, first, second) == [b"b"]
@@ -409,7 +409,7 @@ def test_our_own_deletion_is_not_told_as_what_holds_the_stream_back(feed, reader
             begun.set()
             over.wait(30)
 
-    monkeypatch.setattr(Attachment, "remove_rows", hold)
+    monkeypatch.setattr(QueueLease, "remove_rows", hold)
     reader.latestOffset(first, ReadMaxRows(1))
     assert begun.wait(30)
     feed.dialog(b"later")
@@ -434,8 +434,10 @@ def test_a_query_that_ends_by_itself_has_acknowledged_everything(feed, reader, b
 def test_where_a_window_ends_is_looked_up_once(feed, reader, monkeypatch):
     """The look passes over all that has come since, and at its end over all that is left in the queue."""
     looks = []
-    look = Attachment._extremes
-    monkeypatch.setattr(Attachment, "_extremes", lambda self, start: looks.append(start.hi) or look(self, start))
+    find_rows = QueueLease._find_extremes
+    monkeypatch.setattr(
+        QueueLease, "_find_extremes", lambda self, start: looks.append(start.hi) or find_rows(self, start)
+    )
     handle = feed.dialog(b"1", b"2", b"3", b"4")
     offset, read = reader.initialOffset(), []
     for _ in range(4):

@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_lost_or_an_old_copy_doubles_nothing_and_loses_noth
     shutil.rmtree(checkpoints)
     shutil.copytree(tmp_path / "copy", checkpoints)
     feed.database.send(handle, LINE, b'{"sender": 1, "n": 3003}')
-    with pytest.raises(InstanceError, match=r"is older than the table .* what the tables have is not added twice"):
+    with pytest.raises(InstanceError, match=r"is older than the table .* rows that the tables have are not added twice"):
         run_here(path)
     assert feed.left() == 1
     shutil.rmtree(checkpoints)
@@ -252,7 +252,7 @@ def test_a_queue_that_is_off_or_dropped_and_made_again_goes_on_while_it_runs(tmp
         give_up = time.monotonic() + 300
         while landed_lines(path) < sum(counts.values()):
             assert time.monotonic() < give_up, (landed_lines(path), counts, [one.reason for one in run.queues])
-            run.look()
+            run.poll()
             time.sleep(0.1)
 
     for which, feed in enumerate((steady, changing)):

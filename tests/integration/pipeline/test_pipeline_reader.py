@@ -25,11 +25,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 import servicebroker as sb
 from pipeline_reading import ALL, attach, batches, bodies
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.sinks.delta import DeltaWriter
 from servicebroker.pipeline.stream import frontier, rows
-from servicebroker.pipeline.stream.frontier import Frontier, Share, Slice
+from servicebroker.pipeline.stream.frontier import Frontier, GroupPartition, Slice
 from servicebroker.pipeline.stream.reader import QueueReader
 from servicebroker.pipeline.stream.rows import arrow_schema
 from servicebroker.store import locks
@@ -93,7 +93,7 @@ def test_a_server_that_is_behind_is_not_read(feed, reader):
     """As a standby that the URL names too: what it lacks yet would be acknowledged."""
     feed.dialog(b"a")
     part, *_ = reader.partitions(start := reader.initialOffset(), reader.latestOffset(start, ALL))
-    behind = replace(part, piece=part.piece._replace(hi=part.piece.hi + 1_000_000))
+    behind = replace(part, window_slice=part.window_slice._replace(hi=part.window_slice.hi + 1_000_000))
     with pytest.raises(InstanceError, match="is behind the one that has planned its batch, as a standby is"):
         list(rows.read(behind))
 
@@ -239,18 +239,18 @@ def test_another_server_or_time_is_refused(feed, reader):
 @pytest.mark.parametrize(("option", "number"), [("database", 911), ("queue", 15151)])
 def test_an_unknown_name_is_refused(feed, option, number):
     with pytest.raises(BrokerError) as refusal:
-        Attachment.open(source_options(feed.options | {option: "Nowhere"}))
+        QueueLease.open(source_options(feed.options | {option: "Nowhere"}))
     assert refusal.value.number == number
 
 
 def test_a_database_without_the_schema_is_refused(feed, make_url):
     with pytest.raises(InstanceError, match="no instance of servicebroker"):
-        Attachment.open(source_options(feed.options | {"instance": make_url()}))
+        QueueLease.open(source_options(feed.options | {"instance": make_url()}))
 
 
 def test_an_unreachable_server_is_refused(feed):
     with pytest.raises(InstanceError, match="Cannot connect to PostgreSQL"):
-        Attachment.open(source_options(feed.options | {"instance": "postgresql://127.0.0.1:1/nowhere"}))
+        QueueLease.open(source_options(feed.options | {"instance": "postgresql://127.0.0.1:1/nowhere"}))
 
 
 def test_a_data_folder_is_an_instance(tmp_path):
@@ -276,20 +276,20 @@ def test_plans_use_the_arrival_index_and_never_sort(feed):
         connection.execute(f"analyze {feed.table}")
         with connection.transaction():
             connection.execute(frontier.PIN_PLANS.replace("false", "true"))
-            page = frontier.page_end(feed.queue_id, archived=False)
+            page = frontier.page_end_sql(feed.queue_id, archived=False)
             for name, value in {"$1": "'0'", "$2": "'9'", "$3": "100", "$4": "5000"}.items():
                 page = page.replace(name, value)
-            piece = Slice(0, 9, 100, 5000)
-            ends = frontier.endings(feed.queue_id, piece).replace("$1", "1").replace("$2", "'EndOfStream'")
+            window_slice = Slice(0, 9, 100, 5000)
+            ends = frontier.endings_sql(feed.queue_id, window_slice).replace("$1", "1").replace("$2", "'EndOfStream'")
             columns = "queuing_order, message_body"
             kinds = {"archived": False, "system_messages": False}
-            for sql in (page, frontier.rows(feed.queue_id, piece, Share(0, 2), columns, **kinds)):
+            for sql in (page, frontier.rows_sql(feed.queue_id, window_slice, GroupPartition(0, 2), columns, **kinds)):
                 plan = explained(connection, sql)
                 assert "Merge Append" in plan
                 assert f"queue_{feed.queue_id}_arrival" in plan
                 assert "Seq Scan" not in plan
                 assert "Sort Method" not in plan
-            for sql in (ends, frontier.delete_rows(feed.queue_id, piece)):
+            for sql in (ends, frontier.delete_rows_sql(feed.queue_id, window_slice)):
                 plan = explained(connection, sql)
                 assert f"Index Scan using queue_{feed.queue_id}_arrival" in plan
                 assert f"Seq Scan on queue_{feed.queue_id}" not in plan
@@ -373,7 +373,7 @@ def test_a_checkpoint_of_another_server_begins_anew_where_that_is_wanted(feed, r
     assert bodies(lenient, foreign, end) == [b"a"]
     lenient.commit(foreign)
     lenient.stop()
-    assert caplog.text.count("begins anew") == 1
+    assert caplog.text.count("starts over") == 1
 
 
 def test_a_server_that_has_lost_messages_is_refused_and_keeps_what_it_has(feed, reader):
@@ -449,7 +449,7 @@ def test_bodies_from_nothing_to_twenty_megabytes_arrive(feed, reader):
 
 @pytest.mark.parametrize("archived", [False, True])
 def test_a_batch_has_no_more_bytes_than_it_may(feed, archived, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.attachment.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("servicebroker.pipeline.queue_lease.MEASURED_ROWS_PER_QUERY", 3)
     feed.dialog(*[b"x" * 100] * 12, b"y" * 5_000, b"", *[b"z" * 100] * 3)
     if archived:
         first = attach(feed, ack="archive")
@@ -468,7 +468,7 @@ def test_a_batch_has_no_more_bytes_than_it_may(feed, archived, monkeypatch):
 
 @pytest.mark.parametrize(("gone", "left"), [(0, []), (1, [b"a", b"b"])], ids=["all", "the rest"])
 def test_an_end_while_the_bytes_of_a_batch_are_added_up_leaves_nothing_to_add(feed, monkeypatch, gone, left):
-    monkeypatch.setattr("servicebroker.pipeline.attachment.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("servicebroker.pipeline.queue_lease.MEASURED_ROWS_PER_QUERY", 2)
     feed.dialog(b"a", b"b")
     feed.dialog(b"c", b"d")
     queue = QueueReader(source_options(feed.options))
@@ -477,7 +477,7 @@ def test_an_end_while_the_bytes_of_a_batch_are_added_up_leaves_nothing_to_add(fe
     start = reader.initialOffset()
     look.sort(key=itemgetter("queuing_order"))
     handles = [UUID(look[place]["conversation_handle"]) for place in (0, 2)]
-    fitting, asked = frontier.fitting, itertools.count()
+    fitting, asked = frontier.fitting_sql, itertools.count()
 
     def after_an_end(*place):
         if next(asked) == gone:
@@ -485,7 +485,7 @@ def test_an_end_while_the_bytes_of_a_batch_are_added_up_leaves_nothing_to_add(fe
                 feed.database.end_conversation(handle)
         return fitting(*place)
 
-    monkeypatch.setattr(frontier, "fitting", after_an_end)
+    monkeypatch.setattr(frontier, "fitting_sql", after_an_end)
     end = reader.latestOffset(start, ReadMaxRows(1_000))
     assert bodies(reader, start, end) == left
     feed.dialog(b"e")

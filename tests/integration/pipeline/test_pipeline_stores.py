@@ -24,7 +24,7 @@ from servicebroker.pipeline.analysis import analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline
 from servicebroker.pipeline.rebuild import rebuild
-from servicebroker.pipeline.sinks.delta import DeltaPlace, DeltaSink
+from servicebroker.pipeline.sinks.delta import DeltaLocation, DeltaSink
 from servicebroker.pipeline.sinks.delta_reader import open_table
 from servicebroker.pipeline.sinks.iceberg import catalog
 from servicebroker.pipeline.sinks.landing import target
@@ -74,7 +74,7 @@ def seen(endpoint, pipe):
 
 def make(pipe):
     for name in pipe.table_names():
-        assert not target(pipe, name).lacks()
+        assert not target(pipe, name).plan_schema_change()
         target(pipe, name).ensure()
 
 
@@ -106,7 +106,7 @@ def test_what_else_is_done_with_tables_is_done_in_a_store(pipe, seen):
     with pytest.raises(
         InstanceError, match=r"'id' of the table 's3://lake/.*/orders' is long and cannot become string"
     ):
-        target(wrong, "orders").lacks()
+        target(wrong, "orders").plan_schema_change()
     texts = (Column("id", "json"), Column("note", "string", True))
     mended = replace(pipe, messages=(replace(ORDER, table="texts", columns=texts), STOCK, DAYS))
     make(mended)
@@ -116,7 +116,7 @@ def test_what_else_is_done_with_tables_is_done_in_a_store(pipe, seen):
 
     wider = replace(STOCK, columns=(*STOCK.columns, Column("colour", "string", True)))
     pipe = replace(pipe, messages=(ORDER, wider, DAYS))
-    assert target(pipe, "stock").lacks().sentences() == ["gets the column colour (string)"]
+    assert target(pipe, "stock").plan_schema_change().sentences() == ["gets the column colour (string)"]
     assert rebuild(pipe, "stock").rows == 2
     assert seen("stock", "id", "note", "colour") == [(1, "new", None), (2, "b", None)]
     assert {told.table: told.written for told in compact(pipe, 0)} == {
@@ -136,7 +136,7 @@ def test_of_two_who_write_the_same_version_one_does(lake):
         for batch_id in range(batches):
             name = f"{number}-{batch_id}".encode()
             files = write_parquet(iter([pa.record_batch([[number], [name]], SCHEMA)]), lake, SCHEMA)
-            if not land_files(DeltaPlace(lake), SCHEMA, files, (f"q{number}", batch_id)):
+            if not land_files(DeltaLocation(lake), SCHEMA, files, (f"q{number}", batch_id)):
                 refused.append(f"{number} {batch_id}")
 
     write(9)
@@ -149,10 +149,10 @@ def test_of_two_who_write_the_same_version_one_does(lake):
     assert refused == []
     assert table.version() == (writers + 1) * batches
     assert table.count() == (writers + 1) * batches
-    one, other = DeltaPlace(lake).open(), DeltaPlace(lake).open()
-    one.exchange([], write_parquet(iter([pa.record_batch([[1], [b"x"]], SCHEMA)]), lake, SCHEMA))
+    one, other = DeltaLocation(lake).open(), DeltaLocation(lake).open()
+    one.replace_files([], write_parquet(iter([pa.record_batch([[1], [b"x"]], SCHEMA)]), lake, SCHEMA))
     with pytest.raises(Conflict):
-        other.exchange([], write_parquet(iter([pa.record_batch([[2], [b"y"]], SCHEMA)]), lake, SCHEMA))
+        other.replace_files([], write_parquet(iter([pa.record_batch([[2], [b"y"]], SCHEMA)]), lake, SCHEMA))
     assert open_table(lake).version() == table.version() + 1
 
 
@@ -174,8 +174,8 @@ def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
     sink = DeltaSink({"path": f"{lake}/"})
     body = os.urandom(6_000_000)
     files = write_parquet(iter([pa.record_batch([[1, 2], [body, None]], SCHEMA)]), sink._folder, SCHEMA)
-    assert land_files(DeltaPlace(sink._folder), SCHEMA, files, ("q", 0))
-    assert not land_files(DeltaPlace(sink._folder), SCHEMA, files, ("q", 0))
+    assert land_files(DeltaLocation(sink._folder), SCHEMA, files, ("q", 0))
+    assert not land_files(DeltaLocation(sink._folder), SCHEMA, files, ("q", 0))
     assert sink.schema().names == ["id", "body"]
     reader = sink.reader(sink.schema())
     (part,) = reader.partitions()
@@ -275,7 +275,7 @@ def test_a_run_of_spark_lands_in_tables_of_iceberg(database, lake, endpoint, tmp
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda pipe: target(pipe, "orders").lacks(),
+        lambda pipe: target(pipe, "orders").plan_schema_change(),
         pytest.param(lambda pipe: target(pipe, "orders").ensure(), marks=pytest.mark.full),
         pytest.param(lambda pipe: status(replace(pipe, format="parquet", messages=())), marks=pytest.mark.full),
     ],

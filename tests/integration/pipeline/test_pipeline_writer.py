@@ -133,7 +133,7 @@ def test_two_commits_of_one_batch_at_once_send_it_once(feed):
 
 
 def test_many_pieces_go_past_the_driver_in_order(feed, monkeypatch):
-    monkeypatch.setattr("servicebroker.pipeline.staging.PIECE_MESSAGES", 10)
+    monkeypatch.setattr("servicebroker.pipeline.staging.MAX_PIECE_MESSAGES", 10)
     numbers = [b"%d" % n for n in range(95)]
     write(feed, rows(*numbers[:50]), rows(*numbers[50:]), conversations="1", writer="pieces")
     messages = everything(feed)
@@ -494,7 +494,7 @@ def test_every_body_breaks_its_type(feed):
 
 def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
     """Each fails a conversation, and that holds locks."""
-    monkeypatch.setattr(sending, "MOST_REFUSALS", 2)
+    monkeypatch.setattr(sending, "MAX_REFUSALS_PER_SLOT", 2)
     how = takes_xml(feed) | {"writer": "all bad"}
     with pytest.raises(InstanceError, match="2 conversations of it have failed"):
         write(feed, rows(b"<a/>", b"<1", b"<2", b"<3", b"<4"), **how)

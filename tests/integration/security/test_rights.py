@@ -19,7 +19,7 @@ import servicebroker as sb
 from portal import deliver
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard
-from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.options import source_options
 from servicebroker.store.embedded import EmbeddedServer
 from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, refused, undone
@@ -184,7 +184,7 @@ def test_what_a_restricted_role_does_not_have_says_so(shop: sb.Database, url: st
             with pytest.raises(sb.InstanceError, match=r"for the owner of the schema|owns the schema"):
                 what()
         with pytest.raises((sb.ServiceBrokerError, psycopg.errors.InsufficientPrivilege)):
-            Attachment.open(source_options({"instance": url, "database": "Shop", "queue": "OrdersQueue"}))
+            QueueLease.open(source_options({"instance": url, "database": "Shop", "queue": "OrdersQueue"}))
 
 
 def test_a_refusal_leaves_the_transaction_usable(shop: sb.Database, url: str) -> None:

@@ -9,13 +9,13 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.stream.frontier import (
     Frontier,
-    Now,
+    QueuePosition,
     Slice,
-    between,
+    slice_between,
     check_continuity,
-    divided,
+    divide_slice,
     has_read,
-    read_so_far,
+    slice_read_so_far,
 )
 
 pytest.importorskip("pyspark")
@@ -44,26 +44,26 @@ def test_a_window_is_read_in_pages_and_the_next_begins_where_it_ended():
     first = HERE.opened(900).read_to(10)
     second = first.read_to(20)
     third = second.opened(950).read_to(15)
-    assert between(HERE, first) == Slice(0, 900, 0, 10)
-    assert between(first, second) == Slice(0, 900, 10, 20)
-    assert between(second, third) == Slice(900, 950, 0, 15)
-    assert between(third, third) is None
+    assert slice_between(HERE, first) == Slice(0, 900, 0, 10)
+    assert slice_between(first, second) == Slice(0, 900, 10, 20)
+    assert slice_between(second, third) == Slice(900, 950, 0, 15)
+    assert slice_between(third, third) is None
 
 
 def test_the_first_batch_is_what_its_end_says_wherever_the_stream_began():
     latest = Frontier(HERE.system_identifier, HERE.queue, 800, 800)
     end = latest.opened(900).read_to(10)
-    assert between(Frontier(HERE.system_identifier, HERE.queue, 850, 850), end) == Slice(800, 900, 0, 10)
+    assert slice_between(Frontier(HERE.system_identifier, HERE.queue, 850, 850), end) == Slice(800, 900, 0, 10)
 
 
 def test_a_slice_is_divided_without_a_gap():
-    assert divided(Slice(1, 2, 10, 21), 3) == [Slice(1, 2, 10, 13), Slice(1, 2, 13, 17), Slice(1, 2, 17, 21)]
-    assert divided(Slice(1, 2, 0, 1), 4) == [Slice(1, 2, 0, 1)]
+    assert divide_slice(Slice(1, 2, 10, 21), 3) == [Slice(1, 2, 10, 13), Slice(1, 2, 13, 17), Slice(1, 2, 17, 21)]
+    assert divide_slice(Slice(1, 2, 0, 1), 4) == [Slice(1, 2, 0, 1)]
 
 
 def test_what_is_acknowledged_is_the_window_up_to_the_offset():
-    assert read_so_far(HERE.opened(900).read_to(20)) == Slice(0, 900, 0, 20)
-    assert read_so_far(HERE) is None
+    assert slice_read_so_far(HERE.opened(900).read_to(20)) == Slice(0, 900, 0, 20)
+    assert slice_read_so_far(HERE) is None
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_what_is_acknowledged_is_the_window_up_to_the_offset():
 )
 def test_offsets_that_cannot_follow_each_other_are_refused(start, end):
     with pytest.raises(InstanceError, match="damaged"):
-        between(start, end)
+        slice_between(start, end)
 
 
 def test_the_same_server_further_on_is_accepted():
-    check_continuity(HERE.opened(900), HERE, Now(900, 0))
+    check_continuity(HERE.opened(900), HERE, QueuePosition(900, 0))
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_the_same_server_further_on_is_accepted():
 )
 def test_another_server_queue_or_time_is_refused(offset, complaint):
     with pytest.raises(InstanceError, match=complaint):
-        check_continuity(offset, replace(HERE, database_oid=5), Now(900, 50))
+        check_continuity(offset, replace(HERE, database_oid=5), QueuePosition(900, 50))
 
 
 def test_an_offset_of_an_earlier_version_names_no_database():
     stored = HERE.opened(900).read_to(50).to_json()
     del stored["database_oid"]
-    check_continuity(Frontier.from_json(stored), replace(HERE, database_oid=5), Now(900, 50))
+    check_continuity(Frontier.from_json(stored), replace(HERE, database_oid=5), QueuePosition(900, 50))
 
 
 def test_options_are_read_without_regard_to_case():

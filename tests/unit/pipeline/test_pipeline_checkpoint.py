@@ -11,7 +11,7 @@ from pipeline_tables import ORDER, QUEUE, batch, land, order, pipeline, table
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.sinks.delta import DeltaPlace, OpenDelta
+from servicebroker.pipeline.sinks.delta import DeltaLocation, DeltaVersion
 from servicebroker.pipeline.sinks.landing import target
 
 
@@ -43,14 +43,14 @@ def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
     Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
-    said = r"is older than the table '.*bronze': that has batch 1 of its query, and it knows only batches up to 0\. .*"
-    again = "not added twice" if kind == "delta" else "look what the queue still holds"
+    said = r"is older than the table '.*bronze': the table has batch 1 of its query, and the checkpoint knows only batches up to 0\. .*"
+    again = "not added twice" if kind == "delta" else "look first which messages the queue still holds"
     with pytest.raises(InstanceError, match=said + again):
         Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     Checkpoints(pipe).check(QUEUE)
     noted(pipe)
-    with pytest.raises(InstanceError, match="it knows no batch"):
+    with pytest.raises(InstanceError, match="the checkpoint knows no batch"):
         Checkpoints(pipe).check(QUEUE)
 
 
@@ -84,7 +84,7 @@ def test_a_table_that_cannot_be_read_is_one_sentence(tmp_path):
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(order(1)))
     noted(pipe, 0)
-    place = target(pipe, "orders").place
+    place = target(pipe, "orders").location
     opened = place.open()
     for entry in (tmp_path / "orders" / "_delta_log").glob("*.json"):
         entry.unlink()
@@ -101,8 +101,8 @@ def test_tables_are_opened_once_for_all_queues_and_again_for_one_that_starts_aga
         (pipe.checkpoint(queue) / "offsets" / "0").write_text("v1")
         (pipe.checkpoint(queue) / "metadata").write_text(json.dumps({"id": queue.queue}))
     opened = []
-    open_table = DeltaPlace.open
-    monkeypatch.setattr(DeltaPlace, "open", lambda place: opened.append(place.folder.name) or open_table(place))
+    open_table = DeltaLocation.open
+    monkeypatch.setattr(DeltaLocation, "open", lambda place: opened.append(place.folder.name) or open_table(place))
     checkpoints = Checkpoints(pipe)
     for queue in queues:
         checkpoints.check(queue)
@@ -120,7 +120,9 @@ def test_a_batch_that_comes_again_asks_the_table_once(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, bronze="", unconfigured="quarantine")
     land(pipe, "q", 0, batch(order(1)))
     asked = []
-    last_batch = OpenDelta.last_batch
-    monkeypatch.setattr(OpenDelta, "last_batch", lambda table, query: asked.append(query) or last_batch(table, query))
+    last_batch = DeltaVersion.last_batch
+    monkeypatch.setattr(
+        DeltaVersion, "last_batch", lambda table, query: asked.append(query) or last_batch(table, query)
+    )
     land(pipe, "q", 0, batch(order(1)))
     assert asked == ["q"]

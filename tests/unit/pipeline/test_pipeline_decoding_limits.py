@@ -16,7 +16,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from servicebroker.pipeline.decoding import Column, Undecodable, decoder
-from servicebroker.pipeline.decoding.avro_limits import MAX_DECIMAL_BYTES, MAX_DEPTH, Limits
+from servicebroker.pipeline.decoding.avro_limits import MAX_DECIMAL_BYTES, MAX_DEPTH, AvroLimits
 from servicebroker.pipeline.decoding.columns import MAX_VALUES
 
 MEMORY_BYTES = 2 << 30  # bytes of address space
@@ -221,7 +221,7 @@ def test_the_walk_agrees_with_the_library(seeded_random):
         schema = record(**chosen)
         named = {}
         parsed = fastavro.parse_schema(schema, named)
-        limits = Limits(parsed, named)
+        limits = AvroLimits(parsed, named)
         body = seeded_random.randbytes(seeded_random.randrange(60))
         source = io.BytesIO(body)
         try:

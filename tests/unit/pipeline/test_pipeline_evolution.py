@@ -18,8 +18,8 @@ from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import QueueRule
 from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.sinks import landing
-from servicebroker.pipeline.sinks.delta import OpenDelta
-from servicebroker.pipeline.sinks.evolution import plan
+from servicebroker.pipeline.sinks.delta import DeltaVersion
+from servicebroker.pipeline.sinks.evolution import plan_change
 from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import compact, replay
 from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
@@ -51,28 +51,28 @@ def body(number, text, **more):
 )  # fmt: skip
 def test_what_a_table_cannot_become_is_said_by_the_name_of_the_column(there, wanted, complaint):
     with pytest.raises(InstanceError, match=complaint):
-        plan("t", pa.schema([there]), pa.schema([wanted]), {"o"}, has_rows=True)
+        plan_change("t", pa.schema([there]), pa.schema([wanted]), {"o"}, has_rows=True)
 
 
 def test_a_plan_says_what_it_does():
     there = pa.schema([("id", pa.int32()), ("left", TEXT), ("f", pa.float32()), ("d", pa.decimal128(5, 2))])
     wanted = pa.schema([("note", TEXT), ("d", pa.decimal128(7, 3)), ("id", LONG), ("f", pa.float64())])
-    found = plan("t", there, wanted, {"note"}, has_rows=True)
+    found = plan_change("t", there, wanted, {"note"}, has_rows=True)
     assert found.sentences() == [
         "gets the column note (string)",
         "gets its column d as decimal(7,3), which is decimal(5,2)",
         "gets its column id as long, which is integer",
         "gets its column f as double, which is float",
     ]
-    assert not plan("t", there, there, (), has_rows=True)
-    assert plan("t", there, pa.schema([("id", TEXT), ("new", LONG)]), (), has_rows=False)
+    assert not plan_change("t", there, there, (), has_rows=True)
+    assert plan_change("t", there, pa.schema([("id", TEXT), ("new", LONG)]), (), has_rows=False)
 
 
 def test_a_column_is_added_and_one_that_left_stays(tmp_path):
     land(with_columns(tmp_path, Column("id", "long"), Column("old", "string", True)), "q", 0,
          batch(body(1, '{"id": 1, "old": "x", "new": 7}')))  # fmt: skip
     after = with_columns(tmp_path, Column("new", "long", True), Column("id", "long"))
-    assert target(after, "orders").lacks().sentences() == ["gets the column new (long)"]
+    assert target(after, "orders").plan_schema_change().sentences() == ["gets the column new (long)"]
     assert len(DeltaTable(after.folder("orders")).schema().fields) == 8  # a look changes nothing
     land(after, "q", 1, batch(body(2, '{"id": 2, "old": "y", "new": 8}')))
     assert [
@@ -218,7 +218,7 @@ def test_a_queue_that_was_made_anew_under_another_name_loses_to_no_older_row(tmp
 def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path)
     land(pipe, "q", 0, batch(order(1)))
-    become, numbers = OpenDelta.become, iter(range(2))
+    become, numbers = DeltaVersion.replace_content, iter(range(2))
 
     def beside(*given):
         number = next(numbers, None)
@@ -226,7 +226,7 @@ def test_a_batch_that_lands_beside_a_rebuild_is_there_once(tmp_path, monkeypatch
             land(pipe, "q", 1 + number, batch(order(10 + number)))
         become(*given)
 
-    monkeypatch.setattr(OpenDelta, "become", beside)
+    monkeypatch.setattr(DeltaVersion, "replace_content", beside)
     assert rebuild(pipe, "orders").rows == 3
     assert sorted(row["id"] for row in table(pipe, "orders")) == [1, 10, 11]
 

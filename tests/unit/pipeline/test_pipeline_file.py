@@ -125,7 +125,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('database = "Shop"\nqueue = "StockQueue"\nack', 'queue = "StockQueue"\nack', 6, "'database' is missing"),
         ('format = "json"', 'format = "yaml"', 21, "one of json, xml"),
         ('format = "json"', "", 19, "'format' is missing"),
-        ('table = "pictures"', 'table = "orders"', 37, "another one's"),
+        ('table = "pictures"', 'table = "orders"', 37, "another use"),
         ('type = "//shop/Picture"', 'type = "//shop/Order"', 35, "has a rule already"),
         ('partition_by = "_date"', 'partition_by = ["day"]', 23, "no column 'day'"),
         ('partition_by = "_date"', "partition_by = [5]", 23, "list of texts"),

@@ -145,7 +145,7 @@ def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
     with make_lake(kind) as lake:
         pipe = make_pipe(ORDER, STOCK, DAYS)
         for name in pipe.table_names():
-            assert not target(pipe, name).lacks()
+            assert not target(pipe, name).plan_schema_change()
             target(pipe, name).ensure()
         bad = message(2, b'{"id": "x"}')
         first = batch(order(1), bad, stock(3, 1, "old"), stock(4, 2, "b"),
@@ -199,8 +199,8 @@ def test_a_commit_behind_another_is_refused_and_looks_again(lake, make_pipe):
     before = len(list(Path(lake.file.parent, "orders", "metadata").iterdir()))
     for change in (
         lambda: other.add(files, ("q", 1)),
-        lambda: other.exchange(other.files(), []),
-        lambda: other.become(other.columns, iter(())),
+        lambda: other.replace_files(other.files(), []),
+        lambda: other.replace_content(other.columns, iter(())),
     ):
         with pytest.raises(Conflict):
             change()
@@ -268,7 +268,7 @@ def test_a_table_follows_its_rule_by_icebergs_own_evolution(lake, make_pipe):
             columns=(Column("new", "string", True), Column("price", "decimal(9,2)", True), Column("id", "long")),
         )
     )
-    assert target(after, "orders").lacks().sentences() == [
+    assert target(after, "orders").plan_schema_change().sentences() == [
         "gets the column new (string)",
         "gets its column price as decimal(9,2), which is decimal(5,2)",
         "gets its column id as long, which is integer",
@@ -299,7 +299,7 @@ def test_a_table_follows_its_rule_by_icebergs_own_evolution(lake, make_pipe):
 def test_what_a_table_cannot_become_is_said(lake, make_pipe, columns, more, complaint):
     land(make_pipe(), "q", 0, batch(order(1)))
     into = target(make_pipe(replace(ORDER, columns=columns, **more)), "orders")
-    for look in (into.lacks, into.ensure):
+    for look in (into.plan_schema_change, into.ensure):
         with pytest.raises(InstanceError, match=complaint):
             look()
 
@@ -347,7 +347,7 @@ def test_files_of_a_batch_beside_a_rebuild_never_count_in_other_columns(lake, ma
     rebuild(after, "orders")
     with pytest.raises(InstanceError, match=r"'lake\.shop\.orders' is double and cannot become long"):
         target(before, "orders").land(written, "q", 1)
-    with pytest.raises(InstanceError, match="was made anew while a batch was written, which has to come again"):
+    with pytest.raises(InstanceError, match="was rebuilt while a batch was written: repeat the batch"):
         target(after, "orders").land(written, "q", 1)
     land(after, "q", 1, batch(order(2)))
     assert sorted(row["id"] for row in lake.rows("orders")) == [1.0, 2.0]
@@ -384,7 +384,7 @@ def test_what_a_snapshot_names_is_on_the_disk_before_the_catalog_names_it(lake, 
 
     def committing(self, table, requirements, updates):
         done = commit(self, table, requirements, updates)
-        names = into.table.open().named()
+        names = into.table.open().named_files()
         assert {name for name in names if name not in before} <= flushed
         assert {str(Path(name).parent) for name in names} <= flushed | {str(Path(name).parent) for name in before}
         return done
@@ -393,7 +393,7 @@ def test_what_a_snapshot_names_is_on_the_disk_before_the_catalog_names_it(lake, 
     for module in (iceberg, iceberg_files):
         monkeypatch.setattr(module, "flush", noted)
     monkeypatch.setattr(SqlCatalog, "commit_table", committing)
-    before = into.table.open().named()
+    before = into.table.open().named_files()
     land(pipe, "q", 0, batch(order(1)))
     assert len(flushed) > 5
 
@@ -438,7 +438,7 @@ def test_a_catalog_that_nobody_has_set_up_or_that_cannot_be_reached_is_said(tmp_
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", {"catalog": {}})
     catalog.cache_clear()
     with pytest.raises(InstanceError, match=r"'lake' cannot be opened: .+PYICEBERG_CATALOG__LAKE__URI"):
-        target(make_pipe(), "orders").lacks()
+        target(make_pipe(), "orders").plan_schema_change()
     nowhere = {"catalog": {"lake": {"uri": "http://127.0.0.1:9"}}}
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", nowhere)
     with pytest.raises(InstanceError, match="'lake' cannot be opened"):

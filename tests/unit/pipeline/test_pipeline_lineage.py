@@ -17,7 +17,7 @@ from openlineage.client import OpenLineageClient
 from pipeline_tables import ORDER
 from servicebroker.pipeline import lineage as lineage_module
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.lineage import EVERY, Lineage, lineage
+from servicebroker.pipeline.lineage import RUNNING_EVENT_INTERVAL_S, Lineage, lineage_listener
 from servicebroker.pipeline.queue_run import QueueRun
 from servicebroker.pipeline.sinks.storage import StoreFolder
 
@@ -39,14 +39,14 @@ def told(tmp_path, monkeypatch):
 
 
 def query(hear, once=False, queue=QUEUE):
-    return QueueRun(queue, lambda: None, once, hear=hear)
+    return QueueRun(queue, lambda: None, once, on_event=hear)
 
 
 def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
-    one = query(lineage(pipeline(tmp_path)))
-    one.hear(one, "queue started")
+    one = query(lineage_listener(pipeline(tmp_path)))
+    one.on_event(one, "queue started")
     one.messages = 7
-    one.hear(one, "queue ended")
+    one.on_event(one, "queue ended")
     first, last = told()
     assert (first["eventType"], last["eventType"]) == ("START", "COMPLETE")
     assert first["run"]["runId"] == last["run"]["runId"]
@@ -70,19 +70,19 @@ def test_a_query_is_a_run_with_its_queue_and_its_tables(tmp_path, told):
 
 def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path, told):
     now = [0.0]
-    one = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).hear, once=True)
+    one = query(Lineage(pipeline(tmp_path), OpenLineageClient(), lambda: now[0]).on_event, once=True)
     for seconds, event in (
         (0, "queue started"),
         (1, "batch"),
-        (EVERY, "batch"),
+        (RUNNING_EVENT_INTERVAL_S, "batch"),
         (1, "queue restarts"),
         (1, "queue started"),
-        (EVERY, "queue restarts"),
+        (RUNNING_EVENT_INTERVAL_S, "queue restarts"),
     ):
         now[0] += seconds
-        one.hear(one, event)
+        one.on_event(one, event)
     one.reason = "The disk is full."
-    one.hear(one, "queue failed")
+    one.on_event(one, "queue failed")
     events = told()
     assert [event["eventType"] for event in events] == ["START", "RUNNING", "RUNNING", "FAIL"]
     assert len({event["run"]["runId"] for event in events}) == 1
@@ -91,7 +91,7 @@ def test_what_goes_on_is_told_once_a_minute_and_a_restart_is_no_new_run(tmp_path
 
 
 def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
-    one = query(lineage(pipeline(tmp_path)))
+    one = query(lineage_listener(pipeline(tmp_path)))
     one.stop()
     assert [event["eventType"] for event in told()] == ["ABORT"]
 
@@ -105,8 +105,8 @@ def test_a_run_that_is_stopped_is_aborted_once(tmp_path, told):
 )
 def test_tables_of_stores_and_queues_of_folders_have_their_names(tmp_path, told, url, named):
     queue = QueueRule(str(tmp_path / "data"), "Shop", "StockQueue")
-    one = query(lineage(pipeline(tmp_path, queue, StoreFolder(url))), queue=queue)
-    one.hear(one, "queue started")
+    one = query(lineage_listener(pipeline(tmp_path, queue, StoreFolder(url))), queue=queue)
+    one.on_event(one, "queue started")
     (event,) = told()
     assert (event["outputs"][0]["namespace"], event["outputs"][0]["name"]) == named
     assert event["inputs"][0]["namespace"] == f"servicebroker://{tmp_path}/data"
@@ -118,12 +118,12 @@ def test_a_password_is_told_to_nobody_however_the_server_is_named(tmp_path, told
         "postgresql://me@db:5433/broker?password=secret",
     ):
         queue = QueueRule(instance, "Shop", "StockQueue")
-        one = query(lineage(pipeline(tmp_path, queue)), queue=queue)
-        one.hear(one, "queue started")
+        one = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
+        one.on_event(one, "queue started")
     assert {event["inputs"][0]["namespace"] for event in told()} == {"servicebroker://db:5433/broker"}
     queue = QueueRule("postgresql://DB.Example", "Shop", "StockQueue")
-    one = query(lineage(pipeline(tmp_path, queue)), queue=queue)
-    one.hear(one, "queue started")
+    one = query(lineage_listener(pipeline(tmp_path, queue)), queue=queue)
+    one.on_event(one, "queue started")
     assert told()[-1]["inputs"][0]["namespace"] == "servicebroker://db.example:5432"
     assert "secret" not in json.dumps(told())
 
@@ -133,29 +133,29 @@ def test_who_does_not_listen_is_told_once_and_harms_nobody(tmp_path, caplog):
         def emit(self, event):
             raise ConnectionError("nobody is there")
 
-    one = query(Lineage(pipeline(tmp_path), Deaf()).hear)
+    one = query(Lineage(pipeline(tmp_path), Deaf()).on_event)
     for event in ("queue started", "queue ended"):
-        one.hear(one, event)
+        one.on_event(one, event)
     assert [record.getMessage() for record in caplog.records] == [
-        "OpenLineage does not listen: nobody is there. The pipeline goes on."
+        "OpenLineage cannot be reached: nobody is there. The pipeline goes on."
     ]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("listener", ["sends a head forever", "sends a body forever"])
 def test_who_answers_slowly_stops_no_query(tmp_path, monkeypatch, caplog, listener):
-    monkeypatch.setattr(lineage_module, "PATIENCE_S", 1)
+    monkeypatch.setattr(lineage_module, "EMIT_TIMEOUT_S", 1)
     head = b"HTTP/1.1 200 OK\r\n" if "head" in listener else b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n"
     with listening(head, b"x", pause=0.05) as url:
         tell_http(tmp_path, monkeypatch, url)
-        one = query(lineage(pipeline(tmp_path)))
+        one = query(lineage_listener(pipeline(tmp_path)))
         begun = time.monotonic()
         for event in ("queue started", "queue ended"):
-            one.hear(one, event)
+            one.on_event(one, event)
         assert time.monotonic() - begun < 10
     ours = [record for record in caplog.records if record.name == "servicebroker.pipeline"]
     assert [record.getMessage() for record in ours] == [
-        "OpenLineage does not listen: it has not answered within 1 s. The pipeline goes on."
+        "OpenLineage cannot be reached: it has not answered within 1 s. The pipeline goes on."
     ]
 
 
@@ -166,8 +166,8 @@ def test_an_answer_without_end_is_not_kept(tmp_path, monkeypatch):
         tell_http(tmp_path, monkeypatch, url)
         tracemalloc.start()
         try:
-            one = query(lineage(pipeline(tmp_path)))
-            one.hear(one, "queue started")
+            one = query(lineage_listener(pipeline(tmp_path)))
+            one.on_event(one, "queue started")
             assert tracemalloc.get_traced_memory()[1] < 30_000_000
         finally:
             tracemalloc.stop()
@@ -210,5 +210,5 @@ def listening(head, again, pause):
 def test_nothing_is_told_where_the_environment_names_nobody(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENLINEAGE_CONFIG", raising=False)
     monkeypatch.setattr("openlineage.client.OpenLineageClient.emit", lambda *of: pytest.fail("told"))
-    one = query(lineage(pipeline(tmp_path)))
-    one.hear(one, "queue started")
+    one = query(lineage_listener(pipeline(tmp_path)))
+    one.on_event(one, "queue started")

@@ -23,7 +23,7 @@ from servicebroker.pipeline.analysis import Hour, analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.report import report
-from servicebroker.pipeline.sinks.delta import OpenDelta
+from servicebroker.pipeline.sinks.delta import DeltaVersion
 from servicebroker.pipeline.sinks.delta_reader import open_table
 from servicebroker.pipeline.sinks.maintenance import compact, last_landed, replay
 
@@ -50,7 +50,7 @@ def test_a_replay_that_was_cut_off_lands_nothing_twice(tmp_path, monkeypatch):
         raise OSError("the power went")
 
     with monkeypatch.context() as patched:
-        patched.setattr(OpenDelta, "exchange", cut)
+        patched.setattr(DeltaVersion, "replace_files", cut)
         with pytest.raises(InstanceError, match=r"cannot be changed: the power went\."):
             replay(after)
     assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 5)
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_again_is_said(tmp_path):
     assert replay(pipeline(tmp_path)) == []
     with pytest.raises(InstanceError, match="no rule for 'Unheard'"):
         replay(pipeline(tmp_path), "Unheard")
-    with pytest.raises(InstanceError, match="tables of Delta or Iceberg only"):
+    with pytest.raises(InstanceError, match="only in tables of Delta or Iceberg"):
         replay(pipeline(tmp_path, format="parquet"))
 
 
@@ -192,7 +192,7 @@ def test_a_table_that_cannot_be_changed_is_said_and_the_others_are_compacted(tmp
 def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, unconfigured="quarantine")
     landed = datetime(2026, 1, 2, 14, tzinfo=UTC)
-    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.now_in_utc", lambda: landed)
+    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.landing_time", lambda: landed)
     given = [order(n, minutes=n) for n in range(100)]
     land(
         pipe, "q", 0, batch(*given, message(100, None, names.ERROR), message(101, b"?"), message(102, b"12", "Unheard"))

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from pipeline_tables import NOON, ORDER, QUEUE, message, pipeline
 from servicebroker.pipeline.definition import MessageRule
-from servicebroker.pipeline.sinks import places
-from servicebroker.pipeline.sinks.landing import newest, target
-from servicebroker.pipeline.sinks.places import except_at, only_at, taken
-from servicebroker.pipeline.sinks.replacing import carried
+from servicebroker.pipeline.sinks import row_selection
+from servicebroker.pipeline.sinks.landing import newest_by_key, target
+from servicebroker.pipeline.sinks.row_selection import exclude_rows, select_rows, take_rows
+from servicebroker.pipeline.sinks.row_replacement import carry_columns
 from servicebroker.pipeline.sinks.tables import TableFile
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.stream import rows as source_rows
@@ -65,14 +65,14 @@ def test_a_batch_of_more_text_than_an_array_holds_has_a_newest_row(tmp_path):
     }
     order = pa.chunked_array([pa.array([(37 * place) % PIECE_COUNT], LONG) for place in range(PIECE_COUNT)])
     rows = rows_with(into.schema, one, note=large(pa.string()), _queuing_order=order)
-    (found,) = newest(rows, into).select(["id", "_queuing_order"]).to_pylist()
+    (found,) = newest_by_key(rows, into).select(["id", "_queuing_order"]).to_pylist()
     assert found == {"id": 7, "_queuing_order": PIECE_COUNT - 1}
 
 
 def test_more_text_of_others_than_an_array_holds_goes_on_beside_its_rows():
     key = pa.chunked_array([pa.array([place], LONG) for place in range(PIECE_COUNT)])
     lake = Lake(pa.table({"id": key, "theirs": large(pa.string())}))
-    rows = carried(lake, pa.table({"id": [5, 1000, 3]}), ["id"], ["theirs"])
+    rows = carry_columns(lake, pa.table({"id": [5, 1000, 3]}), ["id"], ["theirs"])
     assert rows.column("id").to_pylist() == [5, 1000, 3]
     assert [None if text is None else len(text) for text in rows.column("theirs").to_pylist()] == [
         PIECE_BYTES,
@@ -84,17 +84,17 @@ def test_more_text_of_others_than_an_array_holds_goes_on_beside_its_rows():
 def test_more_bodies_than_an_array_holds_are_read_again(tmp_path):
     rule = MessageRule("Order", "text", "orders", maximum_body=10)
     rows = rows_with(source_rows.arrow_schema(), message(1, b""), message_body=large(pa.binary()))
-    assert Sorter(pipeline(tmp_path, rule), QUEUE).reread(rule, rows)[1] == []
+    assert Sorter(pipeline(tmp_path, rule), QUEUE).decode_readable(rule, rows)[1] == []
 
 
 def test_rows_are_found_by_their_places(seeded_random, monkeypatch):
-    monkeypatch.setattr(places, "LARGE", 100)
+    monkeypatch.setattr(row_selection, "MAX_TAKE_BYTES", 100)
     for _ in range(100):
         count = seeded_random.randrange(1, 20)
         rows = pa.table({"a": ["x" * seeded_random.randrange(40) for _ in range(count)], "b": range(count)})
         rows = pa.concat_tables([rows.slice(0, count // 2), rows.slice(count // 2)])
         given = [seeded_random.choice([None, *range(count)]) for _ in range(seeded_random.randrange(30))]
-        assert taken(rows, pa.array(given, LONG)).to_pylist() == rows.take(pa.array(given, LONG)).to_pylist()
+        assert take_rows(rows, pa.array(given, LONG)).to_pylist() == rows.take(pa.array(given, LONG)).to_pylist()
         some = pa.array({place for place in given if place is not None}, LONG)
-        assert only_at(rows, some).column("b").to_pylist() == sorted(some.to_pylist())
-        assert except_at(rows, some).column("b").to_pylist() == sorted({*range(count)} - {*some.to_pylist()})
+        assert select_rows(rows, some).column("b").to_pylist() == sorted(some.to_pylist())
+        assert exclude_rows(rows, some).column("b").to_pylist() == sorted({*range(count)} - {*some.to_pylist()})

@@ -11,19 +11,19 @@ pytest.importorskip("pyspark")
 from pipeline_tables import QUEUE, batch, message, order, pipeline
 from servicebroker.pipeline.definition import DefinitionError, Pipeline
 from servicebroker.pipeline.file import parse_pipeline
-from servicebroker.pipeline.last_run import LastRun, in_words, last_run
+from servicebroker.pipeline.last_run import LastRun, describe, read_last_run
 from servicebroker.pipeline.metrics import Metrics
 from servicebroker.pipeline.quarantine_counts import (
     TooManyQuarantined,
     check_limits,
-    forget,
+    remove_counts,
     limits_of,
-    nested,
-    note,
-    place,
-    read_noted,
+    by_message_type,
+    write_counts,
+    counts_path,
+    read_counts,
 )
-from servicebroker.pipeline.queue_run import QueueRun, State
+from servicebroker.pipeline.queue_run import QueueRun, QueueState
 from servicebroker.pipeline.run import Run
 from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 
@@ -49,34 +49,34 @@ def bad_ones():
 
 def test_what_lands_in_quarantine_is_noted_by_type_and_reason(tmp_path):
     pipe = pipeline(tmp_path, unconfigured="quarantine")
-    notes = place(pipe, QUEUE)
-    assert read_noted(notes) == Counter()
+    notes = counts_path(pipe, QUEUE)
+    assert read_counts(notes) == Counter()
     land(pipe, 0, order(100), order(101))
     assert not notes.exists()
     land(pipe, 1, *bad_ones())
-    assert read_noted(notes) == BAD
-    assert nested(read_noted(notes)) == {
+    assert read_counts(notes) == BAD
+    assert by_message_type(read_counts(notes)) == {
         "Order": {"malformed": 2, "wrong type": 1},
         "Strange": {"unconfigured type": 1},
     }
     land(pipe, 1, *bad_ones())  # as after a failure between the table and the checkpoint
-    assert read_noted(notes) == BAD
+    assert read_counts(notes) == BAD
     land(pipe, 2, message(6, b"?"))
-    assert read_noted(notes) == BAD | {("Order", "malformed"): 3}
-    forget(notes)
-    assert read_noted(notes) == Counter()
+    assert read_counts(notes) == BAD | {("Order", "malformed"): 3}
+    remove_counts(notes)
+    assert read_counts(notes) == Counter()
 
 
 def test_a_batch_that_comes_again_takes_the_place_of_its_first_try(tmp_path):
     notes = tmp_path / "notes.json"
-    note(notes, 0, Counter({("A", "empty"): 1}))
-    note(notes, 1, Counter({("A", "empty"): 4, ("B", "malformed"): 2}))
-    note(notes, 1, Counter({("A", "empty"): 3}))
-    assert read_noted(notes) == {("A", "empty"): 4}
+    write_counts(notes, 0, Counter({("A", "empty"): 1}))
+    write_counts(notes, 1, Counter({("A", "empty"): 4, ("B", "malformed"): 2}))
+    write_counts(notes, 1, Counter({("A", "empty"): 3}))
+    assert read_counts(notes) == {("A", "empty"): 4}
 
 
 def queue_run(counts, once=True):
-    run = QueueRun(QUEUE, lambda: None, once, noted=lambda: Counter(counts))
+    run = QueueRun(QUEUE, lambda: None, once, read_quarantine=lambda: Counter(counts))
     run.messages, run.batches = 60, 1
     return run
 
@@ -84,16 +84,16 @@ def queue_run(counts, once=True):
 def test_a_run_tells_what_is_in_quarantine(caplog, tmp_path):
     caplog.set_level(logging.INFO, "servicebroker.pipeline")
     run = queue_run({("Order", "malformed"): 50})
-    run._landed_batch(60, 600, 1.0)
+    run._count_batch(60, 600, 1.0)
     (told,) = caplog.records
     assert (told.levelname, told.fields["quarantined"]) == ("WARNING", 50)
     assert told.fields["quarantined_by_rule"] == {"Order": {"malformed": 50}}
     assert "60 messages, 600 bytes, 50 in quarantine (Order: malformed 50), 1.0 s" in told.getMessage()
-    run._landed_batch(1, 10, 1.0)
+    run._count_batch(1, 10, 1.0)
     assert (caplog.records[-1].levelname, caplog.records[-1].fields["quarantined"]) == ("INFO", 0)
-    assert run.figures()["quarantined"] == 50
-    assert run.figures()["quarantined_by_rule"] == {"Order": {"malformed": 50}}
-    assert run.landed() == "60 messages in 3 batches, 50 in quarantine (Order: malformed 50)"
+    assert run.counts()["quarantined"] == 50
+    assert run.counts()["quarantined_by_rule"] == {"Order": {"malformed": 50}}
+    assert run.describe_landed() == "60 messages in 3 batches, 50 in quarantine (Order: malformed 50)"
     metrics = Metrics("orders")
     metrics.queues = [run]
     labels = {"pipeline": "orders", "queue": QUEUE.label, "type": "Order", "reason": "malformed"}
@@ -104,13 +104,13 @@ def test_the_last_run_says_what_went_into_quarantine(tmp_path):
     pipe = pipeline(tmp_path)
     run = queue_run({("Order", "malformed"): 50})
     run.take_quarantined()
-    with pytest.raises(TooManyQuarantined), LastRun.noted(pipe) as noted:
+    with pytest.raises(TooManyQuarantined), LastRun.recording(pipe) as noted:
         noted.queues = [run]
         Run([run], fails_on_quarantine=True).check()
-    told = last_run(pipe)
+    told = read_last_run(pipe)
     assert told["queues"][0]["quarantined_by_rule"] == {"Order": {"malformed": 50}}
-    assert in_words(told)[1:] == ["Shop.Stock: 50 of 60 messages went into quarantine (Order: malformed 50)."]
-    assert "50 messages went into quarantine in this run" in in_words(told)[0]
+    assert describe(told)[1:] == ["Shop.Stock: 50 of 60 messages went into quarantine (Order: malformed 50)."]
+    assert "50 messages went into quarantine in this run" in describe(told)[0]
 
 
 @pytest.mark.parametrize(
@@ -142,15 +142,15 @@ def test_nothing_in_quarantine_is_always_allowed():
 def test_a_run_that_goes_on_ends_at_once_and_one_that_ends_lands_the_rest(once):
     run = queue_run({("Order", "malformed"): 1}, once=once)
     run.take_quarantined()
-    run.state = State.ENDED
+    run.state = QueueState.ENDED
     runs = Run([run], {"Order": 0})
     if once:
-        runs.look()
+        runs.poll()
         with pytest.raises(TooManyQuarantined):
             runs.check()
     else:
         with pytest.raises(TooManyQuarantined):
-            runs.look()
+            runs.poll()
 
 
 def written(line):

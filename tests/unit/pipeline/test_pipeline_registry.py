@@ -23,9 +23,9 @@ from pipeline_tables import NOON, QUEUE, batch, land, message, pipeline, table
 from schema_registry import serving
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import schema_registry
-from servicebroker.pipeline.decoding import Column, Undecodable, registered
+from servicebroker.pipeline.decoding import Column, Undecodable, registry_decoder
 from servicebroker.pipeline.definition import MessageRule
-from servicebroker.pipeline.schema_registry import TOKEN, URL, USER_INFO, check_registry, find
+from servicebroker.pipeline.schema_registry import TOKEN, URL, USER_INFO, check_registry, fetch_schema
 from servicebroker.pipeline.sinks.maintenance import replay
 from servicebroker.pipeline.sorting import Sorter
 
@@ -38,7 +38,7 @@ def registry(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with serving() as stand_in:
         yield stand_in
-    find.cache_clear()
+    fetch_schema.cache_clear()
 
 
 def rule(registry, format_, columns=COLUMNS, **more):
@@ -175,12 +175,12 @@ def test_a_body_of_protobuf_says_which_message_it_is(registry, way, name, values
 
 
 def test_what_is_remembered_of_schemas_that_bodies_name_is_bounded(registry, monkeypatch):
-    monkeypatch.setattr(registered, "MAX_KNOWN", 20)
+    monkeypatch.setattr(registry_decoder, "MAX_CACHED_DECODERS", 20)
     has_proto(registry, 3, proto_file("a.proto", "", ("Order", [("id", LONG_TYPE)], [])))
     reader = rule(registry, "protobuf").decoder()
     for step in range(1, 64):
         reason(reader, headed(3, b"", bytes([2, 2 * step])))
-    assert len(reader._known) == 20
+    assert len(reader._decoders) == 20
     assert reader.decode(headed(3, b"\x08\x05", b"\x00"))[0] == 5
 
 
@@ -353,16 +353,16 @@ def test_credentials_go_to_no_registry_that_only_a_file_names(registry, monkeypa
 def test_a_redirect_to_elsewhere_is_not_followed(registry, place):
     registry.answers["/schemas/ids/1"] = (302, place.format(host=registry.url.removeprefix("http://")))
     with pytest.raises(InstanceError, match=r"another server|not allowed"):
-        find(registry.url, 1)
+        fetch_schema(registry.url, 1)
 
 
 def test_a_redirect_within_the_registry_is_followed(registry):
     registry.has(2, "JSON", "true")
     registry.answers["/schemas/ids/1"] = (302, "/schemas/ids/2")
-    assert find(registry.url, 1).content == b"true"
+    assert fetch_schema(registry.url, 1).content == b"true"
     registry.answers["/schemas/ids/3"] = (302, "/schemas/ids/3")
     with pytest.raises(InstanceError, match="answers 302"):
-        find(registry.url, 3)
+        fetch_schema(registry.url, 3)
 
 
 def refer(registry, name, *others):
@@ -428,7 +428,7 @@ def test_a_schema_that_needs_too_many_others_is_quarantined(registry):
 def test_an_answer_that_makes_no_sense_is_one_clear_error(registry, answer):
     registry.answers["/schemas/ids/1"] = answer
     with pytest.raises(InstanceError) as refused:
-        find(registry.url, 1)
+        fetch_schema(registry.url, 1)
     assert registry.url in str(refused.value)
     assert len(str(refused.value)) < 400
 
@@ -450,7 +450,7 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
         try:
             started = time.monotonic()
             with pytest.raises(InstanceError, match=r"has not answered within 0.5 s"):
-                find(f"http://127.0.0.1:{server.getsockname()[1]}", 1)
+                fetch_schema(f"http://127.0.0.1:{server.getsockname()[1]}", 1)
             assert time.monotonic() - started < 5
         finally:
             ended.set()

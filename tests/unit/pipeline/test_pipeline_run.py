@@ -15,7 +15,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import run as pipeline_run
 from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
 from servicebroker.pipeline.metrics import Metrics
-from servicebroker.pipeline.queue_run import LONGEST_PAUSE, STARTS, QueueRun, Started, State
+from servicebroker.pipeline.queue_run import MAX_RETRY_DELAY_S, MAX_STARTS_WITHOUT_BATCH, QueueRun, Started, QueueState
 from servicebroker.pipeline.run import Run
 
 SLOW = "Query q terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
@@ -62,21 +62,21 @@ class Queries:
     def clear(self):
         self.cleared += 1
 
-    def look(self):
-        """As `Run.look`; the seconds until the next start, None when none is awaited."""
+    def poll(self):
+        """As `Run.poll`; the seconds until the next start, None when none is awaited."""
         if self.run.is_due:
-            self.run.begin()
-        self.run.look()
-        return self.run._due - self.now if self.run.state is State.WAITS else None
+            self.run.start_query()
+        self.run.poll()
+        return self.run._next_start - self.now if self.run.state is QueueState.WAITING else None
 
 
 def test_it_has_ended_when_it_is_not_active():
     queries = Queries(Query(is_active=True))
-    assert queries.look() is None
-    assert (queries.run.state, queries.cleared) == (State.RUNS, 0)
+    assert queries.poll() is None
+    assert (queries.run.state, queries.cleared) == (QueueState.RUNNING, 0)
     queries.run._started.query.isActive = False
-    queries.look()
-    assert (queries.run.state, queries.cleared) == (State.ENDED, 1)
+    queries.poll()
+    assert (queries.run.state, queries.cleared) == (QueueState.ENDED, 1)
 
 
 def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
@@ -84,9 +84,9 @@ def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
     queries = Queries(*[Query(problem=BROKEN)] * 9, landed)
     pauses = []
     for _ in range(10):
-        pauses.append(queries.look())
-        queries.now = queries.run._due
-    assert pauses == [1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE, 1]
+        pauses.append(queries.poll())
+        queries.now = queries.run._next_start
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_RETRY_DELAY_S, 1]
     assert (queries.run.restarts, queries.run.reason, queries.cleared) == (10, "The disk is full.", 10)
     told = [record for record in caplog.records if record.fields["event"] == "queue restarts"]
     assert told[2].getMessage() == (
@@ -96,24 +96,24 @@ def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):
 
 
 def test_a_query_that_is_to_end_is_not_started_for_ever():
-    queries = Queries(*[Query(problem=SLOW), InstanceError("It cannot be read.")] * STARTS, once=True)
-    for _ in range(STARTS):
-        assert queries.run.state is State.WAITS
-        queries.look()
-        queries.now = queries.run._due
-    assert (queries.run.state, queries.run.restarts) == (State.FAILED, STARTS - 1)
+    queries = Queries(*[Query(problem=SLOW), InstanceError("It cannot be read.")] * MAX_STARTS_WITHOUT_BATCH, once=True)
+    for _ in range(MAX_STARTS_WITHOUT_BATCH):
+        assert queries.run.state is QueueState.WAITING
+        queries.poll()
+        queries.now = queries.run._next_start
+    assert (queries.run.state, queries.run.restarts) == (QueueState.FAILED, MAX_STARTS_WITHOUT_BATCH - 1)
 
 
 def test_a_rule_that_says_stop_is_obeyed_at_once():
     queries = Queries(Query(problem=STOP))
-    queries.look()
-    assert (queries.run.state, queries.run.restarts) == (State.FAILED, 0)
+    queries.poll()
+    assert (queries.run.state, queries.run.restarts) == (QueueState.FAILED, 0)
 
 
-@pytest.mark.parametrize(("once", "state"), [(True, State.FAILED), (False, State.WAITS)])
+@pytest.mark.parametrize(("once", "state"), [(True, QueueState.FAILED), (False, QueueState.WAITING)])
 def test_an_old_checkpoint_ends_a_run_that_is_to_end_at_once(once, state):
     queries = Queries(OldCheckpoint("It is older."), once=once)
-    queries.run.begin()
+    queries.run.start_query()
     assert (queries.run.state, queries.run.reason) == (state, "It is older.")
 
 
@@ -121,11 +121,11 @@ def test_one_that_fails_leaves_the_others_alone():
     bad, good = Queries(Query(problem=STOP)), Queries(Query(is_active=True))
     run = Run([bad.run, good.run])
     for _ in range(3):
-        run.look()
-    assert [one.state for one in run.queues] == [State.FAILED, State.RUNS]
+        run.poll()
+    assert [one.state for one in run.queues] == [QueueState.FAILED, QueueState.RUNNING]
     assert not run.is_over
     good.run._started.query.isActive = False
-    run.look()
+    run.poll()
     assert run.is_over
     with pytest.raises(InstanceError, match=r"'Shop.StockQueue' is not read any more: The pipeline says stop\."):
         run.check()
@@ -135,8 +135,8 @@ def test_queues_start_one_after_the_other():
     waiting = [Queries(Query(is_active=True)) for _ in range(3)]
     run = Run([one.run for one in waiting])
     for count in range(1, 4):
-        run.look()
-        assert [one.state for one in run.queues].count(State.RUNS) == count
+        run.poll()
+        assert [one.state for one in run.queues].count(QueueState.RUNNING) == count
 
 
 def test_batches_are_told_and_counted_over_restarts(caplog):
@@ -153,7 +153,7 @@ def test_batches_are_told_and_counted_over_restarts(caplog):
     again = [Progress(2, 2), Progress(3, 0, messagesRead=4, bytesRead=4), Progress(3, 2, messagesRead=5, bytesRead=6)]
     queries = Queries(first, Query(is_active=True, told=again))
     for _ in range(3):
-        queries.look()
+        queries.poll()
         queries.now += 1
     assert queries.run.totals() == {"batches": 4, "messages": 10, "bytes": 56, "quarantined": 0, "restarts": 1}
     told = [record for record in caplog.records if record.fields["event"] == "batch"]

@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_pa
         5: ("too large", b"1234"),
         6: ("unconfigured type", b"what"),
     }
-    assert found.bad == []
+    assert found.failures == []
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_rule_may_stop_the_pipeline_or_end_the_conversation(tmp_path):
         Sorter(pipeline(tmp_path, stop), QUEUE).sort(bad, NOON)
     end = MessageRule("Order", "json", "orders", ORDER.columns, when_bad="end conversation")
     found = Sorter(pipeline(tmp_path, end), QUEUE).sort(bad, NOON)
-    assert [(one.conversation_handle, one.reason) for one in found.bad] == [("broken", "malformed")]
+    assert [(one.conversation_handle, one.reason) for one in found.failures] == [("broken", "malformed")]
     assert found.tables["quarantine"].num_rows == 1
 
 
@@ -434,7 +434,7 @@ def test_parquet_files_that_have_landed_stay_when_their_batch_comes_again_with_l
 
 def test_a_batch_of_parquet_files_that_was_cut_off_lands_whole(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, format="parquet")
-    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.FULL", 1)  # a file for each part
+    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.MAX_BUFFERED_BYTES", 1)  # a file for each part
     parts = [batch(order(number)) for number in range(3)]
 
     def cut(folder, name, new):

@@ -43,13 +43,13 @@ def test_large_columns_are_as_others(text, plain):
 
 
 def test_without_a_key_pieces_take_turns(monkeypatch):
-    monkeypatch.setattr(staging, "PIECE_MESSAGES", 2)
+    monkeypatch.setattr(staging, "MAX_PIECE_MESSAGES", 2)
     found = cut(batch(message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=3, first=1)
     assert found == [(0, "T", [b"3", b"4"]), (1, "T", [b"5"]), (2, "T", [b"1", b"2"])]
 
 
 def test_equal_keys_share_a_slot_in_their_order(monkeypatch):
-    monkeypatch.setattr(staging, "PIECE_MESSAGES", 3)
+    monkeypatch.setattr(staging, "MAX_PIECE_MESSAGES", 3)
     keys = [f"customer {n % 7}" for n in range(50)] + [None]
     found = cut(
         batch(k=keys[:20], message_body=[b"%d" % n for n in range(20)]),
@@ -83,14 +83,14 @@ def test_a_change_of_type_on_one_key_leaves_the_other_slots_alone():
 
 
 def test_large_bodies_make_small_pieces(monkeypatch):
-    monkeypatch.setattr(staging, "PIECE_BYTES", 10)
+    monkeypatch.setattr(staging, "MAX_PIECE_BYTES", 10)
     found = cut(batch(message_body=[b"x" * 8] * 5), slots=1)
     assert [len(bodies) for _, _, bodies in found] == [2, 2, 1]
 
 
 def test_a_piece_goes_on_over_batches_until_a_body_fills_it(monkeypatch):
-    monkeypatch.setattr(staging, "PIECE_MESSAGES", 4)
-    monkeypatch.setattr(staging, "PIECE_BYTES", 10)
+    monkeypatch.setattr(staging, "MAX_PIECE_MESSAGES", 4)
+    monkeypatch.setattr(staging, "MAX_PIECE_BYTES", 10)
     sizes = [[3, 3], [3, None, 20, 1], [1, 1], [0, 5, 10, 10]]
     batches = [
         batch(k=["a"] * len(some), message_body=pa.array([None if n is None else b"x" * n for n in some], pa.binary()))

@@ -77,7 +77,7 @@ def run(
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of a Java that has ended we tell ourselves
     pipeline = _read(file)
     from servicebroker.pipeline.metrics import Metrics
-    from servicebroker.pipeline.run import LOOK, Run, running
+    from servicebroker.pipeline.run import POLL_INTERVAL_S, Run, running
 
     over = threading.Event()
     stopping.at_signal(over.set, stopping.kill_all)
@@ -101,10 +101,10 @@ def run(
         ):
             metrics.queues = found.queues
             while not found.is_over and not over.is_set():
-                found.look()
+                found.poll()
                 if live is not None:
                     live.update(Text(line("  ".join(_shown(one) for one in found.queues))))
-                over.wait(LOOK)
+                over.wait(POLL_INTERVAL_S)
             if live is not None:
                 live.update("Ending")
             found.check()
@@ -152,12 +152,12 @@ def _told_end(pipeline: Pipeline, found: Run) -> None:
 
 def _tell(runs: list[QueueRun], as_json: bool) -> None:
     if as_json:
-        told = [{"queue": one.label, **one.figures(), "state": one.state, "reason": one.reason} for one in runs]
+        told = [{"queue": one.label, **one.counts(), "state": one.state, "reason": one.reason} for one in runs]
         say_json({"queues": told})
         return
     for one in runs:
         again = f", {counted(one.restarts, 'restart')}" if one.restarts else ""
-        say(f"{one.label}: {one.landed()}{again}")
+        say(f"{one.label}: {one.describe_landed()}{again}")
 
 
 @app.command()
@@ -221,12 +221,12 @@ def status(
 
 
 def _status_told(pipeline: Pipeline) -> dict[str, Any]:
-    from servicebroker.pipeline.last_run import last_run
+    from servicebroker.pipeline.last_run import read_last_run
     from servicebroker.pipeline.sinks.maintenance import status as look
 
     found = look(pipeline)
     return {
-        "run": last_run(pipeline),
+        "run": read_last_run(pipeline),
         "tables": [table._asdict() for table in found.tables],
         "queues": [queue._asdict() for queue in found.queues],
         "quarantined": {": ".join(pair): count for pair, count in found.quarantined.items()},
@@ -234,7 +234,7 @@ def _status_told(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _status(pipeline: Pipeline) -> Group:
-    from servicebroker.pipeline.last_run import in_words, last_run
+    from servicebroker.pipeline.last_run import describe, read_last_run
     from servicebroker.pipeline.sinks.maintenance import status as look
 
     found = look(pipeline)
@@ -249,7 +249,7 @@ def _status(pipeline: Pipeline) -> Group:
         for queue in found.queues
     ]
     return Group(
-        *(Text(line(words)) for words in in_words(last_run(pipeline))),
+        *(Text(line(words)) for words in describe(read_last_run(pipeline))),
         _table("table", "rows", "files", "bytes", rows=found.tables),
         _table("queue", "last batch", "behind", "oldest, seconds", "held back by process", rows=shown),
         *(Text(line(f"{queue.queue}: {queue.problem}")) for queue in found.queues if queue.problem),
@@ -349,7 +349,7 @@ def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
     from servicebroker.pipeline.sinks.landing import target
 
     return [
-        (table, change) for table in pipeline.table_names() for change in target(pipeline, table).lacks().sentences()
+        (table, change) for table in pipeline.table_names() for change in target(pipeline, table).plan_schema_change().sentences()
     ]
 
 

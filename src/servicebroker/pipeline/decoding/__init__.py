@@ -1,18 +1,18 @@
-"""Bodies of messages into the values of columns: pure functions of bytes.
+"""Decoders of message bodies into values of columns: pure functions of bytes.
 
-**The problem.** Bodies come from strangers. A few kilobytes may describe gigabytes of values, or end a process that
-decodes them by a library written in C. A body that cannot be read must say why and cost little.
+**The problem.** Bodies come from strangers. A few kilobytes may describe gigabytes of values, or crash a process that
+decodes them with a library written in C. An unreadable body must give a reason and cost little.
 
 **The flow.** `decoder(format, ...)` makes a `Decoder`; its `decode` returns the values of its columns or raises
 `Undecodable`. The format's file finds a value in the body (`plain.py` for JSON, text and bytes, `xml.py`, `avro.py`,
-`protobuf.py`). `columns.py` makes a value of the column's type from it.
+`protobuf.py`). `columns.py` converts it to the column's type.
 
 **The rules.**
 
-* The same bytes and rule give the same values, on any machine and at any time: a batch that comes again lands alike.
-* Nothing but `Undecodable` is raised, whatever the bytes are. Its `reason` is the same for all of its kind. A
-  `RegisteredDecoder` (`registered.py`) raises, too, what the function raises that finds its schemas.
-* A library that makes a Python object of each value gets a body of at most `MAX_VALUES` values. Bodies are measured
+* The same bytes and rule give the same values, on any machine and at any time: a repeated batch lands alike.
+* Only `Undecodable` is raised, whatever the bytes are. Its `reason` is the same for all errors of a kind. A
+  `RegisteredDecoder` (`registry_decoder.py`) also raises the errors of its schema finder.
+* A library that makes a Python object of each value gets bodies of at most `MAX_VALUES` values. Bodies are measured
   before they are decoded: `plain.py` for JSON, `avro_limits.py`, `protobuf_limits.py`.
 * No body makes a decoder read a file or the network.
 
@@ -29,13 +29,13 @@ from servicebroker.pipeline.decoding.columns import Column, Decoder, Undecodable
 from servicebroker.pipeline.decoding.json_schema import JsonSchema
 from servicebroker.pipeline.decoding.plain import BinaryDecoder, JsonDecoder, TextDecoder
 from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder
-from servicebroker.pipeline.decoding.registered import RegisteredDecoder
+from servicebroker.pipeline.decoding.registry_decoder import RegisteredDecoder
 from servicebroker.pipeline.decoding.xml import XmlDecoder
 
 FORMATS = ("json", "xml", "avro", "protobuf", "text", "binary")
 UTF_8 = "utf-8"
 
-__all__ = ["FORMATS", "UTF_8", "Column", "Decoder", "RegisteredDecoder", "Undecodable", "check_given", "decoder"]
+__all__ = ["FORMATS", "UTF_8", "Column", "Decoder", "RegisteredDecoder", "Undecodable", "check_arguments", "decoder"]
 
 
 def decoder(
@@ -47,38 +47,40 @@ def decoder(
     encoding: str = UTF_8,
     refuse_extra: bool = False,
 ) -> Decoder:
-    """What reads bodies of that format.
+    """Return a decoder for bodies of a format.
 
     Args:
         format_: one of `FORMATS`.
-        columns: what to take out of a body; for Avro and Protobuf everything, when there are none.
+        columns: the values to take from a body; none for Avro and Protobuf means all fields.
         schema: content of the JSON Schema, the XSD, the Avro schema, or the Protobuf descriptor set.
         message: full name of the Protobuf message.
-        encoding: of text.
-        refuse_extra: whether a field that no column takes makes a body undecodable.
+        encoding: encoding of text.
+        refuse_extra: a field that no column takes makes a body undecodable.
 
     Raises:
-        ValueError: the schema is none, or does not go with the columns; or something is said that the format has not.
+        ValueError: the schema is invalid or does not match the columns, or an argument is not for this format.
     """
-    check_given(format_, columns, message=message, encoding=encoding, refuse_extra=refuse_extra)
+    check_arguments(format_, columns, message=message, encoding=encoding, refuse_extra=refuse_extra)
     if format_ == "json":
         return JsonDecoder(columns, refuse_extra, None if schema is None else JsonSchema(schema))
     if format_ == "xml":
         return XmlDecoder(columns, schema)
     if format_ == "avro":
-        return _complete(AvroDecoder(columns, schema or b"", refuse_extra))
+        return _with_all_fields(AvroDecoder(columns, schema or b"", refuse_extra))
     if format_ == "protobuf":
-        return _complete(ProtobufDecoder(columns, schema or b"", message, refuse_extra))
+        return _with_all_fields(ProtobufDecoder(columns, schema or b"", message, refuse_extra))
     if schema is not None:
         raise ValueError(f"{format_} has no schema")
     return TextDecoder(encoding) if format_ == "text" else BinaryDecoder()
 
 
-def check_given(format_: str, columns: Sequence[Column], *, message: str, encoding: str, refuse_extra: bool) -> None:
-    """Refuse what a format would not heed.
+def check_arguments(
+    format_: str, columns: Sequence[Column], *, message: str, encoding: str, refuse_extra: bool
+) -> None:
+    """Refuse arguments that a format would ignore.
 
     Raises:
-        ValueError: it is said.
+        ValueError: there is such an argument.
     """
     if columns and format_ in ("text", "binary"):
         raise ValueError(f"{format_} has one column of its own: leave columns out")
@@ -93,13 +95,13 @@ def check_given(format_: str, columns: Sequence[Column], *, message: str, encodi
 D = TypeVar("D", AvroDecoder, ProtobufDecoder)
 
 
-def _complete(made: D) -> D:
-    """A decoder whose columns all have a field in its schema.
+def _with_all_fields(new_decoder: D) -> D:
+    """Return the decoder if its schema has a field for each column.
 
     Raises:
-        ValueError: one has none.
+        ValueError: a column has no field.
     """
-    for column in made.columns:
-        if column.steps[0] not in made.fields:
+    for column in new_decoder.columns:
+        if column.steps[0] not in new_decoder.fields:
             raise ValueError(f"the schema has no field '{column.steps[0]}' for the column '{column.name}'")
-    return made
+    return new_decoder

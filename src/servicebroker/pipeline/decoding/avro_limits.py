@@ -1,11 +1,11 @@
 """Limits of an Avro body, checked before the library decodes it.
 
-fastavro recurses in C and makes a Python object of every value. So a few kilobytes could end the process (a record
-that holds itself, nested 5,000 deep), take gigabytes (many records of 200 fields of type null) or compute for minutes
-(a decimal of a megabyte). `Limits.check` walks such a body first, without recursion and without making values.
+fastavro recurses in C and makes a Python object of every value. So a few kilobytes could crash the process (a record
+nested in itself 5,000 times), take gigabytes (many records of 200 fields of type null), or compute for minutes (a
+decimal of a megabyte). `AvroLimits.check` walks such a body first, without recursion and without making values.
 
-Most schemas leave no room for any of that. Their bodies are walked only when they are so large that they may hold more
-than `MAX_VALUES` values.
+Most schemas allow none of that. Their bodies are walked only if they are large enough for more than `MAX_VALUES`
+values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from servicebroker.pipeline.decoding.columns import MAX_VALUES, Undecodable, too_many_values
 
-MAX_DEPTH = 64  # values in each other; fastavro takes some hundred bytes of C stack for each
-MAX_SCHEMA_DEPTH = 4 * MAX_DEPTH  # levels of JSON: a record in a record takes three or four
-MAX_DECIMAL_BYTES = 512  # of a decimal, some 1,200 digits; Python's conversion takes time by their square
-MAX_VARINT_BYTES = 10  # of a long
+MAX_DEPTH = 64  # of nested values; fastavro takes some hundred bytes of C stack for each level
+MAX_SCHEMA_DEPTH = 4 * MAX_DEPTH  # in levels of JSON: a record in a record takes three or four
+MAX_DECIMAL_BYTES = 512  # about 1,200 digits; the time of Python's conversion grows with their square
+MAX_VARINT_BYTES = 10  # a long has 64 bits, 7 in each byte
 
 _BYTES_PER_DIGIT = 0.4153  # log2(10) / 8
 _FIXED_BYTES = {"boolean": 1, "float": 4, "double": 8, "null": 0}
@@ -27,22 +27,22 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 class _Repeated(NamedTuple):
-    """The items of an array or a map that are still to be walked: `left` of the block, then further blocks."""
+    """The remaining items of an array or a map: `left` items of the current block, then further blocks."""
 
     schema: Mapping[str, Any]
     left: int
 
 
-class Limits:
-    """What bodies of a schema are checked for.
+class AvroLimits:
+    """Limits for the bodies of a schema.
 
     Args:
-        schema: as fastavro has parsed it.
-        named: its named types, as fastavro has parsed them.
-        added_fields: how many fields a record can get from another schema by which bodies are read.
+        schema: as parsed by fastavro.
+        named: its named types, as parsed by fastavro.
+        added_fields: number of fields that a record can get from the reader's schema.
 
     Raises:
-        ValueError: bodies of this schema cannot be bounded, or all of them are beyond the limits.
+        ValueError: bodies of this schema cannot be bounded, or all of them exceed the limits.
     """
 
     def __init__(self, schema: Any, named: Mapping[str, Any], added_fields: int = 0) -> None:
@@ -57,32 +57,33 @@ class Limits:
         if depth > MAX_DEPTH:
             raise ValueError(f"its types are {depth} deep in each other; {MAX_DEPTH} is the most")
         self._walks_all = survey.is_recursive or survey.has_empty
-        self._largest_unwalked = MAX_VALUES // (depth * (1 + added_fields))  # bytes
+        self._max_unwalked_bytes = MAX_VALUES // (depth * (1 + added_fields))
         if survey.has_decimal:
-            self._largest_unwalked = min(self._largest_unwalked, MAX_DECIMAL_BYTES)
+            self._max_unwalked_bytes = min(self._max_unwalked_bytes, MAX_DECIMAL_BYTES)
 
     def check(self, body: bytes) -> None:
-        """Refuse a body that is beyond the limits.
+        """Refuse a body that exceeds the limits.
 
         Raises:
             Undecodable: too deep, too many values, wrong type (a decimal with more bytes than its precision needs), or
                 malformed.
         """
-        if self._walks_all or len(body) > self._largest_unwalked:
+        if self._walks_all or len(body) > self._max_unwalked_bytes:
             self._walk(body)
 
     def _walk(self, body: bytes) -> None:
-        place = values = 0
-        ahead: list[tuple[Any, int]] = [(self._schema, 1)]
-        while ahead:
-            schema, depth = ahead.pop()
+        position = values = 0
+        pending: list[tuple[Any, int]] = [(self._schema, 1)]
+        while pending:
+            schema, depth = pending.pop()
             if isinstance(schema, _Repeated):
-                place, left = (place, schema.left) if schema.left else _block(body, place)
+                position, left = (position, schema.left) if schema.left else _block(body, position)
                 if left:
-                    ahead.append((_Repeated(schema.schema, left - 1), depth))
+                    pending.append((_Repeated(schema.schema, left - 1), depth))
                     if schema.schema["type"] == "map":
-                        place = _skip(body, *reversed(_varint(body, place)))
-                    ahead.append((schema.schema["items" if schema.schema["type"] == "array" else "values"], depth + 1))
+                        position = _skip(body, *reversed(_varint(body, position)))
+                    item_key = "items" if schema.schema["type"] == "array" else "values"
+                    pending.append((schema.schema[item_key], depth + 1))
                 continue
             schema = self._named.get(schema, schema) if isinstance(schema, str) else schema
             values += 1
@@ -91,61 +92,61 @@ class Limits:
             if depth > MAX_DEPTH:
                 raise Undecodable("too deep", f"the body is nested more than {MAX_DEPTH} deep")
             if isinstance(schema, list):
-                branch, place = _varint(body, place)
+                branch, position = _varint(body, position)
                 if not 0 <= branch < len(schema):
                     raise Undecodable("malformed", f"a union has no branch {branch}")
-                ahead.append((schema[branch], depth))
+                pending.append((schema[branch], depth))
                 continue
             kind = schema if isinstance(schema, str) else schema["type"]
             if kind in ("record", "error"):
                 values += self._added_fields
-                ahead += [(field["type"], depth + 1) for field in reversed(schema["fields"])]
+                pending += [(field["type"], depth + 1) for field in reversed(schema["fields"])]
             elif kind in ("array", "map"):
-                ahead.append((_Repeated(schema, 0), depth))
+                pending.append((_Repeated(schema, 0), depth))
             elif kind in _VARINTS:
-                _, place = _varint(body, place)
+                _, position = _varint(body, position)
             elif kind in ("string", "bytes"):
-                length, place = _varint(body, place)
+                length, position = _varint(body, position)
                 _check_decimal(schema, length)
-                place = _skip(body, place, length)
+                position = _skip(body, position, length)
             elif kind == "fixed":
-                place = _skip(body, place, schema["size"])
+                position = _skip(body, position, schema["size"])
             elif isinstance(kind, str) and kind in _FIXED_BYTES:
-                place = _skip(body, place, _FIXED_BYTES[kind])
-            else:  # {"type": {"type": ...}}, or a named type
-                ahead.append((kind, depth))
+                position = _skip(body, position, _FIXED_BYTES[kind])
+            else:  # {"type": {"type": ...}}, or the name of a type
+                pending.append((kind, depth))
 
 
 class _Survey:
-    """What a schema leaves room for. A named type is looked at once, however often it is used."""
+    """The values that a schema allows. Each named type is visited once, however often it is used."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.is_recursive = False
-        self.has_empty = False  # a value outside a union that takes no bytes
+        self.has_empty = False  # a value of no bytes outside a union
         self.has_decimal = False
         self._named = named
-        self._depths: dict[str, int | None] = {}  # None: being looked at
+        self._depths: dict[str, int | None] = {}  # None: visit in progress
         self._empty: dict[str, bool] = {}
 
     def depth(self, schema: Any) -> int:
-        """How deep values are in each other, a named type within itself not counted."""
+        """Return the depth of nested values, without the recursion of a named type into itself."""
         if isinstance(schema, str):
             self.has_empty |= schema == "null"
             return self._depth_of_named(schema) if schema in self._named else 1
         if isinstance(schema, list):
-            return max((self.depth(one) for one in schema if one != "null"), default=1)
+            return max((self.depth(branch) for branch in schema if branch != "null"), default=1)
         if schema["type"] in _NAMED and schema["name"] in self._named:
             return self._depth_of_named(schema["name"])
         return self._depth_of(schema)
 
     def _depth_of_named(self, name: str) -> int:
         if name in self._depths:
-            known = self._depths[name]
-            self.is_recursive |= known is None
-            return known or 1
+            known_depth = self._depths[name]
+            self.is_recursive |= known_depth is None
+            return known_depth or 1
         self._depths[name] = None
-        self._depths[name] = found = self._depth_of(self._named[name])
-        return found
+        self._depths[name] = depth = self._depth_of(self._named[name])
+        return depth
 
     def _depth_of(self, schema: Mapping[str, Any]) -> int:
         kind = schema["type"]
@@ -164,7 +165,7 @@ class _Survey:
         return 1 if isinstance(kind, str) and kind not in self._named else self.depth(kind)
 
     def _takes_nothing(self, schema: Any) -> bool:
-        """Whether a value takes no bytes. A record within itself has no value that ends."""
+        """True if a value takes no bytes. A record nested in itself has no finite value."""
         if isinstance(schema, list):
             return False
         name = schema if isinstance(schema, str) else schema.get("name")
@@ -181,14 +182,14 @@ class _Survey:
 
 
 def check_nesting(schema: Any) -> None:
-    """Refuse the JSON of a schema that the library, which recurses, might not survive.
+    """Refuse the JSON of a schema that could crash the library, which recurses.
 
     Raises:
-        ValueError: it is nested too deeply.
+        ValueError: the schema is nested too deeply.
     """
     level = [schema]
     for _ in range(MAX_SCHEMA_DEPTH):
-        level = [inner for one in level for inner in _inner(one)]
+        level = [inner for value in level for inner in _inner(value)]
         if not level:
             return
     raise ValueError(f"it is nested more than {MAX_SCHEMA_DEPTH} levels deep")
@@ -202,7 +203,7 @@ def _inner(value: Any) -> Iterator[Any]:
 
 
 def _decimal_bytes(schema: Mapping[str, Any]) -> int:
-    """How many bytes a decimal of that precision may take: those of its digits, and one for the sign."""
+    """Return the maximum bytes of a decimal of that precision: those of its digits, and one for the sign."""
     return int(schema["precision"] * _BYTES_PER_DIGIT) + 2
 
 
@@ -212,25 +213,25 @@ def _check_decimal(schema: Any, length: int) -> None:
         raise Undecodable("wrong type", f"a decimal of precision {schema['precision']} has {length:,} bytes")
 
 
-def _block(body: bytes, place: int) -> tuple[int, int]:
-    """The place of the first item of a block, and how many items it has."""
-    count, place = _varint(body, place)
-    if count < 0:  # the block says how many bytes it has, too
-        _, place = _varint(body, place)
-    return place, abs(count)
+def _block(body: bytes, position: int) -> tuple[int, int]:
+    """Return the position of the first item of a block, and the number of its items."""
+    count, position = _varint(body, position)
+    if count < 0:  # a negative count is followed by the size of the block in bytes
+        _, position = _varint(body, position)
+    return position, abs(count)
 
 
-def _skip(body: bytes, place: int, length: int) -> int:
-    if not 0 <= length <= len(body) - place:
+def _skip(body: bytes, position: int, length: int) -> int:
+    if not 0 <= length <= len(body) - position:
         raise Undecodable("malformed", "the body ends within a value")
-    return place + length
+    return position + length
 
 
-def _varint(body: bytes, place: int) -> tuple[int, int]:
-    """A whole number, and the place behind it."""
+def _varint(body: bytes, position: int) -> tuple[int, int]:
+    """Return a whole number, and the position after it."""
     value = 0
-    for number, byte in enumerate(body[place : place + MAX_VARINT_BYTES]):
+    for number, byte in enumerate(body[position : position + MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * number
         if byte < 0x80:
-            return value >> 1 ^ -(value & 1), place + number + 1
+            return value >> 1 ^ -(value & 1), position + number + 1
     raise Undecodable("malformed", "a whole number does not end")

@@ -1,4 +1,4 @@
-"""Columns of a decoded body, and how a value that was found becomes a value of its column's type."""
+"""Columns of a decoded body, and the conversion of a value to the type of its column."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from json.encoder import encode_basestring
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
-MOST_DIGITS = 38  # of a decimal
+MAX_DECIMAL_DIGITS = 38  # precision of Spark's, Delta's and Iceberg's decimals
 MAX_VALUES = 1_000_000  # in a body; each becomes a Python object of about a hundred bytes
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_BEYOND_MICROSECONDS = re.compile(r"(?<=[0-9][.,])[0-9]{6}([0-9]+)")  # what Python would cut off
+_BEYOND_MICROSECONDS = re.compile(r"(?<=[0-9][.,])[0-9]{6}([0-9]+)")  # group 1: digits that Python would cut off
 _MICROSECOND: Final = timedelta(microseconds=1)
 _RANGES: Final = {"integer": 2**31, "long": 2**63}
 MISSING: Final = object()
 
 
 class Undecodable(Exception):
-    """Why a body cannot be read: `reason` in few words, the same for all of its kind, and `detail` of this one."""
+    """A body that cannot be read. `reason` is the kind of error in a few words, `detail` describes this error."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -35,12 +35,12 @@ class Undecodable(Exception):
 
 
 def too_many_values() -> Undecodable:
-    """Return the refusal of a body with more than `MAX_VALUES` values."""
+    """Return the error for a body with more than `MAX_VALUES` values."""
     return Undecodable("too many values", f"the body has more than {MAX_VALUES:,}")
 
 
-class Number:
-    """A number of JSON as it is written, where Python would keep another one: `1.10`, `1e400`, `-0`."""
+class JsonNumber:
+    """A JSON number as written, for numbers that Python would change: `1.10`, `1e400`, `-0`."""
 
     __slots__ = ("text",)
 
@@ -52,11 +52,11 @@ class Number:
 
 
 class Column(NamedTuple):
-    """A column: its type is one of `KINDS` or decimal(p,s).
+    """A column of a table. Its type `kind` is one of `KINDS`, or decimal(p,s).
 
     Attributes:
-        source: where its value stands, by default its name: a path, or the keys of one, each as it is.
-        rounds: whether digits that the type has no place for are rounded, and not refused.
+        source: place of its value in the body, by default its name: a path with dots, or a tuple of keys.
+        rounds: digits that do not fit the type are rounded, not refused.
     """
 
     name: str
@@ -67,86 +67,88 @@ class Column(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where the value stands in the body."""
+        """The place of the value in the body, as text."""
         return self.source if isinstance(self.source, str) and self.source else ".".join(self.source) or self.name
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The keys on the way to the value, from the outermost: a dot in a path goes one level down."""
+        """The keys on the path to the value, outermost first: a dot in a path goes one level down."""
         return self.source if self.source and isinstance(self.source, tuple) else tuple(self.path.split("."))
 
 
 class Decoder(Protocol):
-    """Reads bodies of one message type."""
+    """Decodes the bodies of one message type."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """What it gives."""
+        """The columns of the decoded values."""
         ...
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """The values of the columns.
+        """Return the values of the columns.
 
         Raises:
-            Undecodable: the body is not what it should be.
+            Undecodable: the body is invalid.
         """
         ...
 
 
 def check_kind(kind: str) -> None:
-    """Refuse a type that there is not.
+    """Refuse an unknown type.
 
     Raises:
-        ValueError: with those that there are.
+        ValueError: the text lists the known types.
     """
     if kind in KINDS:
         return
-    found = _DECIMAL.fullmatch(kind)
-    if found is None:
+    match = _DECIMAL.fullmatch(kind)
+    if match is None:
         raise ValueError(f"'{kind}' is no type: there are {', '.join(KINDS)} and decimal(precision, scale)")
-    if not 0 < int(found[1]) <= MOST_DIGITS or int(found[2]) > int(found[1]):
-        raise ValueError(f"'{kind}' is no type: precision goes from 1 to {MOST_DIGITS}, and scale up to precision")
+    if not 0 < int(match[1]) <= MAX_DECIMAL_DIGITS or int(match[2]) > int(match[1]):
+        raise ValueError(
+            f"'{kind}' is no type: precision goes from 1 to {MAX_DECIMAL_DIGITS}, and scale up to precision"
+        )
 
 
-def digits(kind: str) -> tuple[int, int] | None:
-    """Precision and scale of a decimal; None for other types."""
-    found = _DECIMAL.fullmatch(kind)
-    return (int(found[1]), int(found[2])) if found else None
+def decimal_digits(kind: str) -> tuple[int, int] | None:
+    """Return precision and scale of a decimal; None for other types."""
+    match = _DECIMAL.fullmatch(kind)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 class Projection:
-    """The values of columns from nested fields."""
+    """Takes the values of columns from nested fields."""
 
     def __init__(self, columns: Sequence[Column], *, refuse_extra: bool) -> None:
-        self._ways = [(column, column.steps, _ambiguous(column)) for column in columns]
-        self._taken = {steps[0] for _, steps, _ in self._ways} if refuse_extra else None
+        self._paths = [(column, column.steps, _ambiguous(column)) for column in columns]
+        self._taken = {steps[0] for _, steps, _ in self._paths} if refuse_extra else None
 
     def values(self, fields: Mapping[str, Any]) -> list[Any]:
-        """One for each column.
+        """Return one value for each column.
 
         Raises:
             Undecodable: missing field, wrong type, extra field, ambiguous path.
         """
         if self._taken is not None and (extra := fields.keys() - self._taken):
             raise Undecodable("extra field", f"'{min(extra)}' has no column")
-        found = []
-        for column, steps, literal in self._ways:
+        values = []
+        for column, steps, literal in self._paths:
             if literal in fields:
                 keys = ", ".join(f'"{step}"' for step in steps)
                 raise Undecodable(
                     "ambiguous path", f"'{literal}' is a key too: say from = [\"{literal}\"], or from = [{keys}]"
                 )
-            found.append(checked(column, find(fields, steps), convert))
-        return found
+            values.append(convert_column(column, find_value(fields, steps), convert))
+        return values
 
 
 def _ambiguous(column: Column) -> str | None:
-    """The key that somebody may have meant with the column's path."""
+    """Return the path of a column as a single key, which the author may have meant; None if the path is one key."""
     return column.path if isinstance(column.source, str) and len(column.steps) > 1 else None
 
 
-def checked(column: Column, value: Any, conversion: Callable[[str, Any, bool], Any]) -> Any:
-    """The value of one column, converted.
+def convert_column(column: Column, value: Any, conversion: Callable[[str, Any, bool], Any]) -> Any:
+    """Return the converted value of one column.
 
     Raises:
         Undecodable: missing field, wrong type, too deep.
@@ -160,65 +162,66 @@ def checked(column: Column, value: Any, conversion: Callable[[str, Any, bool], A
     except RecursionError:
         raise Undecodable("too deep", f"'{column.path}' is nested too deeply") from None
     except (ValueError, TypeError, ArithmeticError):
-        raise Undecodable("wrong type", f"'{column.path}' is no {column.kind}: {_shown(value)}") from None
+        raise Undecodable("wrong type", f"'{column.path}' is no {column.kind}: {_abbreviated(value)}") from None
 
 
-def find(fields: Any, steps: Sequence[str]) -> Any:
-    """What stands at the end of a way of keys; MISSING where it ends before, or at a null.
+def find_value(fields: Any, steps: Sequence[str]) -> Any:
+    """Return the value at the end of a path of keys; MISSING if the path ends earlier or at a null.
 
     Raises:
-        Undecodable: something on the way has no fields.
+        Undecodable: something on the path has no fields.
     """
-    found = fields
+    value = fields
     for number, step in enumerate(steps):
-        if found is None:
+        if value is None:
             return MISSING
-        if not isinstance(found, Mapping):
-            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {_shown(found)}")
-        if step not in found:
+        if not isinstance(value, Mapping):
+            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {_abbreviated(value)}")
+        if step not in value:
             return MISSING
-        found = found[step]
-    return found
+        value = value[step]
+    return value
 
 
 def convert(kind: str, value: Any, rounds: bool = False) -> Any:
-    """A value as JSON, Avro or Protobuf give it, as one of the column's type.
+    """Convert a value from JSON, Avro or Protobuf to the column's type.
 
-    `rounds`: whether digits that the type has no place for are rounded; else such a value is none.
+    `rounds`: digits that do not fit are rounded; else such a value is refused.
 
     Raises:
-        ValueError, TypeError, ArithmeticError: it is none.
+        ValueError, TypeError, ArithmeticError: the value has no such type.
     """
     if kind == "string" and isinstance(value, str | UUID):
         text = str(value)
-        text.encode()  # a lone surrogate is no text
+        text.encode()  # raises for a lone surrogate, which is no text
         return text
     if kind in _RANGES and isinstance(value, int) and not isinstance(value, bool):
         return _in_range(kind, value)
-    if kind in _RANGES and isinstance(value, Number) and value.text == "-0":
+    if kind in _RANGES and isinstance(value, JsonNumber) and value.text == "-0":
         return 0
-    if kind == "double" and isinstance(value, int | float | Decimal | Number) and not isinstance(value, bool):
-        return _finite(float(value.text if isinstance(value, Number) else value))
+    if kind == "double" and isinstance(value, int | float | Decimal | JsonNumber) and not isinstance(value, bool):
+        return _finite(float(value.text if isinstance(value, JsonNumber) else value))
     if kind == "boolean" and isinstance(value, bool):
         return value
     if kind == "date":
         return value if type(value) is date else date.fromisoformat(value)
     if kind == "timestamp":
-        return _instant(value if isinstance(value, datetime) else _moment(value, rounds))
+        return _instant(value if isinstance(value, datetime) else _timestamp(value, rounds))
     if kind == "binary":
         return bytes(value) if isinstance(value, bytes) else _from_base64(value)
     if kind == "json":
         return as_json(value)
-    if (places := digits(kind)) and isinstance(value, int | str | Decimal | Number) and not isinstance(value, bool):
-        return _decimal(places, value, rounds)
+    is_number = isinstance(value, int | str | Decimal | JsonNumber) and not isinstance(value, bool)
+    if is_number and (precision_and_scale := decimal_digits(kind)):
+        return _decimal(precision_and_scale, value, rounds)
     raise TypeError(kind)
 
 
 def convert_text(kind: str, text: str, rounds: bool = False) -> Any:
-    """A value that stands in XML, as one of the column's type.
+    """Convert a text from XML to the column's type.
 
     Raises:
-        ValueError, ArithmeticError: it is none.
+        ValueError, ArithmeticError: the text is no value of this type.
     """
     if kind == "string":
         return text
@@ -228,9 +231,9 @@ def convert_text(kind: str, text: str, rounds: bool = False) -> Any:
             raise ValueError(text)
         return _in_range(kind, int(text))
     if kind == "double":
-        return _finite(float(text)) if _NUMBER.fullmatch(text) else _no(text)
+        return _finite(float(text)) if _NUMBER.fullmatch(text) else _refuse(text)
     if kind == "boolean":
-        return {"true": True, "1": True, "false": False, "0": False}[text] if text in _BOOLEANS else _no(text)
+        return {"true": True, "1": True, "false": False, "0": False}[text] if text in _BOOLEANS else _refuse(text)
     if kind == "json":
         return as_json(text)
     return convert(kind, text, rounds)
@@ -239,46 +242,46 @@ def convert_text(kind: str, text: str, rounds: bool = False) -> Any:
 _BOOLEANS = ("true", "1", "false", "0")
 
 
-def _no(text: str) -> Any:
+def _refuse(text: str) -> Any:
     raise ValueError(text)
 
 
 def as_json(value: Any) -> str:
-    """A nested value as the text of JSON, its numbers as they were written.
+    """Return a nested value as JSON text, with numbers as they were written.
 
     Raises:
-        ValueError: it holds a number that JSON does not have, or a lone surrogate.
+        ValueError: the value has a number that JSON lacks, or a lone surrogate.
     """
     try:
         text = _WRITER.encode(value)
-    except _HasDigitsError:
-        text = _spelled(value)
+    except _ExactNumberError:
+        text = _encode(value)
     text.encode()
     return text
 
 
-class _HasDigitsError(Exception):
-    """There is a number that Python's own writer of JSON, which is ten times as fast, would change."""
+class _ExactNumberError(Exception):
+    """A number that Python's own JSON encoder would change. That encoder is ten times as fast as `_encode`."""
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Number | Decimal):
-        raise _HasDigitsError
+def _default(value: Any) -> Any:
+    if isinstance(value, JsonNumber | Decimal):
+        raise _ExactNumberError
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-_WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain, separators=(",", ":"))
+_WRITER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_default, separators=(",", ":"))
 
 
-def _spelled(value: Any) -> str:
+def _encode(value: Any) -> str:
     if isinstance(value, str):
         return encode_basestring(value)
-    if isinstance(value, Number):
+    if isinstance(value, JsonNumber):
         return value.text
     if isinstance(value, dict):
-        return "{" + ",".join([f"{encode_basestring(str(key))}:{_spelled(one)}" for key, one in value.items()]) + "}"
+        return "{" + ",".join([f"{encode_basestring(str(key))}:{_encode(item)}" for key, item in value.items()]) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join([_spelled(one) for one in value]) + "]"
+        return "[" + ",".join([_encode(item) for item in value]) + "]"
     return format(value, "f") if isinstance(value, Decimal) else _WRITER.encode(value)
 
 
@@ -295,19 +298,19 @@ def _finite(value: float) -> float:
 
 
 def _instant(value: datetime) -> datetime:
-    """In UTC, which a time without a zone is taken to be in."""
+    """Return the time in UTC, which is also assumed for a time without a zone."""
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _moment(text: str, rounds: bool) -> datetime:
-    """ISO 8601 with as many digits of a second as stand there, of which six have a place."""
-    beyond: list[str] = [digits for digits in _BEYOND_MICROSECONDS.findall(text) if digits.strip("0")]
-    if not beyond:
+def _timestamp(text: str, rounds: bool) -> datetime:
+    """Parse ISO 8601 with any number of digits of a second, of which six fit."""
+    surplus_digits: list[str] = [digits for digits in _BEYOND_MICROSECONDS.findall(text) if digits.strip("0")]
+    if not surplus_digits:
         return datetime.fromisoformat(text)
-    if not rounds or len(beyond) > 1:
+    if not rounds or len(surplus_digits) > 1:
         raise ValueError(text)
-    more = _MICROSECOND if beyond[0] >= "5" else timedelta()
-    return datetime.fromisoformat(text) + more
+    increment = _MICROSECOND if surplus_digits[0] >= "5" else timedelta()
+    return datetime.fromisoformat(text) + increment
 
 
 def _from_base64(value: str) -> bytes:
@@ -317,22 +320,22 @@ def _from_base64(value: str) -> bytes:
         raise ValueError(str(problem)) from None
 
 
-def _decimal(places: tuple[int, int], value: int | str | Decimal | Number, rounds: bool) -> Decimal:
-    precision, scale = places
+def _decimal(precision_and_scale: tuple[int, int], value: int | str | Decimal | JsonNumber, rounds: bool) -> Decimal:
+    precision, scale = precision_and_scale
     if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
         raise ValueError(value)
-    number = Decimal(value.text if isinstance(value, Number) else value)
+    number = Decimal(value.text if isinstance(value, JsonNumber) else value)
     if not number.is_finite():
         raise ValueError(value)
-    exact = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(prec=80))
-    if (exact != number and not rounds) or exact.adjusted() >= precision - scale:
+    quantized = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, Context(prec=80))
+    if (quantized != number and not rounds) or quantized.adjusted() >= precision - scale:
         raise OverflowError(value)
-    return exact
+    return quantized
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of too many digits, something too deep
+    except (ValueError, RecursionError):  # a number with too many digits, or a value nested too deeply
         return type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""JSON, text, and bytes as they are."""
+"""Decoders for JSON, text and bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import MAX_VALUES, Column, Number, Projection, Undecodable, too_many_values
+from servicebroker.pipeline.decoding.columns import (
+    MAX_VALUES,
+    Column,
+    JsonNumber,
+    Projection,
+    Undecodable,
+    too_many_values,
+)
 from servicebroker.pipeline.decoding.json_schema import JsonSchema
 
 
 class JsonDecoder:
-    """Objects of JSON, in UTF-8, UTF-16 or UTF-32 with or without a byte order mark."""
+    """Decodes JSON objects in UTF-8, UTF-16 or UTF-32, with or without a byte order mark."""
 
     def __init__(self, columns: Sequence[Column], refuse_extra: bool, schema: JsonSchema | None = None) -> None:
         if not columns:
@@ -25,7 +32,7 @@ class JsonDecoder:
         self._schema = schema
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """See `Decoder`."""
+        """Decode an object; see `Decoder`."""
         if not body:
             raise Undecodable("empty", "the body is empty")
         try:
@@ -35,75 +42,75 @@ class JsonDecoder:
         if len(text) > MAX_VALUES and _count_values(text) > MAX_VALUES:
             raise too_many_values()
         try:
-            found = (_READER if _MINUS_ZERO.search(text) is None else _READER_OF_MINUS_ZERO).decode(text)
+            fields = (_READER if _MINUS_ZERO.search(text) is None else _READER_OF_MINUS_ZERO).decode(text)
             if self._schema is not None:
-                self._schema.check(found)
+                self._schema.check(fields)
         except RecursionError:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:
             raise Undecodable("malformed", str(problem)) from None
-        if not isinstance(found, dict):
-            raise Undecodable("wrong type", f"the body is no object but {type(found).__name__}")
-        return self._projection.values(found)
+        if not isinstance(fields, dict):
+            raise Undecodable("wrong type", f"the body is no object but {type(fields).__name__}")
+        return self._projection.values(fields)
 
 
 def _count_values(text: str) -> int:
-    """At most how many values a text of JSON has: each but the first stands behind a mark. Strings are left out."""
+    """Return an upper bound of the values in a JSON text. Each but the first follows a mark outside a string."""
     outside = _STRING.sub("", text)
     return 1 + sum(outside.count(mark) for mark in "[{:,")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are there once: which of two values counts, each reader of JSON decides for itself."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, times),) = Counter(name for name, _ in pairs).most_common(1)
-        raise Undecodable("duplicate key", f"'{twice}' is there {times} times in one object")
-    return found
+    """Return an object whose keys are unique: JSON readers disagree on which of two values counts."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        ((repeated, count),) = Counter(name for name, _ in pairs).most_common(1)
+        raise Undecodable("duplicate key", f"'{repeated}' is there {count} times in one object")
+    return fields
 
 
-def _whole(text: str) -> int | Number:
-    return Number(text) if text == "-0" else int(text)
+def _whole(text: str) -> int | JsonNumber:
+    return JsonNumber(text) if text == "-0" else int(text)
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-_reader = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=Number, parse_constant=_no_constant)
+_reader = partial(json.JSONDecoder, object_pairs_hook=_object, parse_float=JsonNumber, parse_constant=_no_constant)
 _READER = _reader()
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # one that is not closed goes to the end, and is passed once
-_MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # seldom there, and each whole number would pay for a look
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # an unclosed string is scanned once, to the end
+_MINUS_ZERO = re.compile("-0(?![0-9.eE])")  # rare, and a hook for it would slow down every whole number
 _READER_OF_MINUS_ZERO = _reader(parse_int=_whole)
 
 
 class TextDecoder:
-    """One column, `text`; an empty body is an empty text."""
+    """Decodes text into one column, `text`. An empty body is an empty text."""
 
     columns = (Column("text", "string"),)
 
     def __init__(self, encoding: str) -> None:
         try:
             self._encoding = codecs.lookup(encoding).name
-            "a".encode(self._encoding)  # refused by what encodes something else than text, as base64 does
+            "a".encode(self._encoding)  # codecs such as base64, which do not encode text, refuse this
         except (LookupError, UnicodeError):
             raise ValueError(f"'{encoding}' is no encoding of text that Python knows") from None
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """See `Decoder`."""
+        """Decode a text; see `Decoder`."""
         try:
             text = (body or b"").decode(self._encoding)
-            text.encode()  # UTF-7 and some others know lone surrogates, which are no text
+            text.encode()  # raises for lone surrogates, which UTF-7 and some others allow
         except UnicodeError as problem:
             raise Undecodable("wrong encoding", str(problem)) from None
         return [text]
 
 
 class BinaryDecoder:
-    """One column, `body`; an empty body is a value without bytes."""
+    """Returns the body in one column, `body`. An empty body is an empty value."""
 
     columns = (Column("body", "binary"),)
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """See `Decoder`."""
+        """Return the body; see `Decoder`."""
         return [body or b""]

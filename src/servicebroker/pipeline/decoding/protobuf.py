@@ -1,4 +1,4 @@
-"""Protobuf messages, by a descriptor set (`protoc --include_imports --descriptor_set_out`)."""
+"""Protobuf messages, with a descriptor set (`protoc --include_imports --descriptor_set_out`)."""
 
 from __future__ import annotations
 
@@ -8,55 +8,55 @@ from datetime import UTC
 from importlib import import_module
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert, find
+from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, convert, convert_column, find_value
 from servicebroker.pipeline.decoding.protobuf_limits import check_values
 
-_OWN = re.compile(r"google/protobuf/[a-z_]+\.proto")
+_WELL_KNOWN_FILE = re.compile(r"google/protobuf/[a-z_]+\.proto")
 _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 class ProtobufDecoder:
-    """The fields of a message; what is repeated or nested becomes the text of JSON. An empty body has the defaults."""
+    """Takes fields from a message. A repeated or nested value becomes JSON text. An empty body has the defaults."""
 
     def __init__(self, columns: Sequence[Column], schema: bytes, message: str, refuse_extra: bool) -> None:
-        self._given = (tuple(columns), schema, message, refuse_extra)
+        self._arguments = (tuple(columns), schema, message, refuse_extra)
         self._class = _message_class(schema, message)
         self.columns = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
         self.fields = frozenset(self._class.DESCRIPTOR.fields_by_name)
-        self._ways = [column.steps for column in self.columns]
-        self._taken = {steps[0] for steps in self._ways} if refuse_extra else None
+        self._paths = [column.steps for column in self.columns]
+        self._taken = {steps[0] for steps in self._paths} if refuse_extra else None
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._given
+        return self._arguments
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.__init__(*state)  # type: ignore[misc] # classes made from descriptors do not travel
+        self.__init__(*state)  # type: ignore[misc] # classes made from descriptors cannot be pickled
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """See `Decoder`."""
+        """Decode a message; see `Decoder`."""
         from google.protobuf.message import DecodeError
 
         check_values(self._class.DESCRIPTOR, body or b"")
-        found = self._class()
+        message = self._class()
         try:
-            found.ParseFromString(body or b"")
+            message.ParseFromString(body or b"")
         except (DecodeError, RuntimeError) as problem:
             raise Undecodable("malformed", str(problem)) from None
-        if not found.IsInitialized():
-            raise Undecodable("missing field", str(found.FindInitializationErrors()))
+        if not message.IsInitialized():
+            raise Undecodable("missing field", str(message.FindInitializationErrors()))
         if self._taken is not None:
-            _check_extra(found, self._taken)
+            _check_extra(message, self._taken)
         try:
-            values = [_at(found, steps) for steps in self._ways]
+            values = [_value_at(message, steps) for steps in self._paths]
         except Undecodable:
             raise
-        except Exception as problem:  # many kinds: a Timestamp beyond the year 9999, an Any of a type that nobody knows
+        except Exception as problem:  # many types: a Timestamp beyond year 9999, an Any of an unknown type
             raise Undecodable("wrong type", str(problem)) from None
-        return [checked(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
+        return [convert_column(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
 
 
 def _check_extra(message: Any, taken: Container[str]) -> None:
-    """Refuse a field that the schema does not know, or that no column takes."""
+    """Refuse a field that is not in the schema, or that no column takes."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     unknown = UnknownFieldSet(message)
@@ -68,38 +68,38 @@ def _check_extra(message: Any, taken: Container[str]) -> None:
 
 
 def message_at(file: bytes, way: Sequence[int]) -> str:
-    """The full name of a message of a `FileDescriptorProto`, by its place in each level.
+    """Return the full name of a message of a `FileDescriptorProto`, by its index on each level.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such message.
     """
-    found = _file(file)
-    names = [found.package] if found.package else []
-    messages = found.message_type
-    for place in way:
-        if not 0 <= place < len(messages):
+    file_descriptor = _file(file)
+    names = [file_descriptor.package] if file_descriptor.package else []
+    messages = file_descriptor.message_type
+    for index in way:
+        if not 0 <= index < len(messages):
             raise ValueError(f"it has no message {'.'.join(map(str, way))}")
-        names.append(messages[place].name)
-        messages = messages[place].nested_type
+        names.append(messages[index].name)
+        messages = messages[index].nested_type
     return ".".join(names)
 
 
 def descriptor_set(files: Sequence[bytes]) -> bytes:
-    """A descriptor set of each `FileDescriptorProto`, with those of Protobuf itself that they import.
+    """Return a descriptor set of `FileDescriptorProto` files, with the well-known Protobuf files that they import.
 
     Raises:
-        ValueError: some are none.
+        ValueError: one is no `FileDescriptorProto`.
     """
     from google.protobuf import descriptor_pb2
 
-    given = [_file(one) for one in files]
-    there = {file.name for file in given}
-    theirs = [
+    descriptors = [_file(file) for file in files]
+    names = {file.name for file in descriptors}
+    well_known = [
         _well_known(name)
-        for name in dict.fromkeys(name for file in given for name in file.dependency)
-        if name not in there
+        for name in dict.fromkeys(name for file in descriptors for name in file.dependency)
+        if name not in names
     ]
-    return descriptor_pb2.FileDescriptorSet(file=[*filter(None, theirs), *given]).SerializeToString()
+    return descriptor_pb2.FileDescriptorSet(file=[*filter(None, well_known), *descriptors]).SerializeToString()
 
 
 def _file(content: bytes) -> Any:
@@ -113,14 +113,16 @@ def _file(content: bytes) -> Any:
 
 
 def _well_known(name: str) -> Any:
-    """A file of Protobuf's own, such as google/protobuf/timestamp.proto; None for others."""
+    """Return a well-known file of Protobuf, such as google/protobuf/timestamp.proto; None for others."""
     from google.protobuf import descriptor_pb2
 
     try:
-        module = import_module(f"{name.removesuffix('.proto').replace('/', '.')}_pb2") if _OWN.fullmatch(name) else None
+        if not _WELL_KNOWN_FILE.fullmatch(name):
+            return None
+        module = import_module(f"{name.removesuffix('.proto').replace('/', '.')}_pb2")
     except ImportError:
         return None
-    return module and descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+    return descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
 def _message_class(schema: bytes, message: str) -> Any:
@@ -160,15 +162,18 @@ def _column(field: Any) -> Column:
     return Column(field.name, kinds[field.cpp_type], is_optional=field.has_presence)
 
 
-def _at(message: Any, steps: Sequence[str]) -> Any:
-    """What stands at the end of a way of fields; in maps, and in what has a form of its own in JSON, as it is there."""
+def _value_at(message: Any, steps: Sequence[str]) -> Any:
+    """Return the value at the end of a path of fields.
+
+    Within maps and messages with a JSON form of their own, follow the JSON.
+    """
     field = message.DESCRIPTOR.fields_by_name.get(steps[0])
     if field is None:
         return MISSING
     inner = field.message_type
     if len(steps) == 1 or field.is_repeated or inner is None or inner.full_name.startswith("google.protobuf."):
-        return find(_value(message, field), steps[1:])
-    return _at(getattr(message, field.name), steps[1:]) if message.HasField(field.name) else MISSING
+        return find_value(_value(message, field), steps[1:])
+    return _value_at(getattr(message, field.name), steps[1:]) if message.HasField(field.name) else MISSING
 
 
 def _value(message: Any, field: Any) -> Any:
@@ -180,7 +185,8 @@ def _value(message: Any, field: Any) -> Any:
     if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
         return MessageToDict(_only(message, field), preserving_proto_field_name=True).get(field.name)
     if field.message_type is not None:
-        return value.ToJsonString() if value.nanos % 1000 else value.ToDatetime(tzinfo=UTC)  # which would cut them off
+        has_nanoseconds = value.nanos % 1000  # which ToDatetime would cut off
+        return value.ToJsonString() if has_nanoseconds else value.ToDatetime(tzinfo=UTC)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known else str(value)
@@ -188,7 +194,7 @@ def _value(message: Any, field: Any) -> Any:
 
 
 def _only(message: Any, field: Any) -> Any:
-    """A message of that type with nothing but this field: the library turns only whole messages into what JSON has."""
-    alone = type(message)()
-    getattr(alone, field.name).MergeFrom(getattr(message, field.name))
-    return alone
+    """Return a message of the same type with only this field: the library converts only whole messages to JSON."""
+    copy = type(message)()
+    getattr(copy, field.name).MergeFrom(getattr(message, field.name))
+    return copy

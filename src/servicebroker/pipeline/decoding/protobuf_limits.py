@@ -1,7 +1,7 @@
 """A limit of the values of a Protobuf body, checked before the library makes a Python object of each.
 
-The library bounds depth by itself (100 messages in each other). It does not bound their number: two bytes can be a
-message. A body with fewer bytes than the limit has values is not walked.
+The library limits the depth to 100 nested messages. It does not limit their number, and two bytes can be a message. A
+body with fewer bytes than `MAX_VALUES` is not walked.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from servicebroker.pipeline.decoding.columns import MAX_VALUES, too_many_values
 
 _VARINT, _FIXED64, _LENGTH, _START, _END, _FIXED32 = range(6)  # wire types
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
-_LONGEST_VARINT = 10  # bytes
-_NOT_LAST = bytes(range(0x80, 0x100))  # bytes of a varint but its last one
+_MAX_VARINT_BYTES = 10  # 64 bits, 7 in each byte
+_NOT_LAST = bytes(range(0x80, 0x100))  # every byte of a varint except the last
 
 
 def check_values(descriptor: Any, body: bytes) -> None:
-    """Refuse a body of this message with more than `MAX_VALUES` values. A malformed body is left to the library.
+    """Refuse a body of a message with more than `MAX_VALUES` values. A malformed body is left to the library.
 
     Raises:
         Undecodable: too many values.
@@ -25,27 +25,27 @@ def check_values(descriptor: Any, body: bytes) -> None:
     if len(body) <= MAX_VALUES:
         return
     values = 0
-    ahead = [(descriptor, 0, len(body))]
-    while ahead:
-        message, place, end = ahead.pop()
-        while place < end:
-            key, place = _varint(body, place, end)
+    pending = [(descriptor, 0, len(body))]
+    while pending:
+        message, position, end = pending.pop()
+        while position < end:
+            key, position = _varint(body, position, end)
             number, wire_type = key >> 3, key & 7
             field = message and message.fields_by_number.get(number)
             values += 1
             if wire_type == _LENGTH:
-                length, place = _varint(body, place, end)
-                if place + length > end:
+                length, position = _varint(body, position, end)
+                if position + length > end:
                     return
                 if field is not None and field.message_type is not None:
-                    ahead.append((field.message_type, place, place + length))
+                    pending.append((field.message_type, position, position + length))
                 elif field is not None and field.is_repeated and field.cpp_type != field.CPPTYPE_STRING:
-                    values += _packed(field, body[place : place + length])
-                place += length
+                    values += _packed(field, body[position : position + length])
+                position += length
             elif wire_type == _VARINT:
-                _, place = _varint(body, place, end)
+                _, position = _varint(body, position, end)
             elif wire_type in _WIDTHS:
-                place += _WIDTHS[wire_type]
+                position += _WIDTHS[wire_type]
             elif wire_type not in (_START, _END):
                 return
             if values > MAX_VALUES:
@@ -53,7 +53,7 @@ def check_values(descriptor: Any, body: bytes) -> None:
 
 
 def _packed(field: Any, content: bytes) -> int:
-    """How many numbers a packed field has."""
+    """Return an upper bound of the numbers in a packed field."""
     if field.cpp_type in (field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT) or field.type in (
         field.TYPE_FIXED32,
         field.TYPE_FIXED64,
@@ -64,11 +64,11 @@ def _packed(field: Any, content: bytes) -> int:
     return len(content.translate(None, _NOT_LAST))
 
 
-def _varint(body: bytes, place: int, end: int) -> tuple[int, int]:
-    """A whole number, and the place behind it: the end where the number does not end."""
+def _varint(body: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return a whole number, and the position after it; 0 and `end` if the number is incomplete."""
     value = 0
-    for number, byte in enumerate(body[place : min(end, place + _LONGEST_VARINT)]):
+    for number, byte in enumerate(body[position : min(end, position + _MAX_VARINT_BYTES)]):
         value |= (byte & 0x7F) << 7 * number
         if byte < 0x80:
-            return value, place + number + 1
+            return value, position + number + 1
     return 0, end

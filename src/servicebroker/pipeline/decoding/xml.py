@@ -1,4 +1,4 @@
-"""XML, with or without an XSD. Hostile until parsed: no DTD, no entities, no network, libxml2's limits."""
+"""XML, with or without an XSD. Parsed as hostile input: no DTD, no entities, no network, and libxml2's limits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from lxml import etree
 
 from servicebroker.model.xml import NotXml, SchemaCollection, check_size, parse, read_schema
-from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert_text
+from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, convert_column, convert_text
 
 
 class XmlDecoder:
-    """Values of elements and attributes below the root; `a/b/@c` is a path, whatever the namespaces."""
+    """Takes values of elements and attributes below the root. `a/b/@c` is a path; namespaces are ignored."""
 
     def __init__(self, columns: Sequence[Column], schema: bytes | None) -> None:
         if not columns:
@@ -31,7 +31,7 @@ class XmlDecoder:
         return {"columns": self.columns, "xsd": self._xsd}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["columns"], state["xsd"])  # type: ignore[misc] # compiled anew where it is used
+        self.__init__(state["columns"], state["xsd"])  # type: ignore[misc] # compiled schemas cannot be pickled
 
     def _collection(self) -> SchemaCollection:
         if self._schemas is None:
@@ -39,7 +39,7 @@ class XmlDecoder:
         return self._schemas
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """See `Decoder`."""
+        """Decode a document; see `Decoder`."""
         if not body:
             raise Undecodable("empty", "the body is empty")
         try:
@@ -56,7 +56,7 @@ class XmlDecoder:
         if failure:
             raise Undecodable("invalid", failure)
         return [
-            checked(column, _value(root, path, column.path), convert_text)
+            convert_column(column, _value(root, path, column.path), convert_text)
             for column, path in zip(self.columns, self._paths, strict=True)
         ]
 
@@ -74,12 +74,12 @@ def _xpath(path: str) -> etree.XPath:
 
 
 def _value(root: etree._Element, xpath: etree.XPath, path: str) -> Any:
-    found: Any = xpath(root)
-    if not found:
+    nodes: Any = xpath(root)
+    if not nodes:
         return MISSING
-    if len(found) > 1:
-        raise Undecodable("wrong type", f"'{path}' is there {len(found)} times")
-    (node,) = found
+    if len(nodes) > 1:
+        raise Undecodable("wrong type", f"'{path}' is there {len(nodes)} times")
+    (node,) = nodes
     if isinstance(node, str):
         return str(node)
     nil = node.get("{http://www.w3.org/2001/XMLSchema-instance}nil")

@@ -1,19 +1,19 @@
-"""The tables that a pipeline writes: Delta, Iceberg and plain Parquet, each batch once.
+"""Writers of a pipeline's tables: Delta, Iceberg and plain Parquet, each batch once.
 
-**The problem.** Spark gives a batch again after a crash, also one that the table has taken. A table must have each
-message once, although its commit and that of the queue are two.
+**The problem.** After a crash Spark repeats a batch, even one that the table has. A table must have each message once,
+although table and queue commit separately.
 
-**The flow.** Tasks write data files which no table names yet (`warehouse.py`, `parquet.py`). At the end of the batch
-`landing.py` compares what the table has noted with the batch, and hands it the files. The table takes them in one
-commit, which also notes query, batch and end offset (`tables.py`: `delta.py`, `iceberg.py`). Keyed tables write files
-that hold replaced rows anew (`replacing.py`). `evolution.py` changes columns as the rule has changed.
+**The flow.** Tasks write data files that no table names yet (`warehouse.py`, `parquet.py`). At the end of the batch
+`landing.py` compares the batch with the table's record, and hands the files to the table. The table takes them in one
+commit, which also records query and batch (`tables.py`: `delta.py`, `iceberg.py`). Tables with a key
+rewrite files that hold replaced rows (`row_replacement.py`). `evolution.py` changes columns when the rule has changed.
 
 **The rules.**
 
-* A batch that a table has noted is not written again. One with another end offset is refused.
+* A batch that a table has recorded is not written again. An earlier batch is refused, since its checkpoint is old.
 * Quarantine takes its rows before the tables of the rules.
 * A table never names a file that is not durable yet.
-* The environment and `storage.py` know credentials; no log and no error shows them.
+* Only the environment and `storage.py` know credentials; no log and no error shows them.
 
 Maintenance: `maintenance.py`. Reading without jars: `delta_reader.py`. Begin with `tables.py`, then `landing.py`.
 """

@@ -1,7 +1,7 @@
-"""The sink `servicebroker_delta`: each batch of a query lands in a Delta table once, for every reader of Delta.
+"""The sink `servicebroker_delta`: each batch of a query lands once in a Delta table, for every reader of Delta.
 
-Tasks write Parquet files into the table's folder. They count only once the log of the table names them, and one
-entry of that log names all files of a batch together with (query id, batch id).
+Tasks write Parquet files into the table's folder. The files count only once the table's log names them. One entry of
+the log names all files of a batch, together with (query id, batch id).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.options import known_options, whole_number, without_sparks_own
+from servicebroker.pipeline.options import known_options, whole_number, without_spark_options
 from servicebroker.pipeline.sinks.delta_reader import (
     DeltaReader,
-    File,
+    FilePartition,
     arrow_columns,
     check_readable,
     files_of,
@@ -31,7 +31,7 @@ from servicebroker.pipeline.sinks.delta_reader import (
 )
 from servicebroker.pipeline.sinks.parquet import DataFile, partition_values, write_divided, write_parquet
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, flush, folder_at, has_table, now, plain
-from servicebroker.pipeline.sinks.tables import Batch, Conflict, TableFile, land, opened
+from servicebroker.pipeline.sinks.tables import Batch, Conflict, TableFile, land, open_or_alter
 from servicebroker.pipeline.spark_task import query_id
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.transaction import AddAction, RemoveAction
 
-LOG = "_delta_log"
+LOG_FOLDER = "_delta_log"
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What one task hands to the commit: who it wrote for, and its files."""
+class DeltaTaskResult(WriterCommitMessage):
+    """The result of one task for the commit: the query, and the files."""
 
     query_id: str
     files: list[DataFile]
@@ -53,37 +53,36 @@ class Written(WriterCommitMessage):
 class DeltaSink(DataSource):
     """`df.writeStream.format("servicebroker_delta").option("path", folder)`; output mode append.
 
-    The table is created when it is missing. Its columns are those of the query, timestamps in UTC; of a query that
-    delivers parts, those of the source.
-    `spark.read` with the same format and path reads a Delta table back (`delta_reader.py`), with `versionAsOf` an older
-    version of it.
+    The table is created if it is missing. Its columns are those of the query, with timestamps in UTC; for a query that
+    delivers parts, those of the source. `spark.read` with the same format and path reads a Delta table
+    (`delta_reader.py`), an older version with `versionAsOf`.
 
     Raises:
-        InstanceError: no path, one where no tables can be, an option that there is not, or another output mode.
+        InstanceError: no path, an invalid path, an unknown option, or another output mode.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        values = known_options("delta sink", without_sparks_own(options), ("path", "versionAsOf"), ())
+        values = known_options("delta sink", without_spark_options(options), ("path", "versionAsOf"), ())
         self._folder = _folder(values.get("path"))
         version = whole_number(values, "versionAsOf", -1, 0)
         self._version = None if version < 0 else version
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
+        """Return the name for `format`."""
         return "servicebroker_delta"
 
     def schema(self) -> StructType:
-        """The columns of the table that is there, for a reader."""
+        """Return the columns of the existing table, for a reader."""
         return table_schema(self._folder, self._version)
 
     def reader(self, schema: StructType) -> DeltaReader:
-        """The rows of the table that is there."""
+        """Return a reader of the existing table."""
         return DeltaReader(self._folder, self._version, schema.fieldNames())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaWriter:
-        """The writer of a streaming query."""
+        """Return the writer of a streaming query."""
         if overwrite:
             raise InstanceError("The servicebroker_delta sink only appends: use outputMode('append').")
         if self._version is not None:
@@ -92,7 +91,7 @@ class DeltaSink(DataSource):
 
 
 class DeltaWriter(DataSourceStreamArrowWriter):
-    """Writes files in the tasks and names them in the table's log at the end of a batch."""
+    """Writes files in the tasks, and names them in the table's log at the end of a batch."""
 
     def __init__(self, folder: Folder, schema: StructType) -> None:
         from servicebroker.pipeline.stream import rows
@@ -102,35 +101,35 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         if rows.holds_parts(self._schema.names):
             self._schema = rows.arrow_schema()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
-        """The rows of one task, in one durable file; none when there are no rows."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> DeltaTaskResult:  # type: ignore[override] # as in pyspark's own
+        """Write the rows of one task into one durable file; none for no rows."""
         from servicebroker.pipeline.stream.rows import delivered
 
         files = write_parquet(delivered(iterator), self._folder, self._schema)
-        return Written(query_id("servicebroker_delta"), files)
+        return DeltaTaskResult(query_id("servicebroker_delta"), files)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Land the batch, unless it has landed before."""
-        written = [message for message in messages if isinstance(message, Written)]
-        files = [file for message in written for file in message.files]
+        results = [message for message in messages if isinstance(message, DeltaTaskResult)]
+        files = [file for message in results for file in message.files]
         if files:
-            land(DeltaPlace(self._folder), self._schema, files, (written[0].query_id, batchId))
+            land(DeltaLocation(self._folder), self._schema, files, (results[0].query_id, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
+        """Do nothing: the files stay unnamed, or the batch has landed without Spark's knowledge."""
 
 
 def ensure_table(folder: Folder, schema: StructType) -> None:
-    """Create the table when it is missing, so that it can be read before the first batch lands.
+    """Create the table if it is missing, so that it can be read before the first batch lands.
 
     Raises:
-        InstanceError: there is one with other columns.
+        InstanceError: the table exists with other columns.
     """
-    opened(DeltaPlace(folder), _arrow_schema(schema))
+    open_or_alter(DeltaLocation(folder), _arrow_schema(schema))
 
 
 @dataclass(frozen=True)
-class DeltaPlace:
+class DeltaLocation:
     """The folder of a Delta table."""
 
     folder: Folder
@@ -140,36 +139,36 @@ class DeltaPlace:
         return str(self.folder)
 
     def is_there(self) -> bool:
-        """Whether the folder has a log."""
+        """True if the folder has a log."""
         return has_table(self.folder)
 
-    def open(self) -> OpenDelta:
-        """The newest version."""
-        return _opened(self.folder, open_table(self.folder))
+    def open(self) -> DeltaVersion:
+        """Return the newest version."""
+        return _writable_version(self.folder, open_table(self.folder))
 
-    def made(self, columns: pa.Schema, partition_by: Sequence[str]) -> OpenDelta:
-        """The newest version, made where there is none."""
+    def open_or_create(self, columns: pa.Schema, partition_by: Sequence[str]) -> DeltaVersion:
+        """Return the newest version of the table, which is created if it is missing."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
-        place = str(self.folder)
+        url = str(self.folder)
         try:
-            table = DeltaTable(place)
+            table = DeltaTable(url)
         except TableNotFoundError:
             try:
-                table = DeltaTable.create(place, Schema.from_arrow(columns), partition_by=list(partition_by))
-            except DeltaError:  # somebody else was faster
-                table = DeltaTable(place)
+                table = DeltaTable.create(url, Schema.from_arrow(columns), partition_by=list(partition_by))
+            except DeltaError:  # another writer was faster
+                table = DeltaTable(url)
         check_readable(self.folder, table)
-        return _opened(self.folder, table)
+        return _writable_version(self.folder, table)
 
     def write(self, rows: pa.Table, partition_by: Sequence[str]) -> list[DataFile]:
-        """Files in the folder, which the log does not name yet."""
+        """Write files into the folder, which the log does not name yet."""
         return write_divided(rows, self.folder, partition_by)
 
     @contextlib.contextmanager
-    def said(self) -> Iterator[None]:
-        """What deltalake refuses, as a sentence."""
+    def raising_instance_errors(self) -> Iterator[None]:
+        """Turn errors of deltalake into an InstanceError."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -178,22 +177,22 @@ class DeltaPlace:
             raise InstanceError(f"The Delta table '{self}' cannot be changed: {plain(problem)}.") from None
 
     def overwrite(self, rows: pa.Table) -> None:
-        """A version with these rows and columns."""
+        """Commit a version with these rows and columns."""
         from deltalake import write_deltalake
 
         write_deltalake(str(self.folder), rows, mode="overwrite")
 
     def merge_files(self) -> tuple[int, int]:
-        """By deltalake's own means."""
+        """Merge small files with deltalake's compaction."""
         table = open_table(self.folder)
         before = table.version()
         with _conflicts(self.folder, before):
-            told = table.optimize.compact()
+            metrics = table.optimize.compact()
         flush_changes(self.folder, before)
-        return told["numFilesRemoved"], told["numFilesAdded"]
+        return metrics["numFilesRemoved"], metrics["numFilesAdded"]
 
     def remove_files(self, keep_hours: float, *, left_over: bool) -> int:
-        """By deltalake's own means."""
+        """Remove old files with deltalake's vacuum."""
         table = open_table(self.folder)
         before = table.version()
         with _conflicts(self.folder, before):
@@ -205,7 +204,7 @@ class DeltaPlace:
 
 
 @dataclass(frozen=True)
-class OpenDelta:
+class DeltaVersion:
     """A version of a Delta table."""
 
     folder: Folder
@@ -218,23 +217,23 @@ class OpenDelta:
 
     @property
     def partition_by(self) -> list[str]:
-        """The columns whose values stand in the log."""
+        """The partition columns, whose values are in the log."""
         return self.table.metadata().partition_columns
 
     def files(self) -> list[TableFile]:
-        """The files of the version."""
+        """Return the files of the version."""
         return files_of(self.table)
 
     def read(self, file: TableFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a file."""
-        return read_file(File.of(self.folder, file, schema))
+        """Yield the rows of a file."""
+        return read_file(FilePartition.of(self.folder, file, schema))
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Files in the folder, which the log does not name yet."""
+        """Write files into the folder, which the log does not name yet."""
         return write_divided(rows, self.folder, self.partition_by)
 
     def last_batch(self, query: str) -> int | None:
-        """The last batch of a query that the log knows."""
+        """Return the last batch of a query in the log."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -242,42 +241,47 @@ class OpenDelta:
         except (DeltaError, OSError) as problem:
             raise InstanceError(f"The Delta table '{self.folder}' cannot be read: {plain(problem)}.") from None
 
-    def keep(self, query: str) -> None:
-        """Flush what the log says of it."""
+    def make_batch_durable(self, query: str) -> None:
+        """Flush the log entry of the query's last batch."""
         flush_landed(self.folder, query)
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
-        """One entry of the log with the files and the batch.
+        """Commit one log entry with the files and the batch.
 
-        Others may append in between. deltalake refuses when another commit with this query came after the table was
-        opened, so of two writers of one batch the second sees it landed at its next look.
+        Other commits may intervene. deltalake refuses a commit if another one with this query came after the table was
+        opened. So of two writers of one batch, the second finds it landed when it tries again.
         """
         self._commit([_add(file) for file in files], "append", _properties(batch))
 
-    def exchange(self, gone: list[TableFile], come: list[DataFile], batch: Batch | None = None) -> None:
-        """One entry of the log, right behind this version."""
+    def replace_files(self, removed: list[TableFile], added: list[DataFile], batch: Batch | None = None) -> None:
+        """Commit one log entry directly after this version."""
         from deltalake.transaction import RemoveAction
 
-        actions: list[AddAction | RemoveAction] = [_add(file) for file in come]
-        actions += [RemoveAction(file.name, True, now(), file.size, partition_values(file.partition)) for file in gone]
+        actions: list[AddAction | RemoveAction] = [_add(file) for file in added]
+        actions += [
+            RemoveAction(file.name, True, now(), file.size, partition_values(file.partition)) for file in removed
+        ]
         self._commit(actions, "append", _properties(batch, max_commit_retries=0))
 
-    def gets(self, columns: pa.Schema) -> bool:
-        """New columns go into the log alone; Delta that every reader knows has no other types beside old files."""
+    def alter_columns(self, columns: pa.Schema) -> bool:
+        """Add new columns in the log alone.
+
+        Delta in the form that every reader knows cannot change types beside old files.
+        """
         from deltalake import Schema
 
-        there = self.columns
-        if any(columns.field(field.name).type != field.type for field in there):
+        present = self.columns
+        if any(columns.field(field.name).type != field.type for field in present):
             return False
-        before = self.table.version()
-        added = [field for field in Schema.from_arrow(columns).fields if field.name not in there.names]
-        with _conflicts(self.folder, before):
+        version = self.table.version()
+        added = [field for field in Schema.from_arrow(columns).fields if field.name not in present.names]
+        with _conflicts(self.folder, version):
             self.table.alter.add_columns(added, commit_properties=_properties(None, max_commit_retries=0))
-        flush_log(self.folder, before + 1)
+        flush_log(self.folder, version + 1)
         return True
 
-    def become(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
-        """One entry of the log that names all files anew, right behind this version."""
+    def replace_content(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
+        """Commit one log entry that names all files anew, directly after this version."""
         from deltalake import Schema
 
         actions = [_add(file) for part in parts for file in self.write(part)]
@@ -303,30 +307,30 @@ class OpenDelta:
         flush_log(self.folder, self.table.version())
 
 
-_ASKS = ("delta.generationExpression", "delta.identity.start", "delta.invariants")  # of a column, in its metadata
+_WRITER_FEATURES = ("delta.generationExpression", "delta.identity.start", "delta.invariants")  # in a column's metadata
 _CONSTRAINT = "delta.constraints."
 
 
-def _opened(folder: Folder, table: DeltaTable) -> OpenDelta:
-    """A version that may be written behind.
+def _writable_version(folder: Folder, table: DeltaTable) -> DeltaVersion:
+    """Return a version to write after.
 
     Raises:
-        InstanceError: the table asks its writers for something that nothing here does.
+        InstanceError: the table needs a writer feature that is not supported here.
     """
     for name in table.metadata().configuration:
         if name.startswith(_CONSTRAINT):
             raise InstanceError(
-                f"The Delta table '{folder}' has the constraint '{name.removeprefix(_CONSTRAINT)}', and nothing here "
-                "compares rows with it: drop it."
+                f"The Delta table '{folder}' has the constraint '{name.removeprefix(_CONSTRAINT)}', which is "
+                "not checked here: drop it."
             )
     for field in table.schema().fields:
-        asks = [name for name in _ASKS if name in field.metadata]
-        if asks:
+        features = [name for name in _WRITER_FEATURES if name in field.metadata]
+        if features:
             raise InstanceError(
-                f"The column '{field.name}' of the Delta table '{folder}' has {asks[0]}, which nothing here heeds: "
-                "make it a plain column, or drop it."
+                f"The column '{field.name}' of the Delta table '{folder}' has {features[0]}, which is not supported "
+                "here: make it a plain column, or drop it."
             )
-    return OpenDelta(folder, table)
+    return DeltaVersion(folder, table)
 
 
 def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> CommitProperties:
@@ -338,13 +342,13 @@ def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> C
 
 @contextlib.contextmanager
 def _conflicts(folder: Folder, version: int) -> Iterator[None]:
-    """A commit behind `version` that is refused has met another one, where there is one now."""
+    """Turn a refused commit after `version` into a Conflict, which tells if another commit intervened."""
     from deltalake.exceptions import CommitFailedError
 
     try:
         yield
     except CommitFailedError as problem:
-        raise Conflict(plain(problem), is_seen=open_table(folder).version() > version) from None
+        raise Conflict(plain(problem), has_new_version=open_table(folder).version() > version) from None
 
 
 def _add(file: DataFile) -> AddAction:
@@ -354,47 +358,49 @@ def _add(file: DataFile) -> AddAction:
 
 
 def flush_log(folder: Folder, since: int) -> None:
-    """The queue forgets a batch once it has landed: until then its entry in the log must be on the disk.
+    """Flush log entries from a batch's version on, since the queue forgets a landed batch.
 
-    `since`: the version that the batch was added to, whose writer may not have come to this yet.
+    `since`: the version that the batch was added to. The writer of that version may not have flushed it yet.
     """
     for entry in _entries(folder, since, ".json", ".checkpoint.parquet"):
         flush(entry)
-    flush(folder / LOG)
+    flush(folder / LOG_FOLDER)
 
 
 def flush_changes(folder: Folder, before: int) -> None:
-    """What deltalake itself has written since the version `before` is on the disk: files, then the log."""
+    """Flush what deltalake has written after the version `before`: first the files, then the log."""
     entries = _entries(folder, before + 1, ".json")
     added = [unquote(add["path"]) for entry in entries for add in _actions(entry, "add")]
     for name in added:
-        with contextlib.suppress(FileNotFoundError):  # a compaction has put another in its place since
+        with contextlib.suppress(FileNotFoundError):  # a later compaction has replaced it
             flush(folder / name)
-    for inner in {inner for name in added for inner in Path(name).parents}:
-        flush(folder / str(inner))
+    for subfolder in {subfolder for name in added for subfolder in Path(name).parents}:
+        flush(folder / str(subfolder))
     flush_log(folder, before)
 
 
 def flush_landed(folder: Folder, query_id: str) -> None:
-    """Make the last batch of a query durable, whose writer may have died before it could."""
+    """Make the last batch of a query durable, since its writer may have died before it could."""
     for entry in reversed(_entries(folder, 0, ".json")):
-        if any(landed["appId"] == query_id for landed in _actions(entry, "txn")):
+        if any(transaction["appId"] == query_id for transaction in _actions(entry, "txn")):
             flush_changes(folder, int(entry.stem) - 1)
             return
 
 
 def _entries(folder: Folder, since: int, *kinds: str) -> list[Path]:
-    """The files of these kinds that the log has from a version on, in order; none in a store, where all is durable."""
+    """Return the log files of these kinds from a version on, in order; none in a store, where everything is durable."""
     if isinstance(folder, StoreFolder):
         return []
     return sorted(
-        entry for entry in (folder / LOG).glob("[0-9]*") if entry.name >= f"{since:020}" and entry.name.endswith(kinds)
+        entry
+        for entry in (folder / LOG_FOLDER).glob("[0-9]*")
+        if entry.name >= f"{since:020}" and entry.name.endswith(kinds)
     )
 
 
 def _actions(entry: Path, kind: str) -> list[dict[str, Any]]:
-    """The actions of one kind that an entry of the log holds."""
-    lines = entry.read_bytes().split(b"\n")  # and at no other character that ends a line of text
+    """Return the actions of one kind in a log entry."""
+    lines = entry.read_bytes().split(b"\n")  # splitlines would also split at other characters
     actions = (json.loads(line) for line in lines if line)
     return [action[kind] for action in actions if kind in action]
 

@@ -1,4 +1,4 @@
-"""A Delta table as rows of Spark, without jars: its log is read by deltalake, its files by pyarrow in the tasks."""
+"""A reader of Delta tables for Spark without jars: deltalake reads the log, and pyarrow the files, in the tasks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class File(InputPartition):
-    """One file of a version of the table, the values of its partition, and the columns to read."""
+class FilePartition(InputPartition):
+    """One file of a table version, its partition values, and the columns to read."""
 
     folder: Folder
     name: str
@@ -28,19 +28,19 @@ class File(InputPartition):
     schema: bytes
 
     @classmethod
-    def of(cls, folder: Folder, file: TableFile, schema: pa.Schema) -> File:
-        """A file of the table in `folder`, in these columns."""
+    def of(cls, folder: Folder, file: TableFile, schema: pa.Schema) -> FilePartition:
+        """Return the partition for a file of the table in `folder`, with these columns."""
         return cls(folder, file.name, file.partition, schema.serialize().to_pybytes())
 
 
-_READ = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"}  # features of Delta that need no more
-_LOOKED_AT = {"columnMapping", "deletionVectors"}  # which a table may have and not use
+_SUPPORTED = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"}  # reader features of Delta
+_UNUSED = {"columnMapping", "deletionVectors"}  # features that a table may declare without using them
 
 
 class DeltaReader(DataSourceReader):
-    """Reads the newest version of a table, or the one that was asked for; one task for each file.
+    """Reads a version of a table, by default the newest; one task for each file.
 
-    `columns`: those that Spark knows of; the table may have got others since.
+    `columns`: the columns that Spark knows; the table may have got further ones since.
     """
 
     def __init__(self, folder: Folder, version: int | None, columns: Sequence[str]) -> None:
@@ -49,27 +49,27 @@ class DeltaReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The files of the version."""
+        """Return the files of the version."""
         import pyarrow as pa
 
         table = open_table(self._folder, self._version)
-        there = arrow_columns(table)
+        present = arrow_columns(table)
         for name in self._columns:
-            if name not in there.names:
+            if name not in present.names:
                 raise InstanceError(f"The Delta table '{self._folder}' has no column '{name}'.")
-        columns = pa.schema([there.field(name) for name in self._columns])
-        return [File.of(self._folder, file, columns) for file in files_of(table)]
+        columns = pa.schema([present.field(name) for name in self._columns])
+        return [FilePartition.of(self._folder, file, columns) for file in files_of(table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a file, in a task. Spark makes up a part of another kind when there is none."""
-        return read_file(partition) if isinstance(partition, File) else iter(())
+        """Return the rows of a file, in a task. If there are no files, Spark makes up a partition of another class."""
+        return read_file(partition) if isinstance(partition, FilePartition) else iter(())
 
 
 def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
-    """A Delta table that is there.
+    """Open an existing Delta table.
 
     Raises:
-        InstanceError: there is none, or not in that version, or it needs more than we know.
+        InstanceError: there is no table or no such version, or it needs an unsupported feature.
     """
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -88,15 +88,15 @@ def check_readable(folder: Folder, table: DeltaTable) -> None:
     """Refuse a table whose rows are not simply those of its files.
 
     Raises:
-        InstanceError: it has others, or needs more of its readers than is known here.
+        InstanceError: the table needs a reader feature that is not supported here.
     """
     import pyarrow as pa
 
     features = set(table.protocol().reader_features or ())
     if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
         why = "its columns have other names in its files (column mapping)"
-    elif unknown := features - _READ - _LOOKED_AT:
-        why = f"it needs more of its readers than is known here: {', '.join(sorted(unknown))}"
+    elif unknown := features - _SUPPORTED - _UNUSED:
+        why = f"it needs features that are not supported here: {', '.join(sorted(unknown))}"
     elif "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
         why = (
             "rows of its files are marked as deleted elsewhere (deletion vectors): write these files anew, by "
@@ -108,7 +108,7 @@ def check_readable(folder: Folder, table: DeltaTable) -> None:
 
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:
-    """The table's columns in Arrow."""
+    """Return the table's columns in Arrow."""
     import pyarrow as pa
 
     columns: Any = table.schema().to_arrow()
@@ -116,14 +116,14 @@ def arrow_columns(table: DeltaTable) -> pa.Schema:
 
 
 def table_schema(folder: Folder, version: int | None) -> StructType:
-    """The table's columns in Spark."""
+    """Return the table's columns in Spark."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(arrow_columns(open_table(folder, version)))
 
 
 def files_of(table: DeltaTable) -> list[TableFile]:
-    """The files of a table's version."""
+    """Return the files of a table version."""
     import pyarrow as pa
 
     columns = table.metadata().partition_columns
@@ -138,18 +138,18 @@ def files_of(table: DeltaTable) -> list[TableFile]:
     ]
 
 
-def read_file(file: File) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in the columns that it is asked for; what an older file lacks is null."""
+def read_file(file: FilePartition) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file in the wanted columns. A column that an older file lacks is null."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
     schema = pa.ipc.read_schema(pa.py_buffer(file.schema))
     with files_in(file.folder).open_input_file(file.name) as source, ParquetFile(source) as parquet:
-        there = [name for name in schema.names if name in parquet.schema_arrow.names and name not in file.partition]
-        for batch in parquet.iter_batches(columns=there, use_threads=False):
+        present = [name for name in schema.names if name in parquet.schema_arrow.names and name not in file.partition]
+        for batch in parquet.iter_batches(columns=present, use_threads=False):
             columns = []
             for field in schema:
-                if field.name in there:
+                if field.name in present:
                     columns.append(batch.column(field.name).cast(field.type))
                 else:
                     value = pa.scalar(file.partition.get(field.name), field.type)

@@ -1,6 +1,6 @@
-"""How a table becomes what its rule says now: what is added, what is widened, and what is refused. Values in and out.
+"""Plans how a table gets the columns of its changed rule: added columns, wider types, or a refusal. Pure values.
 
-The rules: "When a file changes" in docs/reference/pipeline-file.md; why they are so: decision 212.
+The rules: "When a file changes" in docs/reference/pipeline-file.md; the reasons: decision 212.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from servicebroker.pipeline.sorting import kind_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ANEW = "make the table anew from bronze: servicebroker pipeline rebuild"
+_REBUILD = "rebuild the table from bronze: servicebroker pipeline rebuild"
 _WIDER = {("integer", "long"), ("float", "double")}
 
 
 class Widened(NamedTuple):
-    """A column that gets a type with room for more: the names of both."""
+    """A column that gets a wider type, with the names of both types."""
 
     column: str
     old: str
@@ -28,8 +28,8 @@ class Widened(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a table lacks: columns, with their types, and room in others, for which its files are written anew."""
+class SchemaChange:
+    """Changes that a table needs: added columns with types, and wider types, for which its files are rewritten."""
 
     added: tuple[tuple[str, str], ...] = ()
     widened: tuple[Widened, ...] = ()
@@ -38,24 +38,27 @@ class Plan:
         return bool(self.added or self.widened)
 
     def sentences(self) -> list[str]:
-        """What is to be done, for people: each goes on from the name of the table."""
+        """Return the changes for people: each is a predicate to follow the name of the table."""
         added = [f"gets the column {name} ({kind})" for name, kind in self.added]
-        return [*added, *(f"gets its column {one.column} as {one.new}, which is {one.old}" for one in self.widened)]
+        widened = [f"gets its column {wide.column} as {wide.new}, which is {wide.old}" for wide in self.widened]
+        return [*added, *widened]
 
 
-def plan(name: str, table: pa.Schema, wanted: pa.Schema, optional: Container[str], *, has_rows: bool) -> Plan:
-    """What the table `name` with the columns `table` lacks for rows with the columns `wanted`.
+def plan_change(
+    name: str, table: pa.Schema, wanted: pa.Schema, optional: Container[str], *, has_rows: bool
+) -> SchemaChange:
+    """Return the changes that the table `name` with the columns `table` needs for rows with the columns `wanted`.
 
     Args:
         optional: columns of `wanted` that may be null.
-        has_rows: whether the table does; else it takes any type.
+        has_rows: the table has rows; else it takes any type.
 
     Raises:
-        InstanceError: it cannot become that, by the name of the column.
+        InstanceError: the change is impossible; the text names the column.
     """
     added: list[tuple[str, str]] = []
     widened: list[Widened] = []
-    spelled = {there.lower(): there for there in table.names}
+    spelled = {existing.lower(): existing for existing in table.names}
     for field in wanted:
         new = kind_of(field.type)
         if field.name in table.names:
@@ -65,19 +68,19 @@ def plan(name: str, table: pa.Schema, wanted: pa.Schema, optional: Container[str
             if has_rows and not _holds(new, old):
                 raise InstanceError(
                     f"The column '{field.name}' of the table '{name}' is {old} and cannot become {new}: say {old}, "
-                    f"give the new column another name, or {_ANEW}."
+                    f"give the new column another name, or {_REBUILD}."
                 )
             widened.append(Widened(field.name, old, new))
         elif field.name.lower() in spelled:
-            there = spelled[field.name.lower()]
+            existing = spelled[field.name.lower()]
             raise InstanceError(
-                f"The table '{name}' has a column '{there}', which most readers do not tell from '{field.name}': "
-                f"call the column '{there}', or give it another name."
+                f"The table '{name}' has a column '{existing}', which most readers do not tell from '{field.name}': "
+                f"call the column '{existing}', or give it another name."
             )
         elif has_rows and field.name not in optional:
             raise InstanceError(
                 f"The column '{field.name}' is new in the table '{name}', whose rows have no value for it: make it "
-                f'optional, "{new}?", or {_ANEW}.'
+                f'optional, "{new}?", or {_REBUILD}.'
             )
         else:
             added.append((field.name, new))
@@ -87,14 +90,14 @@ def plan(name: str, table: pa.Schema, wanted: pa.Schema, optional: Container[str
                 f"The column '{field.name}' of the table '{name}' must not be null, and nothing gives it a value: drop "
                 "its NOT NULL, or name it in the rule."
             )
-    return Plan(tuple(added), tuple(widened))
+    return SchemaChange(tuple(added), tuple(widened))
 
 
 def _holds(new: str, old: str) -> bool:
-    """Whether every value of one type is one of the other, exactly."""
-    from servicebroker.pipeline.decoding.columns import digits
+    """True if every value of the old type is exactly a value of the new one."""
+    from servicebroker.pipeline.decoding.columns import decimal_digits
 
-    more, less = digits(new), digits(old)
-    if more and less:
-        return more[1] >= less[1] and more[0] - more[1] >= less[0] - less[1]
+    new_digits, old_digits = decimal_digits(new), decimal_digits(old)
+    if new_digits and old_digits:
+        return new_digits[1] >= old_digits[1] and new_digits[0] - new_digits[1] >= old_digits[0] - old_digits[1]
     return (old, new) in _WIDER

@@ -1,7 +1,7 @@
-"""An Iceberg table that a batch lands in once: its snapshot and the table's properties name the batch in one commit.
+"""An Iceberg table in which a batch lands once: one commit adds its snapshot and records it in the table's properties.
 
-The catalog takes a commit only where the table is still as it was looked at. The rules: "Iceberg" in
-docs/reference/pipeline-file.md; why they are so: decision 263.
+The catalog accepts a commit only if the table is still as it was when it was read. The rules: "Iceberg" in
+docs/reference/pipeline-file.md; the reasons: decision 263.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.sinks.parquet import DataFile, divided, write_parquet
+from servicebroker.pipeline.sinks.parquet import DataFile, divide_rows, write_parquet
 from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, folder_at, names_in, plain
-from servicebroker.pipeline.sinks.tables import OWN, Batch, Conflict, TableFile, is_own
+from servicebroker.pipeline.sinks.tables import OWN, Batch, Conflict, TableFile, is_own_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
 
-DOC = "servicebroker: of a rule"  # marks a column that no other writer has added
-BATCH = "servicebroker.batch."  # and the query: a property of the table, its number in the snapshot too
-_ID, _DOC = b"PARQUET:field_id", b"doc"  # metadata of Arrow's fields, as pyiceberg and Parquet have them
-_SMALL = 64 * 1024 * 1024  # bytes: files below it are merged, into such of at most twice as many
+DOC = "servicebroker: of a rule"  # comment of a column that the rule has added, not another writer
+BATCH = "servicebroker.batch."  # followed by the query: a property of the table and of the snapshot
+_ID, _DOC = b"PARQUET:field_id", b"doc"  # metadata keys of Arrow fields, from pyiceberg and Parquet
+_SMALL_FILE_BYTES = 64 * 1024 * 1024  # smaller files are merged, into files of at most twice this size
 
 
 @dataclass(frozen=True)
-class IcebergPlace:
-    """A table's name in a catalog; `folder` is where its files go when it is made here."""
+class IcebergLocation:
+    """A table's name in a catalog. `folder` is the place of its files if the table is created here."""
 
     catalog: str
     names: tuple[str, ...]
@@ -45,22 +45,22 @@ class IcebergPlace:
         return ".".join((self.catalog, *self.names))
 
     def is_there(self) -> bool:
-        """Whether the catalog has it."""
-        with self._asked():
+        """True if the catalog has the table."""
+        with self._readable():
             return bool(catalog(self.catalog).table_exists(self.names))
 
-    def open(self) -> OpenIceberg:
-        """Its newest snapshot."""
+    def open(self) -> IcebergVersion:
+        """Return the newest snapshot."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        with self._asked():
+        with self._readable():
             try:
-                return OpenIceberg(str(self), catalog(self.catalog).load_table(self.names))
+                return IcebergVersion(str(self), catalog(self.catalog).load_table(self.names))
             except NoSuchTableError:
                 raise InstanceError(f"There is no Iceberg table '{self}'.") from None
 
-    def made(self, columns: pa.Schema, partition_by: Sequence[str]) -> OpenIceberg:
-        """Its newest snapshot; with its namespace it is made where there is none."""
+    def open_or_create(self, columns: pa.Schema, partition_by: Sequence[str]) -> IcebergVersion:
+        """Return the newest snapshot of the table. A missing table is created, with its namespace."""
         from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
         from pyiceberg.io.pyarrow import pyarrow_to_schema
         from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -73,55 +73,55 @@ class IcebergPlace:
                 for number, name in enumerate(partition_by)
             ]
             location = str(self.folder.absolute() if isinstance(self.folder, Path) else self.folder)
-            somebody_was_faster = contextlib.suppress(NamespaceAlreadyExistsError, TableAlreadyExistsError)
-            with self._asked():
-                with somebody_was_faster:
-                    if not catalog(self.catalog).namespace_exists(self.names[:-1]):  # which needs no right to make one
+            another_writer_was_faster = contextlib.suppress(NamespaceAlreadyExistsError, TableAlreadyExistsError)
+            with self._readable():
+                with another_writer_was_faster:
+                    if not catalog(self.catalog).namespace_exists(self.names[:-1]):  # this needs no right to create one
                         catalog(self.catalog).create_namespace(self.names[:-1])
-                with somebody_was_faster:
+                with another_writer_was_faster:
                     catalog(self.catalog).create_table(self.names, schema, location, PartitionSpec(*fields))
         return self.open()
 
     @contextlib.contextmanager
-    def said(self) -> Iterator[None]:
-        """What pyiceberg refuses, as a sentence."""
+    def raising_instance_errors(self) -> Iterator[None]:
+        """Turn errors of pyiceberg into an InstanceError."""
         with self._problems("changed"):
             yield
 
     def overwrite(self, rows: pa.Table) -> None:
-        """A snapshot with these rows, in the columns that the table has or gets now."""
-        from servicebroker.pipeline.sinks.tables import committed, opened
+        """Commit a snapshot with these rows, in the table's columns, which may be added now."""
+        from servicebroker.pipeline.sinks.tables import commit_with_retry, open_or_alter
 
         def change() -> None:
-            table = opened(self, rows.schema, (), rows.schema.names)
-            table.exchange(table.files(), table.write(rows))
+            table = open_or_alter(self, rows.schema, (), rows.schema.names)
+            table.replace_files(table.files(), table.write(rows))
 
-        with self.said():
-            committed(self, change)
+        with self.raising_instance_errors():
+            commit_with_retry(self, change)
 
     def merge_files(self) -> tuple[int, int]:
-        """Small files of one partition become one."""
+        """Merge small files of a partition into one."""
         import pyarrow as pa
 
         table = self.open()
-        gone, come = [], []
-        for files in table.small():
+        removed, added = [], []
+        for files in table.small_files():
             rows = [pa.Table.from_batches(table.read(file, table.columns), table.columns) for file in files]
-            gone += files
-            come += table.write(pa.concat_tables(rows))
-        if gone:
-            table.exchange(gone, come)
-        return len(gone), len(come)
+            removed += files
+            added += table.write(pa.concat_tables(rows))
+        if removed:
+            table.replace_files(removed, added)
+        return len(removed), len(added)
 
     def remove_files(self, keep_hours: float, *, left_over: bool) -> int:
-        """Snapshots that are old enough expire, and the files that only they have go."""
+        """Expire old snapshots, and delete the files that only they have."""
         oldest = datetime.now(UTC) - timedelta(hours=keep_hours)
         table = self.open()
-        before = table.named()
+        before = table.named_files()
         with _conflicts():
             table.table.maintenance.expire_snapshots().older_than(oldest).commit()
         table = self.open()
-        after = table.named()
+        after = table.named_files()
         unnamed = before - after
         if left_over:
             unnamed |= table.left_over(after, oldest.timestamp())
@@ -130,22 +130,22 @@ class IcebergPlace:
                 table.table.io.delete(file)
         return len(unnamed)
 
-    def _asked(self) -> contextlib.AbstractContextManager[None]:
+    def _readable(self) -> contextlib.AbstractContextManager[None]:
         return self._problems("read")
 
     @contextlib.contextmanager
     def _problems(self, done: str) -> Iterator[None]:
         try:
             yield
-        except Exception as problem:  # a catalog raises what its protocol, its driver and its store do
-            if isinstance(problem, InstanceError | Conflict) or not _is_others(problem):
+        except Exception as problem:  # a catalog raises errors of its protocol, driver and store
+            if isinstance(problem, InstanceError | Conflict) or not _is_foreign(problem):
                 raise
-            said = plain(problem) or type(problem).__name__
-            raise InstanceError(f"The Iceberg table '{self}' cannot be {done}: {said}.") from None
+            raising_instance_errors = plain(problem) or type(problem).__name__
+            raise InstanceError(f"The Iceberg table '{self}' cannot be {done}: {raising_instance_errors}.") from None
 
 
-def _is_others(problem: Exception) -> bool:
-    """Whether a catalog, its driver or a store has raised it, not a mistake of ours."""
+def _is_foreign(problem: Exception) -> bool:
+    """True if a catalog, its driver or a store raised the error, so that it is no mistake of ours."""
     return isinstance(problem, OSError | ValueError) or type(problem).__module__.partition(".")[0] in (
         "pyiceberg",
         "requests",
@@ -156,17 +156,17 @@ def _is_others(problem: Exception) -> bool:
 
 @lru_cache(maxsize=10)
 def catalog(name: str) -> Catalog:
-    """The catalog that pyiceberg's settings know by this name; one for a process.
+    """Return the catalog with this name in pyiceberg's settings; one per process.
 
     Raises:
-        InstanceError: they know none, or it cannot be reached.
+        InstanceError: the settings have no such catalog, or it cannot be reached.
     """
     from pyiceberg.catalog import load_catalog
 
     try:
         return load_catalog(name, **{"py-io-impl": "servicebroker.pipeline.sinks.iceberg_files.TableFiles"})
     except Exception as problem:  # see `_problems`
-        if not _is_others(problem):
+        if not _is_foreign(problem):
             raise
         raise InstanceError(
             f"The Iceberg catalog '{name}' cannot be opened: {plain(problem)}. pyiceberg knows it by the environment, "
@@ -175,20 +175,20 @@ def catalog(name: str) -> Catalog:
 
 
 @dataclass(frozen=True)
-class OpenIceberg:
-    """A table as it was when it was looked at."""
+class IcebergVersion:
+    """A table as it was when it was read."""
 
     name: str
     table: Table
 
     @cached_property
     def columns(self) -> pa.Schema:
-        """Its columns with their numbers, as Parquet has them."""
+        """The table's columns, with their field ids as in Parquet."""
         return columns_of(self.table.schema())
 
     @property
     def partition_by(self) -> list[str]:
-        """The columns that divide it; what another transform makes of one is told with it."""
+        """The partition columns. A column with a transform is described as "transform of column"."""
         schema = self.table.schema()
         return [
             schema.find_column_name(field.source_id) or field.name
@@ -202,7 +202,7 @@ class OpenIceberg:
         return {task.file.file_path: task for task in self.table.scan().plan_files()}
 
     def files(self) -> list[TableFile]:
-        """The files of the snapshot. Columns that divide the table stand in them like others."""
+        """Return the files of the snapshot. Unlike Delta's, they contain the partition columns."""
         return [self._file(task) for task in self._tasks.values()]
 
     def _file(self, task: FileScanTask) -> TableFile:
@@ -210,18 +210,18 @@ class OpenIceberg:
         from pyiceberg.types import PrimitiveType, TimestamptzType
         from pyiceberg.utils.datetime import micros_to_timestamptz
 
-        told: dict[str, Any] = {}
+        statistics: dict[str, Any] = {}
         for field in self.table.schema().fields:
             for edge, bounds in (("min", task.file.lower_bounds), ("max", task.file.upper_bounds)):
                 if isinstance(field.field_type, PrimitiveType) and (bound := (bounds or {}).get(field.field_id)):
                     value: Any = from_bytes(field.field_type, bound)
                     is_time = isinstance(field.field_type, TimestamptzType)
-                    told[f"{edge}.{field.name}"] = micros_to_timestamptz(value) if is_time else value
+                    statistics[f"{edge}.{field.name}"] = micros_to_timestamptz(value) if is_time else value
         file = task.file
-        return TableFile(file.file_path, file.file_size_in_bytes, file.record_count, {}, told)
+        return TableFile(file.file_path, file.file_size_in_bytes, file.record_count, {}, statistics)
 
     def read(self, file: TableFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a file that are not deleted."""
+        """Yield the rows of a file that are not deleted."""
         import pyarrow as pa
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
@@ -233,89 +233,93 @@ class OpenIceberg:
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Files in the table's folder of data, one for each partition."""
+        """Write files into the table's data folder, one for each partition."""
         return self._written(rows, self.columns)
 
     def _written(self, rows: pa.Table, columns: pa.Schema) -> list[DataFile]:
         import pyarrow as pa
 
         schema = pa.schema([columns.field(name) for name in rows.schema.names])
-        found: list[DataFile] = []
-        for _, these in divided(rows, self.partition_by):
-            found += write_parquet(iter(these.to_batches()), self._folder("data"), schema)
-        return found
+        files: list[DataFile] = []
+        for _, part_rows in divide_rows(rows, self.partition_by):
+            files += write_parquet(iter(part_rows.to_batches()), self._folder("data"), schema)
+        return files
 
     def _folder(self, inner: str) -> Folder:
         return folder_at(f"{self.table.location()}/{inner}", Path.cwd())
 
     def last_batch(self, query: str) -> int | None:
-        """The last batch of a query that the table's properties know."""
-        landed = self.table.properties.get(f"{BATCH}{query}")
-        return None if landed is None else int(landed)
+        """Return the last batch of a query in the table's properties."""
+        number = self.table.properties.get(f"{BATCH}{query}")
+        return None if number is None else int(number)
 
-    def keep(self, query: str) -> None:
-        """Nothing: a catalog takes a commit when all of it is durable."""
+    def make_batch_durable(self, query: str) -> None:
+        """Do nothing: a catalog accepts a commit only when all of it is durable."""
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
-        """A snapshot with the files and the batch."""
-        self.exchange([], files, batch)
+        """Commit a snapshot with the files and the batch."""
+        self.replace_files([], files, batch)
 
-    def exchange(self, gone: list[TableFile], come: list[DataFile], batch: Batch | None = None) -> None:
-        """A snapshot without some files and with others, right behind this one."""
-        self._commit([file.name for file in gone], lambda changes: come, batch)
+    def replace_files(self, removed: list[TableFile], added: list[DataFile], batch: Batch | None = None) -> None:
+        """Commit a snapshot without some files and with others, directly after this one."""
+        self._commit([file.name for file in removed], lambda changes: added, batch)
 
-    def gets(self, columns: pa.Schema) -> bool:
-        """By Iceberg's own evolution: new columns, and types that it promotes."""
-        if self._replaced(columns):
+    def alter_columns(self, columns: pa.Schema) -> bool:
+        """Change the schema by Iceberg's own evolution: new columns, and promoted types."""
+        if self._unpromotable(columns):
             return False
         with _conflicts(), self._changes() as changes:
             self._evolve(changes, columns)
         return True
 
-    def become(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
-        """A schema and a snapshot in one commit. A column of another type is a new one of the same name.
+    def replace_content(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
+        """Commit a schema and a snapshot together. A column of another type becomes a new column of the same name.
 
         Raises:
-            InstanceError: such a column divides the table.
+            InstanceError: such a column partitions the table.
         """
-        for name in self._replaced(columns):
+        for name in self._unpromotable(columns):
             if name in self.partition_by:
                 raise InstanceError(
                     f"The column '{name}' divides the Iceberg table '{self.name}' and cannot get another type: give "
                     "the rule a table of another name."
                 )
 
-        def come(changes: Transaction) -> list[DataFile]:
+        def write_files(changes: Transaction) -> list[DataFile]:
             self._evolve(changes, columns)
             numbered = columns_of(changes.table_metadata.schema())
             return [file for part in parts for file in self._written(part, numbered)]
 
-        self._commit(list(self._tasks), come, None)
+        self._commit(list(self._tasks), write_files, None)
 
-    def small(self) -> list[list[TableFile]]:
-        """Files that are better one: of one partition, in some order."""
-        found: dict[tuple[Any, ...], list[list[TableFile]]] = {}
+    def small_files(self) -> list[list[TableFile]]:
+        """Return groups of small files to merge, each of one partition."""
+        groups_by_partition: dict[tuple[Any, ...], list[list[TableFile]]] = {}
         for task in self._tasks.values():
-            if task.file.file_size_in_bytes < _SMALL:
-                groups = found.setdefault((task.file.spec_id, task.file.partition), [[]])
-                if sum(file.size for file in groups[-1]) > _SMALL:
+            if task.file.file_size_in_bytes < _SMALL_FILE_BYTES:
+                groups = groups_by_partition.setdefault((task.file.spec_id, task.file.partition), [[]])
+                if sum(file.size for file in groups[-1]) > _SMALL_FILE_BYTES:
                     groups.append([])
                 groups[-1].append(self._file(task))
-        return [files for groups in found.values() for files in groups if len(files) > 1]
+        return [files for groups in groups_by_partition.values() for files in groups if len(files) > 1]
 
-    def named(self) -> set[str]:
-        """All files that a snapshot names, or the table as it is or was."""
+    def named_files(self) -> set[str]:
+        """Return all files that a snapshot names, or a present or former metadata file."""
         metadata, io = self.table.metadata, self.table.io
-        found = {self.table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+        names = {self.table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
         for snapshot in metadata.snapshots:
-            manifests = [one for one in snapshot.manifests(io) if one.manifest_path not in found]
-            found |= {snapshot.manifest_list, *(one.manifest_path for one in manifests)}
-            found |= {entry.data_file.file_path for one in manifests for entry in one.fetch_manifest_entry(io)}
-        return found
+            manifests = [manifest for manifest in snapshot.manifests(io) if manifest.manifest_path not in names]
+            names |= {snapshot.manifest_list, *(manifest.manifest_path for manifest in manifests)}
+            for manifest in manifests:
+                names |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
+        return names
 
-    def left_over(self, named: set[str], before: float) -> set[str]:
-        """Files in the table's folder that nobody names, by names alone: writers spell folders in several ways."""
-        known = {name.rpartition("/")[2] for name in named}
+    def left_over(self, named_files: set[str], before: float) -> set[str]:
+        """Return files in the table's folder that nothing names.
+
+        Only base names are compared, since writers spell folders in several ways.
+        """
+        known = {name.rpartition("/")[2] for name in named_files}
         return {
             f"{self.table.location()}/{inner}/{name}"
             for inner, ending in (("data", ".parquet"), ("metadata", ".avro"), ("metadata", ".metadata.json"))
@@ -323,39 +327,41 @@ class OpenIceberg:
             if name not in known
         }
 
-    def _commit(self, gone: list[str], come: Callable[[Transaction], list[DataFile]], batch: Batch | None) -> None:
+    def _commit(
+        self, removed: list[str], write_files: Callable[[Transaction], list[DataFile]], batch: Batch | None
+    ) -> None:
         properties = {f"{BATCH}{batch[0]}": str(batch[1])} if batch else {}
         with _conflicts(), self._changes() as changes:
-            files = come(changes)
+            files = write_files(changes)
             for folder in {file.folder for file in files}:
                 flush(folder)
             if properties:
                 changes.set_properties(properties)
-            if gone or files or batch:  # a batch without files too: only a snapshot asserts what it stands behind
+            if removed or files or batch:  # also for a batch without files: only a snapshot asserts its predecessor
                 update = changes.update_snapshot(properties)
-                with update.overwrite() if gone else update.fast_append() as snapshot:
-                    for name in gone:
+                with update.overwrite() if removed else update.fast_append() as snapshot:
+                    for name in removed:
                         snapshot.delete_data_file(self._tasks[name].file)
                     for file in files:
                         snapshot.append_data_file(self._described(file, changes.table_metadata))
 
     def _changes(self) -> Transaction:
-        """A transaction that is not tried again by itself: what has come in between is looked at first.
+        """Return a transaction without automatic retries: commits that intervened must be examined first.
 
-        The setting is that of our copy alone; what the table says to others stays.
+        The setting changes only our copy, not the table's properties.
         """
-        known = self.table.metadata
-        properties = {**known.properties, "commit.retry.num-retries": "0"}
-        self.table.metadata = known.model_copy(update={"properties": properties})
+        metadata = self.table.metadata
+        properties = {**metadata.properties, "commit.retry.num-retries": "0"}
+        self.table.metadata = metadata.model_copy(update={"properties": properties})
         return self.table.transaction()
 
-    def _replaced(self, columns: pa.Schema) -> list[str]:
-        """Columns that get a type which Iceberg does not promote theirs to."""
-        there = self.columns
+    def _unpromotable(self, columns: pa.Schema) -> list[str]:
+        """Return columns whose type Iceberg cannot promote to the new one."""
+        present = self.columns
         return [
             field.name
             for field in columns
-            if field.name in there.names and not _promotes(there.field(field.name).type, field.type)
+            if field.name in present.names and not _promotes(present.field(field.name).type, field.type)
         ]
 
     def _evolve(self, changes: Transaction, columns: pa.Schema) -> None:
@@ -363,25 +369,24 @@ class OpenIceberg:
         import pyarrow as pa
         from pyiceberg.io.pyarrow import pyarrow_to_schema
 
-        there, replaced = self.columns, self._replaced(columns)
-        differ = [
-            field for field in columns if field.name not in there.names or field.type != there.field(field.name).type
-        ]
+        present, unpromotable = self.columns, self._unpromotable(columns)
+        types = {field.name: field.type for field in present}
+        changed_fields = [field for field in columns if field.name not in types or field.type != types[field.name]]
         with changes.update_schema() as update:
-            for name in there.names:
-                if name not in columns.names or name in replaced:
+            for name in present.names:
+                if name not in columns.names or name in unpromotable:
                     update.delete_column(name)
-            for field in pyarrow_to_schema(_numbered(pa.schema(differ))).fields:
-                if field.name in there.names and field.name not in replaced:
+            for field in pyarrow_to_schema(_numbered(pa.schema(changed_fields))).fields:
+                if field.name in present.names and field.name not in unpromotable:
                     update.update_column(field.name, field.field_type)
                 else:
                     update.add_column(field.name, field.field_type, field.doc)
 
     def _described(self, file: DataFile, metadata: TableMetadata) -> Any:
-        """A file as a snapshot names it.
+        """Return the description of a file for a snapshot.
 
         Raises:
-            InstanceError: its columns are not the table's any more.
+            InstanceError: its columns are no longer the table's.
         """
         from pyarrow.parquet import ParquetFile
         from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata, parquet_path_to_id_mapping
@@ -395,16 +400,16 @@ class OpenIceberg:
             numbers = {field.name: (field.metadata or {}).get(_ID) for field in columns_of(schema)}
             if any((field.metadata or {}).get(_ID) != numbers.get(field.name) for field in parquet.schema_arrow):
                 raise InstanceError(
-                    f"The Iceberg table '{self.name}' was made anew while a batch was written, which has to come again."
+                    f"The Iceberg table '{self.name}' was rebuilt while a batch was written: repeat the batch."
                 )
-            divides = parquet.iter_batches(batch_size=1, columns=self.partition_by, use_threads=False)
-            first: dict[str, Any] = next(divides).to_pylist()[0]
+            partition_rows = parquet.iter_batches(batch_size=1, columns=self.partition_by, use_threads=False)
+            partition_values: dict[str, Any] = next(partition_rows).to_pylist()[0]
             ids = parquet_path_to_id_mapping(schema)
-            told = data_file_statistics_from_parquet_metadata(
+            statistics = data_file_statistics_from_parquet_metadata(
                 parquet.metadata, _statistics(parquet.metadata, ids, schema, metadata.properties), ids
             )
         values = [
-            partition_record_value(field, first[name], schema)
+            partition_record_value(field, partition_values[name], schema)
             for field, name in zip(spec.fields, self.partition_by, strict=True)
         ]
         return Described.from_args(
@@ -417,53 +422,53 @@ class OpenIceberg:
             spec_id=metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **told.to_serialized_dict(),
+            **statistics.to_serialized_dict(),
         )
 
 
-def _statistics(told: Any, ids: dict[str, int], schema: Schema, properties: dict[str, str]) -> Any:
-    """What is to be taken from a file's statistics: bodies have none."""
+def _statistics(metadata: Any, ids: dict[str, int], schema: Schema, properties: dict[str, str]) -> Any:
+    """Return the plan for a file's statistics: columns without any, such as bodies, get none."""
     from pyiceberg.io.pyarrow import compute_statistics_plan, match_metrics_mode
 
-    found = compute_statistics_plan(schema, properties)
-    for group in range(told.num_row_groups):
-        for number in range(told.num_columns):
-            column = told.row_group(group).column(number)
+    plan = compute_statistics_plan(schema, properties)
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
             if not column.is_stats_set:
-                one = found[ids[column.path_in_schema]]
-                found[one.field_id] = replace(one, mode=match_metrics_mode("none"))
-    return found
+                column_plan = plan[ids[column.path_in_schema]]
+                plan[column_plan.field_id] = replace(column_plan, mode=match_metrics_mode("none"))
+    return plan
 
 
 def columns_of(schema: Schema) -> pa.Schema:
-    """Columns of Iceberg in Arrow, with their numbers, and the mark of those of rules."""
+    """Return an Iceberg schema in Arrow, with field ids, and the mark on the rule's own columns."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     kinds: dict[Any, Any] = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    found: list[Any] = []
+    fields: list[Any] = []
     for field in schema_to_pyarrow(schema):
         metadata: dict[bytes | str, bytes | str] = {**dict[Any, Any](field.metadata or {})}
         if metadata.get(_DOC) == DOC.encode():
             metadata |= OWN
-        found.append(field.with_type(kinds.get(field.type, field.type)).with_metadata(metadata))
-    return pa.schema(found)
+        fields.append(field.with_type(kinds.get(field.type, field.type)).with_metadata(metadata))
+    return pa.schema(fields)
 
 
 def _numbered(columns: pa.Schema) -> pa.Schema:
-    """Columns with numbers, which the catalog gives anew, and the mark of those of rules."""
+    """Return columns with field ids, which the catalog assigns anew, and the mark on the rule's own columns."""
     import pyarrow as pa
 
     return pa.schema(
         [
-            field.with_metadata({_ID: str(number), **({_DOC: DOC} if is_own(field) else {})})
+            field.with_metadata({_ID: str(number), **({_DOC: DOC} if is_own_column(field) else {})})
             for number, field in enumerate(columns, 1)
         ]
     )
 
 
 def _promotes(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether files with one type are read as the other, by Iceberg's rules."""
+    """True if Iceberg can read files of the old type as the new one."""
     import pyarrow as pa
 
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):

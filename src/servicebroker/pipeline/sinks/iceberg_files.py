@@ -1,4 +1,4 @@
-"""How pyiceberg reads and writes what a table is told in: by the files of `storage`, durably, with its credentials."""
+"""File access of pyiceberg for table metadata: over `storage`, durable, and with its credentials."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 
-_PART = 1 << 20  # bytes: what a stream's buffer takes reaches a store's file as the bytes that it wants
+_WRITE_CHUNK_BYTES = 1 << 20  # below the buffer size, so that a store's file gets the bytes objects that it needs
 
 
 class TableFiles:
-    """The `py-io-impl` of our catalogs. What it has written is on the disk before a catalog names it."""
+    """The `py-io-impl` of our catalogs. Written files are on the disk before a catalog names them."""
 
     def __init__(self, properties: dict[str, str]) -> None:
         self.properties = properties
 
     def new_input(self, location: str) -> PyArrowFile:
-        """A file to read."""
+        """Return a file to read."""
         folder, name = _place(location)
         return PyArrowFile(location, name, files_in(folder))
 
     def new_output(self, location: str) -> Output:
-        """A file to write."""
+        """Return a file to write."""
         return Output(location)
 
     def delete(self, location: Any) -> None:
-        """Remove a file."""
+        """Delete a file."""
         folder, name = _place(location if isinstance(location, str) else location.location)
         files_in(folder).delete_file(name)
 
 
 class Output:
-    """A file that is written."""
+    """A file to write."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -48,34 +48,34 @@ class Output:
         return len(self.to_input_file())
 
     def exists(self) -> bool:
-        """Whether it is there."""
+        """True if the file exists."""
         return bool(self.to_input_file().exists())
 
     def to_input_file(self) -> PyArrowFile:
-        """The same file, to be read."""
+        """Return the same file, to read."""
         return TableFiles({}).new_input(self.location)
 
     def create(self, overwrite: bool = False) -> Stream:
-        """Where its bytes go. Each name is new, so there is never anything to overwrite."""
+        """Return a stream for the file's bytes. Each name is new, so nothing is ever overwritten."""
         folder, name = _place(self.location)
         make(folder)
-        return Stream(files_in(folder).open_output_stream(name, buffer_size=2 * _PART), folder, name)
+        return Stream(files_in(folder).open_output_stream(name, buffer_size=2 * _WRITE_CHUNK_BYTES), folder, name)
 
 
 class Stream:
-    """The bytes of a file, durable when it is closed."""
+    """A stream into a file, which is durable when it is closed."""
 
     def __init__(self, stream: NativeFile, folder: Folder, name: str) -> None:
         self._stream, self._folder, self._name = stream, folder, name
 
     def write(self, data: bytes) -> int:
         """Add bytes."""
-        for start in range(0, len(data), _PART):
-            self._stream.write(data[start : start + _PART])
+        for start in range(0, len(data), _WRITE_CHUNK_BYTES):
+            self._stream.write(data[start : start + _WRITE_CHUNK_BYTES])
         return len(data)
 
     def close(self) -> None:
-        """Put them on the disk, and the file's name into its folder."""
+        """Flush the file, and its name in the folder."""
         if self._stream.closed:
             return
         self._stream.close()

@@ -1,4 +1,4 @@
-"""What is done with a pipeline's tables beside landing: looking, reading quarantine again, compacting."""
+"""Maintenance of a pipeline's tables: status, replay of quarantine, and compaction."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import BrokerError, InstanceError, Unreachable
 from servicebroker.model.named_files import read_file
-from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.connecting import OpenDatabase
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.sinks.landing import target
-from servicebroker.pipeline.sinks.replacing import THERE, meetings, without
+from servicebroker.pipeline.sinks.row_replacement import OLD_INDEX, find_matching_files, rewrite_without
 from servicebroker.pipeline.sinks.storage import Folder, files_in, names_in, remove
-from servicebroker.pipeline.sinks.tables import Place, Table, committed, rows_of
+from servicebroker.pipeline.sinks.tables import TableLocation, TableVersion, commit_with_retry, rows_of
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.stream.frontier import Frontier
 from servicebroker.store.running import execute
@@ -31,9 +31,9 @@ from servicebroker.store.running import execute
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_COMPACTIONS = 5  # of a table: each reads and writes it, and somebody else's commit may undo it
-_DAY = 86_400  # seconds
-_SAFE = 24  # hours, after which a file that no log names will not be named any more
+_MAX_ATTEMPTS = 5  # each attempt reads and writes the table; another commit may make it fail
+_DAY_S = 86_400
+_MIN_ORPHAN_AGE_H = 24  # an unnamed file of this age will not be named any more
 
 
 class TableStatus(NamedTuple):
@@ -46,9 +46,9 @@ class TableStatus(NamedTuple):
 
 
 class QueueStatus(NamedTuple):
-    """Which batch of a queue was the last to land, -1 for none, and how far behind its query is.
+    """The last batch of a queue that has landed, -1 for none, and the lag of its query.
 
-    `problem`: why nobody can say so, as when its server is away.
+    `problem`: why the lag is unknown, as when the server is away.
     """
 
     queue: str
@@ -58,7 +58,7 @@ class QueueStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """A pipeline as it stands: `quarantined` counts by message type and reason."""
+    """The state of a pipeline. `quarantined` has counts by message type and reason."""
 
     tables: list[TableStatus]
     queues: list[QueueStatus]
@@ -66,7 +66,7 @@ class Status(NamedTuple):
 
 
 class Compacted(NamedTuple):
-    """Files of a table that were merged, written instead, and removed because no version needs them any more."""
+    """Counts of a table's files: merged, written in their place, and removed since no version needs them."""
 
     table: str
     merged: int
@@ -75,7 +75,7 @@ class Compacted(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """Messages of a type in quarantine: how many have landed now, and how many still cannot be read."""
+    """Messages of a type in quarantine: how many have landed now, and how many remain unreadable."""
 
     message_type: str
     landed: int
@@ -83,7 +83,7 @@ class Replayed(NamedTuple):
 
 
 def status(pipeline: Pipeline) -> Status:
-    """How the pipeline stands. Reads the tables' logs, the checkpoints and the queues; starts nothing.
+    """Return the pipeline's state from the tables' logs, the checkpoints and the queues. Starts nothing.
 
     Raises:
         InstanceError: a table cannot be read, there is no such instance, or a checkpoint is damaged.
@@ -94,43 +94,43 @@ def status(pipeline: Pipeline) -> Status:
 
 
 def unknown_types(pipeline: Pipeline) -> list[str]:
-    """Message types of rules that no database of the queues has: mistyped, or still to come.
+    """Return message types of rules that no database of the queues has: mistyped, or not created yet.
 
     Raises:
         InstanceError, BrokerError: an instance cannot be reached, or a database not be found.
     """
-    known: set[str] = set()
+    known_types: set[str] = set()
     for instance, name in {(queue.instance, queue.database) for queue in pipeline.queues}:
         with closing(OpenDatabase.open(instance, name)) as database:
             text = "select name from servicebroker.message_types where database_id = $1"
-            found = execute(database.connection, "maintenance.unknown_types", text, database.database_id)
-            known |= {one for (one,) in found}
-    return [rule.message_type for rule in pipeline.messages if rule.message_type not in known]
+            rows = execute(database.connection, "maintenance.unknown_types", text, database.database_id)
+            known_types |= {message_type for (message_type,) in rows}
+    return [rule.message_type for rule in pipeline.messages if rule.message_type not in known_types]
 
 
 def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
-    """The last batch that Spark has noted as committed, and its end; -1 and None when there is none."""
-    done = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
-    if not done:
+    """Return the last batch that Spark has recorded as committed, and its end; -1 and None for none."""
+    committed = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    if not committed:
         return -1, None
     try:
-        *_, offset = read_file(checkpoint / "offsets" / str(max(done))).decode().splitlines()
-        return max(done), Frontier.from_json(json.loads(offset))
-    except (OSError, ValueError, TypeError):  # TypeError: it is JSON, and no object
+        *_, offset = read_file(checkpoint / "offsets" / str(max(committed))).decode().splitlines()
+        return max(committed), Frontier.from_json(json.loads(offset))
+    except (OSError, ValueError, TypeError):  # TypeError: JSON that is no object
         raise InstanceError(f"The checkpoint '{checkpoint}' is damaged.") from None
 
 
 def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed]:
-    """Read what lies in quarantine again, by the rules as they are now: what can be read lands and leaves it.
+    """Decode quarantined messages again by the present rules. Readable ones land and leave quarantine.
 
-    A message that has landed already, because an earlier replay was cut off, lands no second time.
+    A message that landed in an earlier, interrupted replay does not land again.
 
     Raises:
         InstanceError: the tables are plain Parquet files, or the message type has no rule.
     """
-    quarantine = target(pipeline, pipeline.quarantine).place
+    quarantine = target(pipeline, pipeline.quarantine).location
     if quarantine is None:
-        raise InstanceError("Quarantine can be read again from tables of Delta or Iceberg only.")
+        raise InstanceError("Quarantine can be replayed only in tables of Delta or Iceberg.")
     if message_type is not None and pipeline.rule(message_type) is None:
         raise InstanceError(f"The pipeline has no rule for '{message_type}'.")
     if not quarantine.is_there():
@@ -143,42 +143,42 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
 def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     """Merge small files, and remove those that no version younger than `keep_hours` needs.
 
-    From a day on, files that failed attempts have left go too.
+    From 24 hours on, files left by failed attempts are removed too.
 
     Raises:
-        InstanceError: the tables are plain Parquet files, or that is no time; or some could not be changed, and the
-            others are done.
+        InstanceError: the tables are plain Parquet files, or `keep_hours` is invalid; or some tables could not be
+            changed, while the others are done.
     """
     if not 0 <= keep_hours < math.inf:
         raise InstanceError(f"Versions are kept for some hours from 0 on, not for {keep_hours:g}.")
     if pipeline.format == "parquet":
         raise InstanceError("Only tables of Delta or Iceberg can be compacted.")
-    found, left = [], []
+    results, errors = [], []
     for name in pipeline.table_names():
-        one = target(pipeline, name)
-        place = one.table
-        if not place.is_there():
+        table_target = target(pipeline, name)
+        location = table_target.table
+        if not location.is_there():
             continue
-        remove_files = partial(place.remove_files, keep_hours, left_over=keep_hours >= _SAFE)
+        remove_files = partial(location.remove_files, keep_hours, left_over=keep_hours >= _MIN_ORPHAN_AGE_H)
         try:
-            with place.said():
-                merged, written = committed(place, place.merge_files, _COMPACTIONS)
-                removed = committed(place, remove_files, _COMPACTIONS)
+            with location.raising_instance_errors():
+                merged, written = commit_with_retry(location, location.merge_files, _MAX_ATTEMPTS)
+                removed = commit_with_retry(location, remove_files, _MAX_ATTEMPTS)
         except InstanceError as problem:
-            left.append(str(problem))
+            errors.append(str(problem))
         else:
-            found.append(Compacted(name, merged, written, removed + _remove_old(one.staged)))
-    if left:
-        raise InstanceError(" ".join([*left, "The other tables are done."]))
-    return found
+            results.append(Compacted(name, merged, written, removed + _remove_old(table_target.staged)))
+    if errors:
+        raise InstanceError(" ".join([*errors, "The other tables are done."]))
+    return results
 
 
 def _queue_status(pipeline: Pipeline, queue: QueueRule) -> QueueStatus:
     batch = -1
     try:
         batch, offset = last_landed(pipeline.checkpoint(queue))
-        with closing(Attachment.open(source_options(queue.source_options()))) as attached:
-            return QueueStatus(queue.label, batch, attached.progress(offset or attached.initial))
+        with closing(QueueLease.open(source_options(queue.source_options()))) as lease:
+            return QueueStatus(queue.label, batch, lease.progress(offset or lease.initial))
     except (Unreachable, BrokerError) as problem:
         return QueueStatus(queue.label, batch, {}, str(problem))
 
@@ -186,56 +186,57 @@ def _queue_status(pipeline: Pipeline, queue: QueueRule) -> QueueStatus:
 def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
     from pyarrow.parquet import read_metadata
 
-    one = target(pipeline, name)
-    if one.place is None:
-        folder = one.folder
+    table_target = target(pipeline, name)
+    if table_target.location is None:
+        folder = table_target.folder
         rows = size = 0
         files = names_in(folder, ".parquet")
         for part in files:
             with files_in(folder).open_input_file(part) as file:
                 rows, size = rows + read_metadata(file).num_rows, size + file.size()
         return TableStatus(name, rows, len(files), size)
-    there = one.place.open().files() if one.place.is_there() else []
-    return TableStatus(name, sum(file.rows for file in there), len(there), sum(file.size for file in there))
+    table_files = table_target.location.open().files() if table_target.location.is_there() else []
+    rows, size = sum(file.rows for file in table_files), sum(file.size for file in table_files)
+    return TableStatus(name, rows, len(table_files), size)
 
 
 def _quarantined(pipeline: Pipeline) -> dict[tuple[str, str], int]:
-    place = target(pipeline, pipeline.quarantine).place
-    if place is None or not place.is_there():
+    location = target(pipeline, pipeline.quarantine).location
+    if location is None or not location.is_there():
         return {}
     counts: Counter[tuple[str, str]] = Counter()
-    for rows in rows_of(place, ["message_type_name", "reason"]):
+    for rows in rows_of(location, ["message_type_name", "reason"]):
         counts.update((row["message_type_name"], row["reason"]) for row in rows.to_pylist())
     return dict(counts.most_common())
 
 
-def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: Place) -> Replayed:
+def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: TableLocation) -> Replayed:
     import pyarrow as pa
     from pyarrow import compute
 
     table = quarantine.open()
-    waiting: Any = pa.Table.from_batches(messages_of(table, rule.message_type), table.columns)
+    quarantined: Any = pa.Table.from_batches(messages_of(table, rule.message_type), table.columns)
     landed = 0
-    for label in compute.unique(waiting.column("queue")).to_pylist():
-        theirs = waiting.filter(compute.equal(waiting.column("queue"), label))
+    for label in compute.unique(quarantined.column("queue")).to_pylist():
+        messages = quarantined.filter(compute.equal(quarantined.column("queue"), label))
         sorter = Sorter(pipeline, QueueRule("", "", "", label))
-        rows, places = sorter.reread(rule, theirs)
-        if not places:
+        rows, indexes = sorter.decode_readable(rule, messages)
+        if not indexes:
             continue
-        into = target(pipeline, rule.table)
-        into.ensure()
-        into.land(into.write(rows), f"replay {uuid.uuid4()}", 0)
-        done = theirs.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(places))
-        with quarantine.said():
-            committed(quarantine, partial(_remove_rows, quarantine, done))
-        landed += len(places)
-    return Replayed(rule.message_type, landed, waiting.num_rows - landed)
+        table_target = target(pipeline, rule.table)
+        table_target.ensure()
+        table_target.land(table_target.write(rows), f"replay {uuid.uuid4()}", 0)
+        keys = messages.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(indexes))
+        with quarantine.raising_instance_errors():
+            commit_with_retry(quarantine, partial(_remove_rows, quarantine, keys))
+        landed += len(indexes)
+    return Replayed(rule.message_type, landed, quarantined.num_rows - landed)
 
 
-def messages_of(table: Table, message_type: str, names: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The messages of one type in a table of messages as they are, about in the order of their landing.
+def messages_of(table: TableVersion, message_type: str, names: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a type in bronze or quarantine, about in the order of their landing.
 
-    Each look at a version of the table has them in one order. `names`: only these columns and the type.
+    The order is the same at each read of a table version. `names`: only these columns, and the type.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -246,20 +247,20 @@ def messages_of(table: Table, message_type: str, names: Sequence[str] = ()) -> I
             yield rows.filter(compute.equal(rows.column("message_type_name"), pa.scalar(message_type)))
 
 
-def _remove_rows(quarantine: Place, rows: pa.Table) -> None:
+def _remove_rows(quarantine: TableLocation, rows: pa.Table) -> None:
     table = quarantine.open()
-    gone, come = [], []
-    for file, pairs in meetings(table, rows, rows.schema.names):
-        gone.append(file)
-        come += without(table, file, pairs.column(THERE))
-    table.exchange(gone, come)
+    removed, added = [], []
+    for file, matches in find_matching_files(table, rows, rows.schema.names):
+        removed.append(file)
+        added += rewrite_without(table, file, matches.column(OLD_INDEX))
+    table.replace_files(removed, added)
 
 
 def _remove_old(staged: Folder) -> int:
-    """Remove what attempts that failed long ago have left. Returns how many files."""
-    old = names_in(staged, ".parquet", before=time.time() - _DAY)
-    for name in old:
+    """Remove files of attempts that failed long ago, and return their number."""
+    names = names_in(staged, ".parquet", before=time.time() - _DAY_S)
+    for name in names:
         remove(staged, name)
     if isinstance(staged, Path) and staged.exists() and not any(staged.iterdir()):
         shutil.rmtree(staged, ignore_errors=True)
-    return len(old)
+    return len(names)

@@ -1,4 +1,4 @@
-"""Parquet files of a Delta table: written durably, with the statistics that let readers skip files."""
+"""Durable Parquet files for Delta tables, with the statistics that let readers skip files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
-LONGEST_STATISTIC = 256  # characters
+MAX_STATISTIC_CHARACTERS = 256  # longer texts get no statistics
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file with rows: its name in a folder, size in bytes, time of writing in ms, Delta statistics as JSON.
+    """A file of rows: name in a folder, size in bytes, time of writing in ms, and Delta statistics as JSON.
 
-    `partition`: the values of the columns that divide the table, as Delta writes them, which the file itself lacks.
+    `partition`: the values of the partition columns as Delta writes them. The file itself lacks these columns.
     """
 
     folder: Folder
@@ -48,7 +48,8 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.
         return []
     make(folder)
     files, name = files_in(folder), f"part-{uuid.uuid4()}.parquet"
-    repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]  # others seldom do
+    # Values of other types seldom repeat, so a dictionary would not pay.
+    repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]
     with (
         files.open_output_stream(name) as sink,
         pq.ParquetWriter(sink, schema, use_dictionary=repeating, write_statistics=_comparable(schema)) as writer,
@@ -64,43 +65,43 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.
 
 
 def write_divided(rows: pa.Table, folder: Folder, partition_by: Sequence[str]) -> list[DataFile]:
-    """Write rows into a file for each combination of values of the columns `partition_by`; one when there are none.
+    """Write rows into one file for each combination of values of the columns `partition_by`.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    found: list[DataFile] = []
-    for values, these in divided(rows, partition_by):
-        own = these.select([name for name in rows.schema.names if name not in values])
-        files = write_parquet(iter(own.to_batches()), folder, own.schema)
-        found += [replace(file, partition=partition_values(values)) for file in files]
-    return found
+    files: list[DataFile] = []
+    for values, part_rows in divide_rows(rows, partition_by):
+        columns = part_rows.select([name for name in rows.schema.names if name not in values])
+        part_files = write_parquet(iter(columns.to_batches()), folder, columns.schema)
+        files += [replace(file, partition=partition_values(values)) for file in part_files]
+    return files
 
 
-def divided(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Rows in a table for each combination of values of the columns `partition_by`, and these values."""
+def divide_rows(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """Yield for each combination of values of the columns `partition_by` these values and their rows."""
     import pyarrow as pa
     from pyarrow import compute
 
     if not partition_by:
         yield {}, rows
         return
-    place = pa.array(range(rows.num_rows), pa.int64())
-    grouped = rows.select(list(partition_by)).append_column("a place", place).group_by(list(partition_by))
-    groups = grouped.aggregate([("a place", "list")])
-    places: Any = groups.column("a place_list").combine_chunks()
-    # by places: 0.0 and -0.0 are values of their own here, and equal where they are compared
-    for values, theirs in zip(groups.select(list(partition_by)).to_pylist(), places, strict=True):
-        yield values, rows.filter(compute.is_in(place, value_set=theirs.values))
+    index = pa.array(range(rows.num_rows), pa.int64())
+    grouped = rows.select(list(partition_by)).append_column("row index", index).group_by(list(partition_by))
+    groups = grouped.aggregate([("row index", "list")])
+    indexes: Any = groups.column("row index_list").combine_chunks()
+    # by indexes, since 0.0 and -0.0 are different values here, but equal in a comparison
+    for values, part_indexes in zip(groups.select(list(partition_by)).to_pylist(), indexes, strict=True):
+        yield values, rows.filter(compute.is_in(index, value_set=part_indexes.values))
 
 
 def partition_values(values: dict[str, Any]) -> dict[str, str | None]:
-    """The values of the columns that divide a table, as Delta writes them."""
+    """Return the values of partition columns as Delta writes them."""
     return {name: _partition_text(value) for name, value in values.items()}
 
 
 def _partition_text(value: Any) -> str | None:
-    """A value as Delta names a partition; an empty text is null there."""
+    """Return a value as Delta names a partition. An empty text is null there."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -111,31 +112,31 @@ def _partition_text(value: Any) -> str | None:
 
 
 def statistics(metadata: Any) -> dict[str, Any]:
-    """The statistics of a Delta add action, from the footer of a Parquet file.
+    """Return the statistics of a Delta add action, from the footer of a Parquet file.
 
-    A column is left out where one of its row groups has none, or a text is too long to be worth it.
+    A column is left out if one of its row groups has none, or if a text is too long.
     """
-    found: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
+    result: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for number in range(metadata.num_columns):
         columns = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
-        if "." in columns[0].path_in_schema:  # a part of a column that others have added
+        if "." in columns[0].path_in_schema:  # a field of a nested column that another writer has added
             continue
-        known = [column.statistics for column in columns]
-        if any(one is None or not one.has_null_count for one in known):
+        groups = [column.statistics for column in columns]
+        if any(group is None or not group.has_null_count for group in groups):
             continue
         name = columns[0].path_in_schema
-        found["nullCount"][name] = sum(one.null_count for one in known)
-        ranges = [one for one in known if one.has_min_max]
-        if ranges and all(one.has_min_max or one.num_values == 0 for one in known):
-            _add_range(found, name, min(one.min for one in ranges), max(one.max for one in ranges))
-    return found
+        result["nullCount"][name] = sum(group.null_count for group in groups)
+        ranges = [group for group in groups if group.has_min_max]
+        if ranges and all(group.has_min_max or group.num_values == 0 for group in groups):
+            _add_range(result, name, min(group.min for group in ranges), max(group.max for group in ranges))
+    return result
 
 
-def _add_range(found: dict[str, Any], name: str, lowest: Any, highest: Any) -> None:
-    if isinstance(lowest, str) and max(len(lowest), len(highest)) > LONGEST_STATISTIC:
+def _add_range(result: dict[str, Any], name: str, lowest: Any, highest: Any) -> None:
+    if isinstance(lowest, str) and max(len(lowest), len(highest)) > MAX_STATISTIC_CHARACTERS:
         return
-    found["minValues"][name] = _plain(lowest)
-    found["maxValues"][name] = _plain(highest)
+    result["minValues"][name] = _plain(lowest)
+    result["maxValues"][name] = _plain(highest)
 
 
 def _plain(value: Any) -> Any:
@@ -145,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def _comparable(schema: pa.Schema) -> list[str]:
-    """Columns whose range is worth knowing: whole numbers, short texts and timestamps; not bodies."""
+    """Return columns whose range is useful: whole numbers, short texts and timestamps, but not bodies."""
     from pyarrow import types
 
     tests = (types.is_integer, types.is_string, types.is_timestamp)
@@ -153,18 +154,18 @@ def _comparable(schema: pa.Schema) -> list[str]:
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Few, large groups: small ones compress badly and fill the footer."""
+    """Yield few large row groups, since small ones compress badly and fill the footer."""
     import pyarrow as pa
 
-    waiting: list[pa.RecordBatch] = []
+    buffered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        waiting.append(batch)
+        buffered.append(batch)
         size += batch.nbytes
         if size >= ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(waiting).cast(schema)
-            waiting, size = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting).cast(schema)
+            yield pa.Table.from_batches(buffered).cast(schema)
+            buffered, size = [], 0
+    if buffered:
+        yield pa.Table.from_batches(buffered).cast(schema)

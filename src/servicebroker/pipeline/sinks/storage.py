@@ -1,6 +1,6 @@
-"""Where tables live: a local folder, or one in an object store, which deltalake reaches with what the environment says.
+"""Storage of tables: a local folder, or one in an object store, which deltalake reaches by the environment's settings.
 
-The rules: "Where tables live" in docs/reference/pipeline-file.md; why they are so: decision 233.
+The rules: "Where tables live" in docs/reference/pipeline-file.md; the reasons: decision 233.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from servicebroker.model.errors import InstanceError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-STORES = ("s3", "s3a", "gs", "abfss", "hdfs")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # in which deltalake draws chains of causes, with arrows
+STORE_SCHEMES = ("s3", "s3a", "gs", "abfss", "hdfs")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # deltalake draws chains of causes with colours and arrows
 
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """A folder of an object store: it is there as soon as something is in it, and what was written is durable."""
+    """A folder of an object store. It exists as soon as it has content, and everything written is durable."""
 
     url: str
 
@@ -40,19 +40,19 @@ class StoreFolder:
 Folder: TypeAlias = Path | StoreFolder
 
 
-def folder_at(text: str, beside: Path) -> Folder:
-    """The folder that a path or URL names; a relative path goes on from `beside`.
+def folder_at(text: str, base: Path) -> Folder:
+    """Return the folder that a path or URL names. A relative path starts at `beside`.
 
     Raises:
-        ValueError: there are no tables in such a place, or it holds credentials.
+        ValueError: tables cannot be there, or the URL holds credentials.
     """
     parts = urlsplit(text)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     if "://" not in text:
-        return beside / text
-    if parts.scheme not in STORES:
-        stores = ", ".join(f"{store}://" for store in STORES)
+        return base / text
+    if parts.scheme not in STORE_SCHEMES:
+        stores = ", ".join(f"{store}://" for store in STORE_SCHEMES)
         raise ValueError(f"tables are in local folders, or at {stores}, not at {parts.scheme}://")
     if parts.password is not None or (parts.username is not None and parts.scheme != "abfss"):
         raise ValueError("credentials belong into the environment, not into a URL")
@@ -64,7 +64,7 @@ def folder_at(text: str, beside: Path) -> Folder:
 
 
 def files_in(folder: Folder) -> FileSystem:
-    """The files of a folder, by their names in it."""
+    """Return the files of a folder, by their names in it."""
     from pyarrow import fs
 
     if isinstance(folder, StoreFolder):
@@ -81,45 +81,45 @@ def _store(url: str) -> FileSystem:
 
 
 def names_in(folder: Folder, ending: str, *, before: float | None = None) -> list[str]:
-    """The files right in a folder whose names end so, in their order; none where there is no folder.
+    """Return the sorted names of files directly in a folder that end with `ending`; none for a missing folder.
 
-    `before`: seconds since 1970; only those that were written earlier.
+    `before`: only files written earlier than this time, in seconds since 1970.
 
     Raises:
-        InstanceError: it cannot be read.
+        InstanceError: the folder cannot be read.
     """
     from pyarrow import fs
 
     try:
-        found = files_in(folder).get_file_info(fs.FileSelector("", allow_not_found=True))
+        entries = files_in(folder).get_file_info(fs.FileSelector("", allow_not_found=True))
     except OSError as problem:
         raise InstanceError(f"The folder '{folder}' cannot be read: {plain(problem)}.") from None
-    wanted = [one for one in found if one.is_file and one.path.endswith(ending)]
-    return sorted(one.path for one in wanted if before is None or (one.mtime_ns or 0) < before * 1e9)
+    files = [file for file in entries if file.is_file and file.path.endswith(ending)]
+    return sorted(file.path for file in files if before is None or (file.mtime_ns or 0) < before * 1e9)
 
 
 def move(folder: Folder, name: str, new: str) -> None:
-    """Give a file another name: it is always whole, in a store for a moment under both."""
+    """Rename a file. Its content is always complete; in a store it exists for a moment under both names."""
     files_in(folder).move(name, new)
 
 
 def remove(folder: Folder, name: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     with suppress(FileNotFoundError):
         files_in(folder).delete_file(name)
 
 
 def make(folder: Folder) -> None:
-    """Make a folder, if it is not there."""
+    """Create a folder, if it is missing."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def flush(place: Folder) -> None:
+def flush(path: Folder) -> None:
     """Make a file, or the names in a folder, survive a power failure."""
-    if isinstance(place, StoreFolder):
+    if isinstance(path, StoreFolder):
         return
-    descriptor = os.open(place, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -127,15 +127,15 @@ def flush(place: Folder) -> None:
 
 
 def now() -> int:
-    """The time as tables note it of their files: milliseconds since 1970."""
+    """Return the time as tables record it for files: milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def has_table(folder: Folder) -> bool:
-    """Whether there is a Delta table.
+    """True if the folder has a Delta table.
 
     Raises:
-        InstanceError: the store cannot be asked.
+        InstanceError: the store cannot be reached.
     """
     from deltalake import DeltaTable
 
@@ -148,7 +148,7 @@ def has_table(folder: Folder) -> bool:
 
 
 def plain(problem: Exception) -> str:
-    """What deltalake says, on one line and without what it draws."""
+    """Return an error of deltalake on one line, without its drawing."""
     return " ".join(
         _COLOURS.sub("", str(problem)).replace("\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}", ":").split()
     ).rstrip(".")

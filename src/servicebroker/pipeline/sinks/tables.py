@@ -1,6 +1,6 @@
-"""What is asked of a table, whatever its format is: how it is found, read, changed, and how a batch gets into it once.
+"""The interface of a table of any format: locations, versions, changes, and the commit that lands a batch once.
 
-`delta.py` and `iceberg.py` have the two formats. Columns are Arrow's; those of a rule carry a mark.
+`delta.py` and `iceberg.py` implement it. Columns are Arrow's; those of a rule carry a mark.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.sinks.evolution import Plan, plan
+from servicebroker.pipeline.sinks.evolution import SchemaChange, plan_change
 from servicebroker.pipeline.sinks.parquet import DataFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OWN: dict[bytes | str, bytes | str] = {b"servicebroker.column": b"rule"}  # metadata of a column
-UNSEEN = 5  # times that a change is tried which nobody else's has met
+OWN: dict[bytes | str, bytes | str] = {b"servicebroker.column": b"rule"}  # metadata of a column from a rule
+MAX_UNEXPLAINED_CONFLICTS = 5  # attempts of a change that is refused though no other commit intervened
 T = TypeVar("T")
 Batch = tuple[str, int]  # query and number
 
 
 class Conflict(Exception):
-    """A commit was refused that follows from a look at a table: most often another one has come between the two.
+    """A refused commit. Most often another commit has come between reading the table and this one.
 
-    `is_seen`: the table has another version now. Else its store may have failed, or takes no such commit at all.
+    `has_new_version`: the table has another version now. Else its store may have failed, or cannot do such a commit.
     """
 
-    def __init__(self, text: str, *, is_seen: bool = True) -> None:
+    def __init__(self, text: str, *, has_new_version: bool = True) -> None:
         super().__init__(text)
-        self.is_seen = is_seen
+        self.has_new_version = has_new_version
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a version of a table: its rows, the values that divide the table, and what is told of the others."""
+    """A file of a table version: its rows, its partition values, and statistics of other columns."""
 
     name: str
     size: int
     rows: int
     partition: dict[str, Any]
-    told: dict[str, Any]
+    statistics: dict[str, Any]
 
     def range_of(self, column: str) -> tuple[Any, Any]:
-        """The least and the greatest value of a column, None where nobody knows."""
+        """Return the minimum and maximum of a column; None if unknown."""
         if column in self.partition:
             return self.partition[column], self.partition[column]
-        return self.told.get(f"min.{column}"), self.told.get(f"max.{column}")
+        return self.statistics.get(f"min.{column}"), self.statistics.get(f"max.{column}")
 
 
-class Table(Protocol):
-    """A version of a table. What changes it raises Conflict where it is not the newest any more."""
+class TableVersion(Protocol):
+    """A version of a table. Methods that change the table raise Conflict if the version is not the newest any more."""
 
     @property
     def columns(self) -> pa.Schema:
@@ -60,116 +60,120 @@ class Table(Protocol):
 
     @property
     def partition_by(self) -> list[str]:
-        """The columns that divide it."""
+        """The partition columns."""
 
     def files(self) -> list[TableFile]:
-        """Its files."""
+        """Return the files of the version."""
 
     def read(self, file: TableFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a file in some of the columns; what an older file lacks is null."""
+        """Yield the rows of a file in some of the columns. A column that an older file lacks is null."""
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Files with these rows, which count when a commit names them."""
+        """Write files with these rows, which count once a commit names them."""
 
     def last_batch(self, query: str) -> int | None:
-        """The last batch of a query that it has."""
+        """Return the last recorded batch of a query."""
 
-    def keep(self, query: str) -> None:
-        """Make the last batch of a query durable, whose writer may have died before it could."""
+    def make_batch_durable(self, query: str) -> None:
+        """Make the last batch of a query durable, since its writer may have died before it could."""
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
-        """Add the files of a batch, which is known from then on."""
+        """Add the files of a batch, and record the batch."""
 
-    def exchange(self, gone: list[TableFile], come: list[DataFile], batch: Batch | None = None) -> None:
-        """Put files into the place of some that it has."""
+    def replace_files(self, removed: list[TableFile], added: list[DataFile], batch: Batch | None = None) -> None:
+        """Replace some files of the version by others."""
 
-    def gets(self, columns: pa.Schema) -> bool:
-        """Give it columns by a change of its schema alone; False where its files have to be written anew for that."""
+    def alter_columns(self, columns: pa.Schema) -> bool:
+        """Change the columns in the schema alone. Returns False if the files would have to be rewritten for that."""
 
-    def become(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
-        """Give it other columns, and other rows in place of all that it has. Its batches stay known."""
+    def replace_content(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
+        """Replace all columns and rows. Recorded batches stay."""
 
 
-class Place(Protocol):
-    """Where a table is, or will be: as text its name for people, beside the `kind` of the table."""
+class TableLocation(Protocol):
+    """The location of a present or future table. As text it is the name for people, after the `kind` of the table."""
 
     @property
     def kind(self) -> str:
-        """The format's name."""
+        """The name of the format."""
 
     def is_there(self) -> bool:
-        """Whether there is a table."""
+        """True if the table exists."""
 
-    def open(self) -> Table:
-        """The table as it is now; InstanceError where there is none."""
+    def open(self) -> TableVersion:
+        """Return the present table; InstanceError if it does not exist."""
 
-    def made(self, columns: pa.Schema, partition_by: Sequence[str]) -> Table:
-        """The table as it is now, made where there is none."""
+    def open_or_create(self, columns: pa.Schema, partition_by: Sequence[str]) -> TableVersion:
+        """Return the present table, which is created if it is missing."""
 
-    def said(self) -> AbstractContextManager[None]:
-        """What the format's library refuses inside becomes an InstanceError."""
+    def raising_instance_errors(self) -> AbstractContextManager[None]:
+        """Turn errors of the format's library into an InstanceError, for the block."""
 
     def overwrite(self, rows: pa.Table) -> None:
-        """Make it a table of these rows alone."""
+        """Make it a table of exactly these rows."""
 
     def merge_files(self) -> tuple[int, int]:
-        """Merge small files: how many, and into how many."""
+        """Merge small files, and return how many were merged and how many written."""
 
     def remove_files(self, keep_hours: float, *, left_over: bool) -> int:
-        """Remove files that no version needs which is young enough, and what failed attempts have left. How many."""
+        """Remove files that only old versions need, and files left by failed attempts. Returns their number."""
 
 
-def committed(place: Place, change: Callable[[], T], attempts: int = 100) -> T:
-    """What `change` gives, which opens the table and commits: once more when another commit came between the two.
+def commit_with_retry(location: TableLocation, change: Callable[[], T], attempts: int = 100) -> T:
+    """Run `change`, which opens the table and commits, and return its result.
+
+    It is repeated if another commit intervened.
 
     Raises:
-        InstanceError: another one always does, or it is refused `UNSEEN` times though there is none.
+        InstanceError: another commit intervened every time, or a commit was refused `MAX_UNEXPLAINED_CONFLICTS` times
+            without one.
     """
-    unseen = 0
+    unexplained = 0
     for _ in range(attempts):
         try:
             return change()
         except Conflict as conflict:
-            unseen += not conflict.is_seen
-            if unseen == min(UNSEEN, attempts):
-                raise InstanceError(f"A change of the {place.kind} table '{place}' is refused: {conflict}.") from None
-    raise InstanceError(f"The {place.kind} table '{place}' is written by too many others at once: try again.")
+            unexplained += not conflict.has_new_version
+            if unexplained == min(MAX_UNEXPLAINED_CONFLICTS, attempts):
+                text = f"A change of the {location.kind} table '{location}' is refused: {conflict}."
+                raise InstanceError(text) from None
+    raise InstanceError(f"The {location.kind} table '{location}' is written by too many others at once: try again.")
 
 
 def land(
-    place: Place,
+    location: TableLocation,
     schema: pa.Schema,
     files: list[DataFile],
     batch: Batch,
     *,
     partition_by: Sequence[str] = (),
     optional: Container[str] | None = None,
-    only_new: Callable[[Table, list[DataFile]], list[DataFile]] = lambda table, files: files,
+    only_new: Callable[[TableVersion, list[DataFile]], list[DataFile]] = lambda table, files: files,
 ) -> bool:
-    """Add `files` to a table, once for a batch. False when it has landed before.
+    """Add `files` to a table, once per batch. Returns False if the batch has landed before.
 
-    `only_new` says which of the files, or which others in their place, the table as it is still lacks. `optional` is as
-    for `opened`.
+    `only_new` returns the files, or replacements for them, that the present table lacks. `optional` is as for
+    `open_or_alter`.
 
     Raises:
-        InstanceError: the table has other columns or a later batch, or is written by too many at once.
+        InstanceError: the table has other columns or a later batch, or too many writers at once.
     """
 
     def change() -> bool:
-        table = opened(place, schema, partition_by, optional)
-        if has_landed(place, table, batch):
+        table = open_or_alter(location, schema, partition_by, optional)
+        if has_landed(location, table, batch):
             return False
         table.add(only_new(table, files), batch)
         return True
 
-    return committed(place, change)
+    return commit_with_retry(location, change)
 
 
-def has_landed(place: Place, table: Table, batch: Batch) -> bool:
-    """Whether a table has a batch, durably.
+def has_landed(location: TableLocation, table: TableVersion, batch: Batch) -> bool:
+    """True if a table has a batch, which is then durable.
 
     Raises:
-        InstanceError: it has a later one of the query, whose checkpoint has forgotten what came in between.
+        InstanceError: the table has a later batch of the query, which the checkpoint does not know.
     """
     query, number = batch
     last = table.last_batch(query)
@@ -177,100 +181,112 @@ def has_landed(place: Place, table: Table, batch: Batch) -> bool:
         return False
     if last > number:
         raise InstanceError(
-            f"The {place.kind} table '{place}' has batch {last} of this query already, and its checkpoint goes on with "
-            f"batch {number}: it is an old copy, or not the only one. Start the query with a new checkpoint location, "
-            "after checking which messages of the queue the table holds."
+            f"The {location.kind} table '{location}' has batch {last} of this query already, and its checkpoint goes "
+            f"on with batch {number}: it is an old copy, or not the only one. Start the query with a new checkpoint "
+            "location, after checking which messages of the queue the table holds."
         )
-    table.keep(query)
+    table.make_batch_durable(query)
     return True
 
 
-def opened(
-    place: Place, schema: pa.Schema, partition_by: Sequence[str] = (), optional: Container[str] | None = None
-) -> Table:
-    """The table as it is now: created when it is missing, and changed to hold these columns where it can be.
+def open_or_alter(
+    location: TableLocation, schema: pa.Schema, partition_by: Sequence[str] = (), optional: Container[str] | None = None
+) -> TableVersion:
+    """Return the present table. A missing table is created, and lacking columns are added if possible.
 
-    `optional`: columns that may be null, where the table may be changed; None where it may not.
+    `optional`: columns that may be null; None forbids any change of the table.
 
     Raises:
-        InstanceError: it is another kind of table than these rows need, by the name of the column.
-        Conflict: somebody else has changed it in between.
+        InstanceError: the table does not fit these rows; the text names the column.
+        Conflict: another writer has changed the table meanwhile.
     """
-    table = place.made(own(schema), partition_by)
-    lacking = lacks(place, table, schema, partition_by, schema.names if optional is None else optional)
-    if lacking and optional is None:
-        needs = ", it ".join(lacking.sentences())
+    table = location.open_or_create(mark_own_columns(schema), partition_by)
+    change = plan_schema_change(location, table, schema, partition_by, schema.names if optional is None else optional)
+    if change and optional is None:
+        sentences = ", it ".join(change.sentences())
         raise InstanceError(
-            f"The {place.kind} table '{place}' would have to change for the query (it {needs}): give the query the "
-            "columns that the table has, or write into another folder."
+            f"The {location.kind} table '{location}' would have to change for the query (it {sentences}): give the "
+            "query the columns that the table has, or write into another folder."
         )
-    return _changed(place, table, schema, lacking) if lacking else table
+    return _apply_change(location, table, schema, change) if change else table
 
 
-def lacks(place: Place, table: Table, schema: pa.Schema, partition_by: Sequence[str], optional: Container[str]) -> Plan:
-    """What the table lacks for rows with these columns.
+def plan_schema_change(
+    location: TableLocation,
+    table: TableVersion,
+    schema: pa.Schema,
+    partition_by: Sequence[str],
+    optional: Container[str],
+) -> SchemaChange:
+    """Return the changes that the table needs for rows with these columns.
 
     Raises:
-        InstanceError: it is another kind of table than these rows need, by the name of the column.
+        InstanceError: the table does not fit these rows; the text names the column.
     """
-    check_partitions(place, table, partition_by)
+    check_partitions(location, table, partition_by)
     columns = table.columns
-    differs = any(field.name not in columns.names or columns.field(field.name).type != field.type for field in schema)
-    return plan(str(place), columns, schema, optional, has_rows=differs and bool(table.files()))
+    types = {field.name: field.type for field in columns}
+    has_differences = any(field.name not in types or types[field.name] != field.type for field in schema)
+    return plan_change(str(location), columns, schema, optional, has_rows=has_differences and bool(table.files()))
 
 
-def check_partitions(place: Place, table: Table, partition_by: Sequence[str]) -> None:
-    """Refuse a table that is divided by other columns.
+def check_partitions(location: TableLocation, table: TableVersion, partition_by: Sequence[str]) -> None:
+    """Refuse a table with other partition columns.
 
     Raises:
-        InstanceError: it is.
+        InstanceError: the table has others.
     """
     if table.partition_by != list(partition_by):
-        by = ", ".join(table.partition_by) or "nothing"
+        partitions = ", ".join(table.partition_by) or "nothing"
         raise InstanceError(
-            f"The {place.kind} table '{place}' is partitioned by {by}, not by {', '.join(partition_by) or 'nothing'}."
+            f"The {location.kind} table '{location}' is partitioned by {partitions}, not by "
+            f"{', '.join(partition_by) or 'nothing'}."
         )
 
 
-def _changed(place: Place, table: Table, schema: pa.Schema, lacking: Plan) -> Table:
-    """The table with what it lacks: readers see it before or after."""
+def _apply_change(
+    location: TableLocation, table: TableVersion, schema: pa.Schema, change: SchemaChange
+) -> TableVersion:
+    """Return the table after the change. Readers see the state before or after it."""
     import pyarrow as pa
 
-    wanted = {field.name: field for field in own(schema)}
-    wider = {one.column for one in lacking.widened}
-    there = [field.with_type(wanted[field.name].type) if field.name in wider else field for field in table.columns]
-    columns = pa.schema([*there, *(wanted[name] for name, _ in lacking.added)])
-    if not table.gets(columns):
-        table.become(columns, (pa.Table.from_batches(table.read(file, columns), columns) for file in table.files()))
-    return place.open()
+    wanted = {field.name: field for field in mark_own_columns(schema)}
+    wider = {widened.column for widened in change.widened}
+    fields = [field.with_type(wanted[field.name].type) if field.name in wider else field for field in table.columns]
+    columns = pa.schema([*fields, *(wanted[name] for name, _ in change.added)])
+    if not table.alter_columns(columns):
+        table.replace_content(
+            columns, (pa.Table.from_batches(table.read(file, columns), columns) for file in table.files())
+        )
+    return location.open()
 
 
-def own(schema: pa.Schema) -> pa.Schema:
-    """Columns of a rule, which their mark tells from those that others have added."""
+def mark_own_columns(schema: pa.Schema) -> pa.Schema:
+    """Mark the columns of a rule, to tell them from those of other writers."""
     import pyarrow as pa
 
     return pa.schema([field.with_metadata(OWN) for field in schema])
 
 
-def others_columns(table: Table, schema: pa.Schema) -> list[str]:
-    """Columns of the table that others have added, beside those of `schema`."""
-    return [field.name for field in table.columns if field.name not in schema.names and not is_own(field)]
+def foreign_columns(table: TableVersion, schema: pa.Schema) -> list[str]:
+    """Return columns of the table that other writers have added."""
+    return [field.name for field in table.columns if field.name not in schema.names and not is_own_column(field)]
 
 
-def is_own(field: pa.Field[Any]) -> bool:
-    """Whether a column carries the mark of a rule."""
+def is_own_column(field: pa.Field[Any]) -> bool:
+    """True if a column carries the mark of a rule."""
     return OWN.items() <= dict[Any, Any](field.metadata or {}).items()
 
 
-def rows_of(place: Place, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a table in some of its columns, file by file.
+def rows_of(location: TableLocation, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a table in some of its columns, file by file.
 
     Raises:
-        InstanceError: there is none, or it cannot be read.
+        InstanceError: there is no table, or it cannot be read.
     """
     import pyarrow as pa
 
-    table = place.open()
+    table = location.open()
     schema = pa.schema([table.columns.field(name) for name in names])
     for file in table.files():
         yield from table.read(file, schema)

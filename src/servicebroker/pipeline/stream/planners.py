@@ -1,6 +1,6 @@
-"""The processes in which Spark asks our source for batches: one for each query, which holds the queue while it lives.
+"""The processes in which Spark plans batches of our source: one for each query, which owns the queue while it lives.
 
-Spark lets such a process go without waiting for it, and leaves it alone when a query fails as it starts.
+Spark lets such a process go without waiting for its end, and keeps it if a query fails while it starts.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MODULE = "python_streaming_source_runner"  # of PySpark, which such a process runs
-_LOOK = 0.02  # seconds
+_MODULE = "python_streaming_source_runner"  # the module of PySpark that such a process runs
+_POLL_INTERVAL_S = 0.02  # between two looks at the processes while they end
 
 
 def planners(spark: SparkSession) -> frozenset[int]:
-    """Those of a session, whose Java is on this machine: numbers of processes."""
-    found = _java(spark).current().descendants().toArray()
-    return frozenset(one.pid() for one in found if _MODULE in one.info().commandLine().orElse(""))
+    """Return the process ids of a session's planners, if its Java runs on this machine."""
+    processes = _java(spark).current().descendants().toArray()
+    return frozenset(process.pid() for process in processes if _MODULE in process.info().commandLine().orElse(""))
 
 
-def end_planners(spark: SparkSession, processes: frozenset[int], patience: float = 5.0) -> None:
-    """Return when these have ended: by themselves, or after `patience` seconds by force."""
-    give_up = time.monotonic() + patience
-    while left := processes & planners(spark):
-        if time.monotonic() > give_up:
-            for process in left:
+def end_planners(spark: SparkSession, processes: frozenset[int], timeout_s: float = 5.0) -> None:
+    """Wait until planners have ended. After `timeout_s` they are killed."""
+    deadline = time.monotonic() + timeout_s
+    while living := processes & planners(spark):
+        if time.monotonic() > deadline:
+            for process in living:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _java(spark: SparkSession) -> Any:

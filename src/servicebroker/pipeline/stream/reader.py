@@ -1,4 +1,4 @@
-"""What the Spark source does: it plans batches of queues, reads their parts, and acknowledges what the sink has."""
+"""The readers of the Spark source: plan batches of queues, read their parts, and acknowledge rows that the sink has."""
 
 from __future__ import annotations
 
@@ -14,179 +14,184 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.attachment import Attachment, find_queues, which_are_there
-from servicebroker.pipeline.connecting import OpenDatabase
+from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import SourceOptions
+from servicebroker.pipeline.queue_lease import QueueLease, find_existing_queues, find_queues
 from servicebroker.pipeline.stream import rows
-from servicebroker.pipeline.stream.frontier import between
-from servicebroker.pipeline.stream.queue_stream import Budget, Plan, QueueStream, parts_of
-from servicebroker.pipeline.stream.stream_offsets import digest, is_last_end, refuse_old
+from servicebroker.pipeline.stream.frontier import slice_between
+from servicebroker.pipeline.stream.queue_stream import BatchPlan, Budget, QueueStream, divide_into_parts
+from servicebroker.pipeline.stream.stream_offsets import digest, is_last_end, old_checkpoint_error
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger("servicebroker")
-SEVERAL = 2  # the version of offsets that name queues; those of one queue are that queue's
+MULTI_QUEUE_VERSION = 2  # of offsets that name their queues; a single queue has the offset of the queue itself
 
 
 class QueueReader(DataSourceReader):
-    """Reads what a new stream would read now, and leaves it where it is."""
+    """Reads what a new stream would read now, and consumes nothing."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One part of a queue for each task; none when all are empty."""
-        found: list[rows.Part] = []
-        for options in _each(self._options):
-            queue = Attachment.open(options)
+        """Return one part of a queue for each task; none if all queues are empty."""
+        parts: list[rows.Part] = []
+        for options in _options_by_queue(self._options):
+            queue = QueueLease.open(options)
             try:
-                window = queue.initial.opened(queue.now().frontier)
-                end = queue.page_end(window, None)
-                piece = between(window, end) if end else None
-                found += parts_of(options, queue, piece, options.min_partitions) if piece else []
+                window = queue.initial.opened(queue.position().frontier)
+                end = queue.find_page_end(window, None)
+                window_slice = slice_between(window, end) if end else None
+                parts += divide_into_parts(options, queue, window_slice, options.min_partitions) if window_slice else []
             finally:
                 queue.close()
-        return found
+        return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part, in a task."""
+        """Return the rows of a part, in a task."""
         return _read(self._options, partition)
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of a stream, and acknowledges what the sink has committed.
+    """Plans the batches of a stream, and acknowledges rows that the sink has committed.
 
-    The offset of one queue is its `Frontier`; of several `{"version": 2, "queues": {name: frontier}}`.
-    Not for queries with asynchronous progress tracking: there, a start offset is not yet with the sink.
+    The offset of a single queue is its `Frontier`; of several queues `{"version": 2, "queues": {name: frontier}}`. Not
+    for queries with asynchronous progress tracking: there, a start offset is not yet with the sink.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._streams: dict[str, QueueStream] = {}
         self._directory: OpenDatabase | None = None
-        self._fixed: list[str] | None = None  # of an AvailableNow query: the queues that were there when it began
-        self._missed: set[str] = set()  # queues that are gone, and it was said
+        self._fixed: list[str] | None = None  # of an AvailableNow query: the queues that existed when it began
+        self._missing: set[str] = set()  # dropped queues that were logged
         self._turn = 0
-        self._waits_since: float | None = None
+        self._waiting_since: float | None = None  # of a batch that is too small yet
 
     def initialOffset(self) -> dict[str, Any]:
-        """Nothing read; the same at every call. A queue that is named and was never there is told."""
+        """Return the offset with nothing read, the same at every call. An unknown queue in the option is an error."""
         names = self._options.queues or self._names()
         return self._joined({name: self._stream(name).initial for name in names})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option maxMessagesPerTrigger."""
+        """Return the option maxMessagesPerTrigger."""
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix what is available now: later queues and messages are for the next query."""
-        found = self._found()
-        for stream in found.values():
+        """Fix what is available now: later queues and messages are left to the next query."""
+        streams = self._existing_streams()
+        for stream in streams.values():
             stream.stop_here()
-        self._fixed = list(found)
+        self._fixed = list(streams)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself when there is nothing to read.
+        """Return the end of the next batch; `start` itself if there is nothing to read.
 
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time, or to a checkpoint that
                 is older than what a queue has given.
         """
-        before = self._split(start)
-        streams = self._found()
-        self._check_gone(before, streams)
-        self._check_old({name: one for name, one in before.items() if name in streams}, start)
-        plans = self._planned(before, streams) or self._plans(before, streams, self._budget(limit))
-        if not plans or self._waits(plans, is_all=isinstance(limit, ReadAllAvailable)):
+        offsets = self._split(start)
+        streams = self._existing_streams()
+        self._check_gone(offsets, streams)
+        self._check_old({name: offset for name, offset in offsets.items() if name in streams}, start)
+        plans = self._planned(offsets, streams) or self._plans(offsets, streams, self._budget(limit))
+        if not plans or self._must_wait(plans, is_all=isinstance(limit, ReadAllAvailable)):
             return start
-        self._waits_since = None
+        self._waiting_since = None
         ends = {name: streams[name].take(plan) for name, plan in plans.items()}
-        kept = {name: offset for name, offset in before.items() if name in streams}
-        return self._joined(kept | ends)
+        unchanged = {name: offset for name, offset in offsets.items() if name in streams}
+        return self._joined(unchanged | ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far behind the stream is: `latestOffset` of the source in Spark's progress.
+        """Return how far behind the stream is, for `latestOffset` in Spark's progress.
 
-        That is what `QueueStream.progress` tells of its queue; of several, of each and of all together.
+        That is the `QueueStream.progress` of a single queue; of several queues, the progress of each and of all
+        together.
         """
-        told = {name: stream.progress() for name, stream in self._streams.items()}
-        known = {name: one for name, one in told.items() if one is not None}
-        if not known:
+        progress_by_name = {name: stream.progress() for name, stream in self._streams.items()}
+        known_progress = {name: progress for name, progress in progress_by_name.items() if progress is not None}
+        if not known_progress:
             return None
         if self._options.is_of_one_queue:
-            (one,) = known.values()
-            return one
-        return {"version": SEVERAL, "queues": known, **_together([*known.values()])}
+            (progress,) = known_progress.values()
+            return progress
+        combined = _combined_progress([*known_progress.values()])
+        return {"version": MULTI_QUEUE_VERSION, "queues": known_progress, **combined}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a batch, the same rows for the same offsets at any time.
+        """Return the tasks of a batch: the same rows for the same offsets at any time.
 
         Raises:
-            InstanceError: as `latestOffset`; the checkpoint is older than what a queue has given.
+            InstanceError: as `latestOffset`; or the checkpoint is older than what a queue has given.
         """
         before, after = self._split(start), self._split(end)
-        changed = self._there([name for name, offset in after.items() if before.get(name) != offset])
+        changed = self._existing([name for name, offset in after.items() if before.get(name) != offset])
         self._check_old({name: after[name] for name in changed}, start, end)
         count = max(1, -(-self._options.min_partitions // max(1, len(changed))))
-        found: list[rows.Part] = []
+        parts: list[rows.Part] = []
         for name in changed:
             stream = self._stream(name)
-            found += stream.parts(before.get(name) or stream.earliest, after[name], count)
+            parts += stream.parts(before.get(name) or stream.earliest, after[name], count)
         source, end_digest = self._source, digest(end)
-        return [replace(part, source=source, end=end_digest) for part in found]
+        return [replace(part, source=source, end=end_digest) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part, in a task."""
+        """Return the rows of a part, in a task."""
         return _read(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
+        """Acknowledge everything up to `end`, since the sink has it. Mostly `latestOffset` has done so already."""
         offsets = self._split(end)
-        there = self._there([*offsets])
-        self._check_old({name: offsets[name] for name in there}, end)
-        for name in there:
+        existing = self._existing([*offsets])
+        self._check_old({name: offsets[name] for name in existing}, end)
+        for name in existing:
             self._stream(name).commit(offsets[name])
 
     def stop(self) -> None:
-        """Let the queues go."""
+        """Release the queues."""
         for stream in self._streams.values():
             stream.close()
         if self._directory is not None:
             self._directory.close()
             self._directory = None
 
-    def _found(self) -> dict[str, QueueStream]:
-        """The queues that are there now; with a pattern others may have come. Those that are gone are let go."""
+    def _existing_streams(self) -> dict[str, QueueStream]:
+        """Return the streams of the queues that exist now, including new ones of the pattern.
+
+        Streams of dropped queues are closed.
+        """
         names = self._names()
         for name in self._streams.keys() - names:
             self._streams.pop(name).close()
         return {name: self._stream(name) for name in names}
 
     def _names(self) -> list[str]:
-        """What to read now, as far as it is there. A list of which nothing is left is told as it is."""
+        """Return the queues to read that exist. If no listed queue exists, return the list, so that reading fails."""
         wanted = self._options.queues if self._fixed is None else self._fixed
         if not wanted and self._fixed is None:
             return _matching(self._options, self._database())
-        return self._there(wanted) or self._options.queues
+        return self._existing(wanted) or self._options.queues
 
-    def _there(self, names: list[str]) -> list[str]:
-        """Those of the queues that are there; all of them where the one that is gone ends the query."""
+    def _existing(self, names: list[str]) -> list[str]:
+        """Return those of the queues that exist; all of them if a missing queue has to fail the query."""
         is_the_only_one = self._options.is_of_one_queue and names == self._options.queues
         if self._options.fail_on_data_loss or is_the_only_one or not names:
             return names
-        there = which_are_there(self._database(), names)
-        if there:  # else it does not go on
-            for name in {*names} - there - self._missed:
+        existing = find_existing_queues(self._database(), names)
+        if existing:  # if none is left, the query fails
+            for name in {*names} - existing - self._missing:
                 _log.warning(
                     "The queue '%s' is not there any more. With failOnDataLoss=false the stream goes on without it.",
                     name,
                 )
-            self._missed = (self._missed | {*names}) - there
-        return [name for name in names if name in there]
+            self._missing = (self._missing | {*names}) - existing
+        return [name for name in names if name in existing]
 
     def _database(self) -> OpenDatabase:
-        """The broker database, where one looks what is there."""
+        """Return the broker database, in which queues are looked up."""
         if self._directory is None:
             self._directory = OpenDatabase.open(self._options.instance, self._options.database)
         return self._directory
@@ -207,12 +212,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _source(self) -> str:
-        """What tells this source from the others of its query, and stays the same from start to start."""
+        """A key of this source within its query, the same after every restart."""
         options = self._options
         return digest(f"{options.database} {options.queue or options.queue_pattern}".lower())
 
     def _check_old(self, offsets: Mapping[str, Any], *of_checkpoint: dict[str, Any]) -> None:
-        """Refuse offsets of queues that have given more since, unless the checkpoint's are the last of some query.
+        """Refuse offsets of queues that have given more since.
+
+        An offset of the checkpoint that ends the last batch of some query is accepted: it is no old copy.
 
         Raises:
             InstanceError: the checkpoint is older than what a queue has given.
@@ -222,45 +229,50 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         connection = self._database().connection
         if not any(is_last_end(connection, self._source, digest(offset)) for offset in of_checkpoint):
-            raise refuse_old(old[0])
+            raise old_checkpoint_error(old[0])
 
-    def _planned(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> dict[str, Plan]:
-        """The batch that was planned from this start before, of all its queues, where nobody has acknowledged it."""
-        found = {name: stream.planned_from(before.get(name)) for name, stream in streams.items()}
-        return {name: plan for name, plan in found.items() if plan is not None}
+    def _planned(self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> dict[str, BatchPlan]:
+        """Return the batch that was planned from this start before and never acknowledged, with all its queues."""
+        plans = {name: stream.planned_from(offsets.get(name)) for name, stream in streams.items()}
+        return {name: plan for name, plan in plans.items() if plan is not None}
 
-    def _plans(self, before: Mapping[str, Any], streams: Mapping[str, QueueStream], budget: Budget) -> dict[str, Plan]:
-        """What each queue has for the next batch. What one does not need is for the others; each begins in its turn."""
+    def _plans(
+        self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream], budget: Budget
+    ) -> dict[str, BatchPlan]:
+        """Return the plan of each queue for the next batch.
+
+        Unused budget goes to the others, and queues begin in turn.
+        """
         names = list(streams)
         self._turn += 1
         if names:
             names = names[self._turn % len(names) :] + names[: self._turn % len(names)]
-        found: dict[str, Plan] = {}
-        for place, name in enumerate(names):
+        plans: dict[str, BatchPlan] = {}
+        for index, name in enumerate(names):
             if budget.is_spent:
                 break
             stream = streams[name]
-            # what comes under a pattern later has not been there at the start: all of it is for this stream
-            plan = stream.plan(before.get(name), budget.share(len(names) - place))
+            # A queue that appeared later under a pattern did not exist at the start, so all its messages are read.
+            plan = stream.plan(offsets.get(name), budget.share(len(names) - index))
             if plan is not None:
-                found[name] = plan
+                plans[name] = plan
                 if len(names) > 1:
-                    budget = budget.without(*stream.measure(plan.piece))
-        return found
+                    budget = budget.without(*stream.measure(plan.window_slice))
+        return plans
 
-    def _waits(self, plans: Mapping[str, Plan], *, is_all: bool) -> bool:
-        """Whether a batch is too small yet, and young enough to wait for more."""
+    def _must_wait(self, plans: Mapping[str, BatchPlan], *, is_all: bool) -> bool:
+        """True if a batch is still too small, and has not yet waited too long."""
         options = self._options
         if not options.has_minimum or self._fixed or is_all or not all(plan.may_wait for plan in plans.values()):
             return False
         now = time.monotonic()
-        self._waits_since = now if self._waits_since is None else self._waits_since
-        if now - self._waits_since >= options.max_trigger_delay:
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
+        if now - self._waiting_since >= options.max_trigger_delay:
             return False
-        sizes = [self._streams[name].measure(plan.piece) for name, plan in plans.items()]
+        sizes = [self._streams[name].measure(plan.window_slice) for name, plan in plans.items()]
         messages, size = (sum(column) for column in zip(*sizes, strict=True))
-        enough = (messages, options.min_messages_per_trigger), (size, options.min_bytes_per_trigger)
-        return not any(least and has >= least for has, least in enough)
+        minimums = (messages, options.min_messages_per_trigger), (size, options.min_bytes_per_trigger)
+        return not any(minimum and size_so_far >= minimum for size_so_far, minimum in minimums)
 
     def _budget(self, limit: ReadLimit) -> Budget:
         if isinstance(limit, ReadAllAvailable):
@@ -269,14 +281,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Budget(most, self._options.max_bytes_per_trigger or None)
 
     def _split(self, offset: dict[str, Any]) -> dict[str, Any]:
-        """The offset of each queue. One of several queues is read on where the others are not asked for any more.
+        """Return the offset of each queue. A query may go on with a part of the queues of its checkpoint.
 
         Raises:
-            InstanceError: it is one of a single queue, and there are several here.
+            InstanceError: the offset is of a single queue, but the options name several.
         """
-        if offset.get("version") == SEVERAL:
-            asked = {name.lower(): name for name in self._options.queues}
-            return {asked.get(name.lower(), name): one for name, one in offset["queues"].items()}
+        if offset.get("version") == MULTI_QUEUE_VERSION:
+            names = {name.lower(): name for name in self._options.queues}
+            return {names.get(name.lower(), name): queue_offset for name, queue_offset in offset["queues"].items()}
         if not self._options.is_of_one_queue:
             raise InstanceError(
                 "The checkpoint was written by a query that reads one queue, and this one reads several: start it with "
@@ -287,24 +299,24 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _joined(self, offsets: Mapping[str, Any]) -> dict[str, Any]:
         if self._options.is_of_one_queue:
             return dict(offsets[self._options.queues[0]])
-        return {"version": SEVERAL, "queues": dict(offsets)}
+        return {"version": MULTI_QUEUE_VERSION, "queues": dict(offsets)}
 
 
-def _together(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The progress of several queues as one: sums, and of what is old or held back the worst."""
-    worst = max(told, key=lambda one: one.get("blockingSeconds", -1))
-    found = {key: sum(one[key] for one in told) for key in ("messagesRead", "bytesRead", "messagesBehind")}
-    found["frontierLag"] = max(one["frontierLag"] for one in told)
-    ages = [one["oldestMessageSeconds"] for one in told if "oldestMessageSeconds" in one]
+def _combined_progress(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the progress of several queues as one: sums, and the worst of ages and of blocking transactions."""
+    worst = max(reports, key=lambda report: report.get("blockingSeconds", -1))
+    progress = {key: sum(report[key] for report in reports) for key in ("messagesRead", "bytesRead", "messagesBehind")}
+    progress["frontierLag"] = max(report["frontierLag"] for report in reports)
+    ages = [report["oldestMessageSeconds"] for report in reports if "oldestMessageSeconds" in report]
     return (
-        found
+        progress
         | ({"oldestMessageSeconds": max(ages)} if ages else {})
         | {key: worst[key] for key in worst if key.startswith("blocking")}
     )
 
 
-def _each(options: SourceOptions) -> list[SourceOptions]:
-    """The options of each queue."""
+def _options_by_queue(options: SourceOptions) -> list[SourceOptions]:
+    """Return the options of each queue."""
     names = options.queues
     if not names:
         with closing(OpenDatabase.open(options.instance, options.database)) as database:
@@ -313,13 +325,13 @@ def _each(options: SourceOptions) -> list[SourceOptions]:
 
 
 def _matching(options: SourceOptions, database: OpenDatabase) -> list[str]:
-    """The queues that the pattern is for."""
+    """Return the queues that match the pattern."""
     pattern = re.compile(options.queue_pattern, re.IGNORECASE)
     return [name for name in find_queues(database) if pattern.fullmatch(name)]
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a part. Spark makes up a part of another kind when there is none."""
+    """Return the rows of a part. If there are no parts, Spark makes up a part of another class."""
     if not isinstance(partition, rows.Part):
         return iter(())
-    return iter([rows.announced(partition)]) if options.delivers_parts else rows.read(partition)
+    return iter([rows.part_row(partition)]) if options.delivers_parts else rows.read(partition)

@@ -12,19 +12,19 @@ from pyspark.sql.datasource import InputPartition
 
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.connecting import APPLICATION, OpenInstance
 from servicebroker.pipeline.message_columns import COLUMNS, PART
+from servicebroker.pipeline.open_database import APPLICATION, OpenInstance
 from servicebroker.pipeline.spark_task import batch_of_task
 from servicebroker.pipeline.stream import frontier
-from servicebroker.pipeline.stream.frontier import Share, Slice
-from servicebroker.pipeline.stream.stream_offsets import BatchEnd, note_batch
+from servicebroker.pipeline.stream.frontier import GroupPartition, Slice
+from servicebroker.pipeline.stream.stream_offsets import BatchEnd, record_batch
 from servicebroker.store.connection import for_another_driver
 from servicebroker.store.statements import text_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The ids become names in the task: joins would cost the order, and the names the width of the wire.
+# Tasks replace ids by names: joins here would lose the order, and names would widen every row on the wire.
 _WIRE = (
     "service_id, service_contract_id, message_type_id, conversation_handle::text, conversation_group_id::text, "
     "message_sequence_number, queuing_order, priority, validation::text, "
@@ -39,48 +39,50 @@ _LABELS = (
 
 @dataclass
 class Part(InputPartition):
-    """What one task reads: a share of the conversation groups in a slice of the queue.
+    """The work of one task: a partition of the conversation groups in a slice of the queue.
 
-    `archived`: of its archive too; `system_messages`: EndDialog, Error and DialogTimer too. `source` and `end`: of the
-    stream's batch, as `stream_offsets.BatchEnd` has them.
+    `archived`: read the archive too. `system_messages`: read EndDialog, Error and DialogTimer too. `source` and `end`
+    identify the stream's batch, as in `stream_offsets.BatchEnd`.
     """
 
     instance: str
     queue: str
     queue_id: int
     database_id: int
-    piece: Slice
-    share: Share
+    window_slice: Slice
+    group: GroupPartition
     archived: bool
     system_messages: bool
     source: str = ""
     end: str = ""
 
     def to_text(self) -> str:
-        """The part as a value of the column `part`."""
+        """Return the part as a value of the column `part`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Part:
-        """The part that `to_text` wrote."""
+        """Return the part that `to_text` wrote."""
         fields = json.loads(text)
-        return cls(**fields | {"piece": Slice(*fields["piece"]), "share": Share(*fields["share"])})
+        return cls(
+            **fields | {"window_slice": Slice(*fields["window_slice"]), "group": GroupPartition(*fields["group"])}
+        )
 
 
-def announced(part: Part) -> pa.RecordBatch:
-    """One row that stands for a part."""
+def part_row(part: Part) -> pa.RecordBatch:
+    """Return one row that stands for a part."""
     import pyarrow as pa
 
     return pa.RecordBatch.from_pydict({PART: [part.to_text()]}, pa.schema([(PART, pa.string())]))
 
 
 def holds_parts(columns: Sequence[str]) -> bool:
-    """Whether rows with these columns stand for parts."""
+    """True if rows with these columns stand for parts."""
     return list(columns) == [PART]
 
 
 def delivered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The messages that a sink is given: as they are, or those of the parts that it is given.
+    """Yield the messages for a sink: those of the batches, or those of the parts in them.
 
     Raises:
         adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
@@ -94,11 +96,11 @@ def delivered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def read(part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of `part`, ordered by queuing_order.
+    """Yield the rows of `part`, ordered by queuing_order.
 
     Raises:
-        InstanceError: this is another server than the one that has planned it, and has not all of it; the query has
-            read another batch under this number, or a later one.
+        InstanceError: this server lags behind the one that planned the part; or the query has read another batch under
+            this number, or a later batch.
         adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
     """
     from adbc_driver_postgresql import dbapi
@@ -110,23 +112,23 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
     ):
         cursor.execute(text_of("rows.read.pin_plans", frontier.PIN_PLANS))
         cursor.fetchall()
-        _check_server(cursor, part.piece)
+        _check_server(cursor, part.window_slice)
         if part.source and (running := batch_of_task()):
-            note_batch(cursor, BatchEnd(part.source, *running, part.end))
+            record_batch(cursor, BatchEnd(part.source, *running, part.end))
         labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
         kinds = {"archived": part.archived, "system_messages": part.system_messages}
-        text = frontier.rows(part.queue_id, part.piece, part.share, _WIRE, **kinds)
+        text = frontier.rows_sql(part.queue_id, part.window_slice, part.group, _WIRE, **kinds)
         cursor.execute(text_of("rows.read", text))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
-                yield _named(batch, part.queue, labels)
+                yield _with_names(batch, part.queue, labels)
 
 
-def _check_server(cursor: Any, piece: Slice) -> None:
-    """Refuse a server on which not every transaction of the window has ended: what it lacks would be acknowledged."""
+def _check_server(cursor: Any, window_slice: Slice) -> None:
+    """Refuse a server on which a transaction of the window is unfinished: rows that it lacks would be acknowledged."""
     cursor.execute(text_of("rows.check_server", f"select {frontier.FRONTIER}"))
-    ((here,),) = cursor.fetchall()
-    if here < piece.hi:
+    ((frontier_here,),) = cursor.fetchall()
+    if frontier_here < window_slice.hi:
         raise InstanceError(
             "The server that a task has reached is behind the one that has planned its batch, as a standby is, and "
             "would give a part of it: name the primary alone in the URL of the instance, or add "
@@ -140,20 +142,20 @@ def _labels(cursor: Any, sql: str) -> pa.Table:
     return table
 
 
-def _named(batch: pa.RecordBatch, queue: str, labels: list[pa.Table]) -> pa.RecordBatch:
+def _with_names(batch: pa.RecordBatch, queue: str, labels: list[pa.Table]) -> pa.RecordBatch:
     import pyarrow as pa
     from pyarrow import compute
 
     names = []
-    for ids, known in zip(batch.columns, labels, strict=False):
-        places = compute.index_in(ids, value_set=known.column(0).combine_chunks())
-        names.append(known.column(1).combine_chunks().take(places))
+    for ids, label_table in zip(batch.columns, labels, strict=False):
+        label_indexes = compute.index_in(ids, value_set=label_table.column(0).combine_chunks())
+        names.append(label_table.column(1).combine_chunks().take(label_indexes))
     columns = [pa.repeat(queue, batch.num_rows), *names, *batch.columns[len(labels) :]]
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema())
 
 
 def arrow_schema() -> pa.Schema:
-    """The columns of the source, as Spark wants them from a task."""
+    """Return the columns of the source, as Spark wants them from a task."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {

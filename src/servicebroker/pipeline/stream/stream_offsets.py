@@ -1,15 +1,15 @@
-"""How far the streams of a queue have read, as the broker's database knows it.
+"""A record in the broker's database of how far the streams of a queue have read.
 
-A checkpoint is a folder: it can be copied, put back, and lose its end. Spark then gives new messages the number of a
-batch that the sink has, the sink takes them for that batch, and the next plan deletes them. Two tables prevent that.
+A checkpoint is a folder: it can be copied, restored, or lose its end. Spark then gives new messages the number of a
+batch that the sink has. The sink takes them for that batch, and the next plan deletes them. Two tables prevent that.
 
-- `stream_offsets` has the acknowledged offset of each queue, and the batch that was planned behind it. The process that
-  plans a stream owns the queue, so it alone writes the row. A start that has not read what was acknowledged is refused;
-  a start that was planned from gets the same end again.
-- `stream_batches` has the last batch of each query, by a digest of the offset at its end. The tasks that read a batch
-  write it, since Spark tells the query's id and the batch's number to nobody else. A number that comes again with
-  another end is refused, whatever the sink is. A start that is the end of some query's last batch is no old copy,
-  whatever another stream has acknowledged since.
+* `stream_offsets` has the acknowledged offset of each queue, and the batch planned after it. The process that plans a
+  stream owns the queue, so it alone writes the row. A start that has not read what was acknowledged is refused. A start
+  that was planned from before gets the same end again.
+* `stream_batches` has the last batch of each query, by a digest of its end offset. The tasks that read a batch write
+  the row, since Spark tells only them the query's id and the batch number. A number that comes again with another end
+  is refused, whatever the sink is. A start that ends some query's last batch is no old copy, whatever another stream
+  has acknowledged since.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from servicebroker.pipeline.stream.frontier import Frontier, has_read
 from servicebroker.store.running import execute
 from servicebroker.store.statements import text_of
 
-KEPT_DAYS = 400  # a query that has read nothing for longer is forgotten
+BATCH_RETENTION_DAYS = 400  # a query that has read nothing for longer is forgotten
 
-_CURE = (
+_REMEDY = (
     "The checkpoint is an old copy, has lost its end, or is used by two queries. Nothing is lost: the queue keeps its "
     "messages. Start the query with a new checkpoint location, after checking in the target which messages it holds."
 )
 
 
 class StreamOffsets:
-    """What a queue has given to its streams. Only the stream that owns the queue may use it.
+    """The record of what a queue has given to its streams. Only the stream that owns the queue may use it.
 
-    `here` is the initial offset of the queue: what was noted in another life of the database or queue does not count.
+    `here` is the initial offset of the queue. Records of another database or queue with the same number are ignored.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], queue_id: int, here: Frontier) -> None:
@@ -49,27 +49,30 @@ class StreamOffsets:
             "select acknowledged, planned_start, planned_end from servicebroker.stream_offsets where queue_id = $1",
             queue_id,
         )
-        acknowledged, start, end = (_offset(one, here) for one in (rows[0] if rows else (None,) * 3))
+        acknowledged, start, end = (_offset(stored, here) for stored in (rows[0] if rows else (None,) * 3))
         self._acknowledged = acknowledged
         self._planned = (start, end) if start and end else None
 
     def is_known(self, offset: Frontier) -> bool:
-        """Whether a stream at `offset` has read all that has left the queue, or reads it from its beginning."""
+        """True if a stream at `offset` has read everything that has left the queue, or reads it from its beginning."""
         if offset.is_initial or self._acknowledged is None or has_read(offset, self._acknowledged):
             return True
         return self._planned is not None and any(_is_same(offset, planned) for planned in self._planned)
 
     def planned_from(self, start: Frontier) -> Frontier | None:
-        """The end of the batch that was planned from `start` and is not acknowledged, None if there is none."""
+        """Return the end of the batch that was planned from `start` and not acknowledged; None without one."""
         return self._planned[1] if self._planned and _is_same(start, self._planned[0]) else None
 
-    def note_acknowledged(self, offset: Frontier) -> None:
-        """Note that all up to `offset` leaves the queue: before it does. What was planned behind it stays planned."""
+    def record_acknowledged(self, offset: Frontier) -> None:
+        """Record that everything up to `offset` leaves the queue, before it does.
+
+        A new offset clears the planned batch; the same offset again keeps it.
+        """
         if self._acknowledged is not None and _is_same(self._acknowledged, offset):
             return
         execute(
             self._connection,
-            "stream_offsets.note_acknowledged",
+            "stream_offsets.record_acknowledged",
             "insert into servicebroker.stream_offsets as s (queue_id, acknowledged) values ($1, $2::text::jsonb) "
             "on conflict (queue_id) do update set acknowledged = excluded.acknowledged, planned_start = null, "
             "planned_end = null",
@@ -78,11 +81,11 @@ class StreamOffsets:
         )
         self._acknowledged, self._planned = offset, None
 
-    def note_planned(self, start: Frontier, end: Frontier) -> None:
-        """Note a batch before Spark hears of it."""
+    def record_planned(self, start: Frontier, end: Frontier) -> None:
+        """Record a batch before Spark learns of it."""
         execute(
             self._connection,
-            "stream_offsets.note_planned",
+            "stream_offsets.record_planned",
             "insert into servicebroker.stream_offsets as s (queue_id, planned_start, planned_end) "
             "values ($1, $2::text::jsonb, $3::text::jsonb) on conflict (queue_id) do update "
             "set planned_start = excluded.planned_start, planned_end = excluded.planned_end",
@@ -93,34 +96,37 @@ class StreamOffsets:
         self._planned = start, end
 
 
-def refuse_old(queue_name: str) -> InstanceError:
-    """The error for a checkpoint that has not read what has left a queue."""
+def old_checkpoint_error(queue_name: str) -> InstanceError:
+    """Return the error for a checkpoint that has not read everything that has left a queue."""
     return InstanceError(
         f"The checkpoint is older than what the queue '{queue_name}' has given: messages behind its offset were read "
-        f"and acknowledged. {_CURE}"
+        f"and acknowledged. {_REMEDY}"
     )
 
 
 def is_last_end(connection: psycopg.Connection[Any], source: str, end: str) -> bool:
-    """Whether the last batch of a query ends at the offset with the digest `end`. Forgets queries that are gone."""
+    """True if the last batch of a query ends at the offset with the digest `end`.
+
+    Also deletes records of old queries.
+    """
     execute(
         connection,
         "stream_offsets.is_last_end.forget",
         "delete from servicebroker.stream_batches where noted_at < clock_timestamp() - make_interval(days => $1)",
-        KEPT_DAYS,
+        BATCH_RETENTION_DAYS,
     )
-    found = execute(
+    rows = execute(
         connection,
         "stream_offsets.is_last_end.find",
         "select true from servicebroker.stream_batches where source = $1 and end_offset = $2 limit 1",
         source,
         end,
     )
-    return bool(found)
+    return bool(rows)
 
 
 class BatchEnd(NamedTuple):
-    """Which batch of which query a task reads, and digests of the source and of the offset at the batch's end."""
+    """The batch of a query that a task reads, with digests of the source and of the offset at the batch's end."""
 
     source: str
     query: str
@@ -128,8 +134,8 @@ class BatchEnd(NamedTuple):
     end: str
 
 
-def note_batch(cursor: Any, batch: BatchEnd) -> None:
-    """Note the batch that a task reads, before it reads. A standby takes no notes.
+def record_batch(cursor: Any, batch: BatchEnd) -> None:
+    """Record the batch that a task reads, before it reads. A standby cannot record.
 
     Raises:
         InstanceError: the query has read a later batch, or this one with another end.
@@ -137,19 +143,21 @@ def note_batch(cursor: Any, batch: BatchEnd) -> None:
     source, query, number, end = batch
     cursor.execute(
         text_of(
-            "stream_offsets.note_batch.find",
+            "stream_offsets.record_batch.find",
             "select b.batch, b.end_offset, current_setting('transaction_read_only') = 'on' from (values (true)) as one "
             f"left join servicebroker.stream_batches b on b.source = '{source}' and b.query = '{query}'::uuid",
         )
     )
     ((last, known, is_standby),) = cursor.fetchall()
     if last is not None and (last > number or (last == number and known != end)):
-        what = f"with batch {number}" if last > number else "with other messages under that number"
-        raise InstanceError(f"Batch {last} of this query was read already, and its checkpoint goes on {what}. {_CURE}")
+        continuation = f"with batch {number}" if last > number else "with other messages under that number"
+        raise InstanceError(
+            f"Batch {last} of this query was read already, and its checkpoint goes on {continuation}. {_REMEDY}"
+        )
     if last != number and not is_standby:
         cursor.execute(
             text_of(
-                "stream_offsets.note_batch.insert",
+                "stream_offsets.record_batch.insert",
                 "insert into servicebroker.stream_batches as b (source, query, batch, end_offset) "
                 f"values ('{source}', '{query}', {number}, '{end}') on conflict (source, query) do update set "
                 "batch = excluded.batch, end_offset = excluded.end_offset, noted_at = clock_timestamp() "
@@ -159,12 +167,12 @@ def note_batch(cursor: Any, batch: BatchEnd) -> None:
 
 
 def digest(value: Mapping[str, Any] | str) -> str:
-    """A value in 64 characters that need no quotes in SQL."""
+    """Return a digest of 64 characters that need no quotes in SQL."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _offset(stored: dict[str, Any] | None, here: Frontier) -> Frontier | None:
-    """An offset of this queue in this database; None of another one, as in a copy that was adopted."""
+    """Return an offset of this queue in this database; None for another one, as in an adopted copy."""
     offset = Frontier.from_json(stored) if stored else None
     is_here = offset and _place(offset) == _place(here)
     return offset if is_here else None

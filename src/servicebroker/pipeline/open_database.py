@@ -1,4 +1,4 @@
-"""From the options `instance` and `database` to a PostgreSQL that answers and a broker database in it."""
+"""Opens the PostgreSQL server of the option `instance`, and the broker database of the option `database` in it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from servicebroker.store.home import check_home, find_home
 from servicebroker.store.running import execute, run
 from servicebroker.store.server import check_server
 
-APPLICATION = "servicebroker pipeline"  # as PostgreSQL shows our sessions
+APPLICATION = "servicebroker pipeline"  # application_name of our sessions
 
 
 class OpenInstance:
-    """A PostgreSQL that answers at `url` until `close`; that of a data folder is started or joined, never made.
+    """A running PostgreSQL server, reachable at `url` until `close`.
+
+    The server of a data folder is started or joined, never made.
 
     Args:
         instance: a URL or a data folder.
-        in_task: a task of Spark stays for a few statements; its driver has the instance open, and watches its server.
+        in_task: opened by a Spark task, for a few statements. The driver has the instance open too, and watches its
+            server.
 
     Raises:
-        InstanceError: there is none.
+        InstanceError: there is no such instance.
     """
 
     def __init__(self, instance: str, *, in_task: bool = False) -> None:
@@ -36,14 +39,14 @@ class OpenInstance:
         self.url = self._server.url if self._server else instance
 
     def close(self) -> None:
-        """Let it go; the last one out stops an embedded server."""
+        """Release the server; the last user stops an embedded one."""
         if self._server:
             self._server.close()
 
 
 @dataclass
 class OpenDatabase:
-    """A broker database, on a connection of its own. `user`: the principal that the connection's role stands for."""
+    """A broker database on a connection of its own. `user` is the principal of the connection's role."""
 
     instance: OpenInstance
     connection: psycopg.Connection[Any]
@@ -52,13 +55,13 @@ class OpenDatabase:
 
     @classmethod
     def open(cls, instance: str, database: str, *, in_task: bool = False) -> OpenDatabase:
-        """Connect, starting the embedded server when `instance` is a data folder, and find the broker database.
+        """Connect to the instance, which may start an embedded server, and find the broker database.
 
         `in_task`: as for `OpenInstance`.
 
         Raises:
-            InstanceError: the instance cannot be reached, is not one of servicebroker, or its server is not fit
-                (`check_server`), the database holds a copy that nobody has adopted.
+            InstanceError: the instance cannot be reached or is none of servicebroker, its server is not fit
+                (`check_server`), or the database is a copy that nobody has adopted.
             BrokerError: 911 no such database, 916 no permission to use it.
         """
         opened = OpenInstance(instance, in_task=in_task)
@@ -82,14 +85,14 @@ class OpenDatabase:
             raise
 
     def close(self) -> None:
-        """Let both go."""
+        """Close the connection, and release the server."""
         self.connection.close()
         self.instance.close()
 
 
 def has_table(connection: psycopg.Connection[Any], table: str) -> bool:
-    """Whether the instance has a table of that name."""
-    ((found,),) = execute(
-        connection, "connecting.has_table", "select to_regclass('servicebroker.' || $1::text) is not null", table
+    """True if the instance has a table of that name."""
+    ((is_present,),) = execute(
+        connection, "open_database.has_table", "select to_regclass('servicebroker.' || $1::text) is not null", table
     )
-    return bool(found)
+    return bool(is_present)

@@ -1,0 +1,138 @@
+"""Bodies that name their schema: a zero byte and its number in a registry, as Confluent's clients write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from servicebroker.pipeline.decoding.avro import AvroDecoder
+from servicebroker.pipeline.decoding.columns import Column, Decoder, Undecodable
+from servicebroker.pipeline.decoding.json_schema import JsonSchema
+from servicebroker.pipeline.decoding.plain import JsonDecoder
+from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder, descriptor_set, message_at
+
+_KINDS: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+_HEAD_BYTES = 5  # a zero byte, and the number of the schema
+_MAX_MESSAGE_DEPTH = 20  # of a message nested in messages
+MAX_CACHED_DECODERS = 1_000  # with refusals: a body may name any schema, and any message in it
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema of a registry.
+
+    Attributes:
+        kind: AVRO, JSON or PROTOBUF.
+        content: text of the schema; for Protobuf a `FileDescriptorProto`.
+        references: needed schemas by the name in this schema, each after those that it needs itself.
+    """
+
+    kind: str
+    content: bytes
+    references: tuple[tuple[str, bytes], ...] = ()
+
+
+SchemaFinder = Callable[[int], RegisteredSchema]
+
+
+class RegisteredDecoder:
+    """Decodes bodies, each with the schema that it names.
+
+    Args:
+        find: returns the schema with a number. LookupError: the registry has none. ValueError: the schema is unusable.
+            Other errors pass through `decode`, since the body may be valid.
+        reader: the reader's Avro schema, whatever the writer's schema is.
+
+    Raises:
+        ValueError: a registry has no schemas of this format, or the columns are missing.
+    """
+
+    def __init__(
+        self, format_: str, columns: Sequence[Column], find: SchemaFinder, *, reader: bytes | None, refuse_extra: bool
+    ) -> None:
+        if format_ not in _KINDS:
+            raise ValueError(f"a registry has schemas of {', '.join(_KINDS)}, and none of {format_}")
+        if reader is not None and format_ != "avro":
+            raise ValueError("beside a registry only Avro has a schema of its own, by which bodies are read")
+        if reader is not None:
+            columns = AvroDecoder(columns, reader, refuse_extra).columns
+        if not columns:
+            raise ValueError("beside a registry columns are needed: each body may have another schema")
+        self.columns = tuple(columns)
+        self._format = format_
+        self._find = find
+        self._reader = reader
+        self._refuse_extra = refuse_extra
+        self._decoders: dict[tuple[int, tuple[int, ...]], Decoder | tuple[str, str]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_decoders": {}}
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """Decode a body with the schema that it names; see `Decoder`."""
+        if not body:
+            raise Undecodable("empty", "the body is empty")
+        if len(body) < _HEAD_BYTES or body[0]:
+            raise Undecodable("malformed", "the body does not begin with a zero byte and the number of a schema")
+        number = int.from_bytes(body[1:_HEAD_BYTES])
+        message_path, start = _message_path(body) if self._format == "protobuf" else ((), _HEAD_BYTES)
+        decoder = self._decoders.get((number, message_path))
+        if decoder is None:
+            decoder = self._find_decoder(number, message_path)
+            if len(self._decoders) >= MAX_CACHED_DECODERS:
+                del self._decoders[next(iter(self._decoders))]
+            self._decoders[number, message_path] = decoder
+        if isinstance(decoder, tuple):
+            raise Undecodable(*decoder)
+        return decoder.decode(body[start:])
+
+    def _find_decoder(self, number: int, message_path: tuple[int, ...]) -> Decoder | tuple[str, str]:
+        """Return a decoder for bodies of a schema, or why there is none: reason and detail."""
+        try:
+            schema = self._find(number)
+        except LookupError as problem:
+            return "unknown schema", f"the registry has no schema {number}: {problem}"
+        except ValueError as problem:
+            return "wrong schema", f"the schema {number} cannot be used: {problem}"
+        if schema.kind != _KINDS[self._format]:
+            return "wrong schema", f"the schema {number} is of {schema.kind}, and the rule of {self._format}"
+        try:
+            return self._decoder(schema, message_path)
+        except ValueError as problem:
+            return "wrong schema", f"the schema {number} cannot be used: {problem}"
+
+    def _decoder(self, schema: RegisteredSchema, message_path: tuple[int, ...]) -> Decoder:
+        if self._format == "json":
+            return JsonDecoder(self.columns, self._refuse_extra, JsonSchema(schema.content, dict(schema.references)))
+        references = [content for _, content in schema.references]
+        if self._format == "avro":
+            return AvroDecoder(
+                self.columns, schema.content, self._refuse_extra, references=references, reader=self._reader
+            )
+        message = message_at(schema.content, message_path)
+        return ProtobufDecoder(self.columns, descriptor_set([*references, schema.content]), message, self._refuse_extra)
+
+
+def _message_path(body: bytes) -> tuple[tuple[int, ...], int]:
+    """Return which message of the schema a Protobuf body is, one index per level, and the message's position."""
+    count, position = _varint(body, _HEAD_BYTES)
+    if count == 0:  # short for [0], the first message
+        return (0,), position
+    if not 0 < count <= _MAX_MESSAGE_DEPTH:
+        raise Undecodable("malformed", f"the body says that its message is {count} levels deep")
+    path = []
+    for _ in range(count):
+        index, position = _varint(body, position)
+        path.append(index)
+    return tuple(path), position
+
+
+def _varint(body: bytes, position: int) -> tuple[int, int]:
+    """Return a zigzag-encoded whole number, and the position after it."""
+    value = shift = 0
+    while position < len(body) and shift < 35:
+        byte = body[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), position
+    raise Undecodable("malformed", "the body does not say which message of its schema it is")

@@ -1,0 +1,187 @@
+"""Acknowledges rows that the sink has: the rows leave the queue, and conversations that they end are ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.endpoints import lock_conversation
+from servicebroker.model.errors import BrokerError
+from servicebroker.operations.end import EndConversation
+from servicebroker.pipeline.stream import frontier
+from servicebroker.pipeline.stream.frontier import Slice
+from servicebroker.store.running import execute, run
+from servicebroker.store.server_time import server_time
+from servicebroker.store.statements import Statement, Steps
+
+ConversationEnder = Callable[[psycopg.Connection[Any], UUID], None]
+
+MIN_TRUNCATE_ROWS = 50_000  # for fewer rows, a TRUNCATE takes longer than a DELETE
+MAX_ENDS_PER_TRANSACTION = 500  # each END locks a group, and a server has room for a few thousand locks
+_NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
+
+
+def end_now(connection: psycopg.Connection[Any], handle: UUID) -> None:
+    """Run END CONVERSATION at the server's present time."""
+    run(connection, end_conversation(EndConversation(handle), now=server_time(connection)))
+
+
+def archive_conversation(handle: UUID) -> Steps[None]:
+    """Move the conversation's messages into the archive of its queue, since END CONVERSATION would delete them.
+
+    Raises:
+        BrokerError: 8426 unknown handle.
+    """
+    endpoint, _ = yield from lock_conversation(handle)
+    text = frontier.archive_conversations_sql(endpoint.queue_id)
+    yield Statement("acknowledgement.archive_conversation", text, ([handle],))
+
+
+class RowsToAcknowledge(NamedTuple):
+    """Properties of the rows to acknowledge.
+
+    Attributes:
+        number: number of rows.
+        shared: number of rows that share their body with other rows.
+        ending: handles of conversations to end, one for each message that ends one.
+        has_retention: the queue has RETENTION.
+    """
+
+    number: int
+    shared: int
+    ending: list[UUID]
+    has_retention: bool
+
+    @property
+    def need_only_deletion(self) -> bool:
+        """True if deleting the rows is all there is to do."""
+        return not (self.shared or self.ending or self.has_retention)
+
+
+def find_rows(
+    connection: psycopg.Connection[Any], queue_id: int, database_id: int, window_slice: Slice, end_of_stream: str
+) -> RowsToAcknowledge:
+    """Return the properties of the rows of a slice."""
+    ((number, shared, ending),) = execute(
+        connection,
+        "acknowledgement.find_rows.find_endings",
+        frontier.endings_sql(queue_id, window_slice),
+        database_id,
+        end_of_stream,
+    )
+    return RowsToAcknowledge(number, shared, ending or [], _has_retention(connection, queue_id))
+
+
+def acknowledge_rows(
+    connection: psycopg.Connection[Any],
+    queue_id: int,
+    window_slice: Slice,
+    rows: RowsToAcknowledge,
+    *,
+    archive: bool,
+    ending: ConversationEnder = end_now,
+) -> None:
+    """Delete the rows of a slice, and end the conversations that they end. `rows` is the result of `find_rows`.
+
+    With `archive` the rows go into the queue's archive, which the lease has created.
+
+    A queue that holds nothing else is truncated, which costs a fraction of deleting its rows. A conversation ends if
+    the slice holds one of its messages of type EndDialog, Error, or the type that ends a stream. Conversations that
+    have ended already stay as they are, and a second call with the same slice changes nothing. So many conversations
+    end in transactions of `MAX_ENDS_PER_TRANSACTION` each, of which the last one also deletes the rows.
+    """
+    handles = _find_open(connection, rows.ending)
+    while len(handles) > MAX_ENDS_PER_TRANSACTION:
+        with connection.transaction():
+            first, handles = handles[:MAX_ENDS_PER_TRANSACTION], handles[MAX_ENDS_PER_TRANSACTION:]
+            if archive:
+                execute(
+                    connection,
+                    "acknowledgement.acknowledge_rows.archive_conversations",
+                    frontier.archive_conversations_sql(queue_id, window_slice),
+                    first,
+                )
+            _end(connection, first, ending)
+    with connection.transaction():
+        retention = _has_retention(connection, queue_id)
+        needs_more_than_delete = retention or rows.shared or archive
+        if needs_more_than_delete:  # first, since an END deletes the messages to keep
+            execute(
+                connection,
+                "acknowledgement.acknowledge_rows.take_rows",
+                frontier.take_rows_sql(queue_id, window_slice, retention=retention, archive=archive),
+            )
+        _end(connection, handles, ending)
+        if rows.number and not needs_more_than_delete:
+            _remove(connection, queue_id, window_slice, rows.number)
+
+
+def remove_rows(connection: psycopg.Connection[Any], queue_id: int, window_slice: Slice) -> None:
+    """Delete the rows of a slice, for which `need_only_deletion` holds."""
+    execute(connection, "acknowledgement.remove_rows", frontier.delete_rows_sql(queue_id, window_slice))
+
+
+def _has_retention(connection: psycopg.Connection[Any], queue_id: int) -> bool:
+    option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
+    ((retention,),) = execute(connection, "acknowledgement.has_retention", option, queue_id)
+    return bool(retention)
+
+
+def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: ConversationEnder) -> None:
+    for handle in handles:
+        try:
+            ending(connection, handle)
+        except BrokerError as refused:
+            if refused.number not in _NOTHING_TO_END:
+                raise
+
+
+def _remove(connection: psycopg.Connection[Any], queue_id: int, window_slice: Slice, count: int) -> None:
+    if count < MIN_TRUNCATE_ROWS or not _truncate(connection, queue_id, window_slice):
+        remove_rows(connection, queue_id, window_slice)
+
+
+def _truncate(connection: psycopg.Connection[Any], queue_id: int, window_slice: Slice) -> bool:
+    """Empty a queue that holds only the slice. Returns False, without any effect, if the queue holds more or is in use.
+
+    This must be the last step of its transaction, and must wait for no lock. Another session may hold the queue and
+    wait for one of our rows: both would wait for ever.
+    """
+    if _holds(connection, frontier.has_later_sql(queue_id, window_slice)):
+        return False
+    emptied = False
+    in_use_or_not_ours = psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege
+    with contextlib.suppress(*in_use_or_not_ours), connection.transaction():
+        execute(
+            connection,
+            "acknowledgement.truncate.lock",
+            f"lock table servicebroker.queue_{queue_id} in access exclusive mode nowait",
+        )
+        execute(connection, "acknowledgement.truncate.enable_scans", "set local enable_seqscan = on")
+        if _holds(connection, frontier.has_others_sql(queue_id, window_slice)):
+            raise psycopg.Rollback  # releases the lock
+        execute(connection, "acknowledgement.truncate.truncate", f"truncate servicebroker.queue_{queue_id}")
+        emptied = True
+    return emptied
+
+
+def _holds(connection: psycopg.Connection[Any], condition: str) -> bool:
+    return bool(execute(connection, "acknowledgement.holds", f"select {condition}")[0][0])
+
+
+def _find_open(connection: psycopg.Connection[Any], handles: list[UUID]) -> list[UUID]:
+    if not handles:
+        return []
+    rows = execute(
+        connection,
+        "acknowledgement.find_open",
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and state <> 'CD' order by conversation_handle",
+        handles,
+    )
+    return [handle for (handle,) in rows]
