@@ -1,4 +1,4 @@
-"""`activate`: activation in a process of the application's, for an open instance of either kind."""
+"""`activate`: activation in the application's process, for an open instance of either kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, overload
 
-from servicebroker.activation.host import PATIENCE, Host
+from servicebroker.activation.host import DEFAULT_PATIENCE_S, Host
 from servicebroker.activation.procedures import Resolver, load
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
@@ -18,7 +18,7 @@ from servicebroker.protocol.queue_monitor import INTERVAL
 
 
 class AsyncHost:
-    """`Host` for an instance that is open under asyncio: it works beside the event loop, through a form of its own."""
+    """A `Host` for an asyncio instance. It works beside the event loop, with a blocking instance of its own."""
 
     def __init__(
         self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float, patience: float
@@ -37,10 +37,10 @@ class AsyncHost:
         await asyncio.to_thread(self._stop)
 
     def _start(self) -> None:
-        opened = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
-        opened.share_events(self._instance)
+        blocking_instance = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
+        blocking_instance.share_events(self._instance)
         resolvers, interval, patience = self._arguments
-        self._host = Host(opened, resolvers, interval=interval, patience=patience).start()
+        self._host = Host(blocking_instance, resolvers, interval=interval, patience=patience).start()
 
     def _stop(self) -> None:
         if self._host is not None:
@@ -76,25 +76,25 @@ def activate(
     procedures: Iterable[str] = (),
     resolvers: Iterable[Resolver] = (),
     interval: float = INTERVAL,
-    patience: float = PATIENCE,
+    patience: float = DEFAULT_PATIENCE_S,
 ) -> Host | AsyncHost:
-    """Activation in this process, for an open instance: `with sb.activate(instance): ...`, under asyncio `async with`.
+    """Run activation in this process: `with sb.activate(instance): ...`, under asyncio `async with`.
 
-    Queues with ACTIVATION get their readers as threads of this process, and event notifications for QUEUE_ACTIVATION
-    are sent. At the end of the block nothing more is started, readers that wait for a message end, and the calls in
-    progress have `patience` seconds; what goes on then is undone: its session is cut, and it gets no other one. Where
-    several processes do this, or the daemon does, a queue is served by one that finds its procedure.
+    Readers of queues with ACTIVATION run as threads of this process, and event notifications for QUEUE_ACTIVATION are
+    sent. At the end of the block no further reader is started, waiting readers end, and calls in progress have
+    `patience` seconds. Calls that take longer are undone: their session is closed, and they get no other. If several
+    processes or the daemon run activation, a queue is served by one that resolves its procedure.
 
     Args:
-        instance: what it works on; it stays open.
-        procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`).
-            Those of the entry points `servicebroker.procedures` are imported too.
+        instance: the open instance; it stays open.
+        procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`). Modules
+            of the entry points `servicebroker.procedures` are imported too.
         resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
-        interval: seconds between two readers under load, and between attempts to start what cannot be started.
-        patience: seconds that the calls in progress have at the end of the block.
+        interval: seconds between two readers under load, and between attempts to start a reader.
+        patience: seconds for the calls in progress at the end of the block.
 
     Raises:
-        BrokerError: 402 the interval is no positive number, or the patience no number from 0 on.
+        BrokerError: 402 the interval is not positive, or the patience is negative.
         InstanceError: a module cannot be imported.
     """
     if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:

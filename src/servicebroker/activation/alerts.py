@@ -1,7 +1,7 @@
-"""Alerts: a command or a webhook of the administrator's, for each queue that was switched off by itself.
+"""Alerts: a command or webhook of the administrator, called for each queue that is switched off automatically.
 
-The event is kept in the database until the hook has taken it, so that it also goes out for a queue that another process
-has switched off, or that was switched off while nobody served the instance.
+The event stays in the database until the hook has accepted it. So alerts also go out for a queue that another process
+has switched off, or that was switched off while no process served the instance.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import shown, told
 from servicebroker.store.running import run
 
-LOOK = 0.5  # seconds between looks
-PATIENCE = 30.0  # seconds that a hook may take
-RETRY = 10.0  # seconds until a hook that has failed is tried again
+POLL_INTERVAL_S = 0.5
+HOOK_TIMEOUT_S = 30.0
+RETRY_DELAY_S = 10.0  # after a failed hook
 
 _log = logging.getLogger("servicebroker.activation")
 
 
 class Alert(NamedTuple):
-    """What is told: a command line, whose standard input is the event as JSON, and a URL that it is posted to."""
+    """The hooks of an alert: a command line that gets the event as JSON on standard input, and a URL to post it to."""
 
     command: str | None = None
     webhook: str | None = None
@@ -43,10 +43,10 @@ class Alert(NamedTuple):
 
 @contextlib.contextmanager
 def alerts(instance: Instance, alert: Alert | None) -> Iterator[None]:
-    """Tell of every queue that is switched off by itself, as long as the block lasts.
+    """Send an alert for every queue that is switched off automatically, while the block runs.
 
     Raises:
-        BrokerError: 402 a webhook that is no HTTP address, a command that cannot be parsed.
+        BrokerError: 402 a webhook that is no HTTP address, or a command that cannot be parsed.
     """
     if alert is None or alert == Alert():
         yield
@@ -59,7 +59,7 @@ def alerts(instance: Instance, alert: Alert | None) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(LOOK)
+        thread.join(POLL_INTERVAL_S)
 
 
 def _check(alert: Alert) -> None:
@@ -75,36 +75,36 @@ def _check(alert: Alert) -> None:
 
 
 def _is_address(webhook: str) -> bool:
-    """Whether a request can be sent there: with a host, in ASCII, and without blanks."""
+    """True if a request can be sent to the URL: it has a host, and only printable ASCII characters."""
     try:
         parts = urllib.parse.urlsplit(webhook)
         is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port, or brackets
+    except ValueError:  # an invalid port, or unbalanced brackets
         return False
     return is_complete and all("!" <= character <= "~" for character in webhook)
 
 
 def _watch(instance: Instance, alert: Alert, over: threading.Event) -> None:
-    pause = 0.0
-    while not over.wait(pause):
-        pause = LOOK
+    delay_s = 0.0
+    while not over.wait(delay_s):
+        delay_s = POLL_INTERVAL_S
         try:
             with instance.connection() as connection:
-                found = run(connection, alarms())
-            for alarm in found:
-                tell(alert, alarm)
+                pending_alarms = run(connection, alarms())
+            for alarm in pending_alarms:
+                send_alert(alert, alarm)
                 with instance.connection() as connection:
                     run(connection, alerted(alarm))
         except (psycopg.Error, InstanceError) as problem:
             _log.debug("alerts: %s", problem)
-        except Exception as problem:  # also what the other side says, which may be no HTTP
-            said = "The alert hook failed, and is tried again in %g seconds: %s"
-            report(_log, logging.ERROR, said, RETRY, told(problem))
-            pause = RETRY
+        except Exception as problem:  # for example an answer that is no HTTP
+            text = "The alert hook failed, and is tried again in %g seconds: %s"
+            report(_log, logging.ERROR, text, RETRY_DELAY_S, told(problem))
+            delay_s = RETRY_DELAY_S
 
 
-def tell(alert: Alert, alarm: Alarm) -> None:
-    """Hand the event to the hook.
+def send_alert(alert: Alert, alarm: Alarm) -> None:
+    """Send the event to the hooks.
 
     Raises:
         OSError, http.client.HTTPException: the webhook cannot be reached, refuses, or its answer is no HTTP.
@@ -123,11 +123,16 @@ def tell(alert: Alert, alarm: Alarm) -> None:
     )
     if alert.command is not None:
         subprocess.run(
-            shlex.split(alert.command), input=text, text=True, check=True, timeout=PATIENCE, stdout=subprocess.DEVNULL
+            shlex.split(alert.command),
+            input=text,
+            text=True,
+            check=True,
+            timeout=HOOK_TIMEOUT_S,
+            stdout=subprocess.DEVNULL,
         )
     if alert.webhook is not None:
         request = urllib.request.Request(
             alert.webhook, text.encode(), {"Content-Type": "application/json"}, method="POST"
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE):
+        with urllib.request.urlopen(request, timeout=HOOK_TIMEOUT_S):
             pass

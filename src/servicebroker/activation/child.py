@@ -1,8 +1,8 @@
-"""Tasks in processes of their own: a crash of the procedure ends that process, and its transaction is undone.
+"""Tasks in processes of their own: a crash of the procedure ends only that process, and its transaction is undone.
 
-The parent writes what to do to the child's standard input, and keeps it open: a child whose parent has gone ends at
-once. The child reports on a pipe: what is to be logged, which transactions have received (the parent counts their
-rollbacks, since a process that was killed cannot), and how the task has ended.
+The parent writes the task to the child's standard input and keeps the input open. A child whose parent is gone ends at
+once. The child reports on a pipe: log records, transactions that have received, and how the task ended. The parent
+counts rollbacks of these transactions, since a killed process cannot.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import IO, Any, NamedTuple
 
-from servicebroker.activation.loop import AsyncTasks
-from servicebroker.activation.order import Order
-from servicebroker.activation.output import captured
-from servicebroker.activation.procedures import Call, PythonProcedure, Worker, load, registered
-from servicebroker.activation.stop import Ending, Stop
-from servicebroker.activation.task import Outcome, of, run_task, say_not_started
+from servicebroker.activation.coroutine_runner import CoroutineRunner
+from servicebroker.activation.output import capturing_stdout
+from servicebroker.activation.procedures import Call, PythonProcedure, Worker, find_registered, load
+from servicebroker.activation.stop_signal import StopSignal, StopTarget
+from servicebroker.activation.task import Outcome, log_fields, log_not_started, run_task
+from servicebroker.activation.task_spec import TaskSpec
 from servicebroker.api.instance import Instance
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.shared.open import open_instance
@@ -32,41 +32,44 @@ from servicebroker.model.errors import BrokerError
 
 _LOG = logging.getLogger("servicebroker.activation")
 
-CUT = 0.5  # seconds that a process has to cut what it does
+KILL_DELAY_S = 0.5  # for a process to close its sessions before it is killed
 
-Report = Callable[..., None]
+SendReport = Callable[..., None]
 
 
 # ---------------------------------------------------------------- in the parent
 
 
-def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure, stop: Stop) -> Outcome:
-    """Run a task in a new process, and wait for its end."""
+def run_in_process(instance: Instance, spec: TaskSpec, procedure: PythonProcedure, stop: StopSignal) -> Outcome:
+    """Run a task in a new process, and return its outcome."""
     try:
         process, reports = _start()
-    except OSError as problem:  # as where a user may have no more processes, or this one no more files
-        say_not_started(order, problem)
+    except OSError as problem:  # such as a limit of processes or of open files
+        log_not_started(spec, problem)
         return Outcome.NOT_STARTED
     with reports:
         assert process.stdin is not None
-        with process.stdin as orders:
+        with process.stdin as commands:
             folder = instance.keys.folder
             keys = None if folder is None else str(folder.path)
-            _tell(orders, {"url": instance.url, "keys": keys, "order": order, "source": procedure.source})
-            stop.ends(Ending(lambda reason: _tell(orders, {"stop": reason}), lambda: _kill(process, orders)))
-            outcome = _listen(instance, order, reports)
+            _write_command(commands, {"url": instance.url, "keys": keys, "spec": spec, "source": procedure.source})
+            target = StopTarget(
+                lambda reason: _write_command(commands, {"stop": reason}), lambda: _kill(process, commands)
+            )
+            stop.add_target(target)
+            outcome = _listen(instance, spec, reports)
         process.wait()
     with instance.connection() as connection:
         instance.poison.judge(connection)
     if outcome is None:
         text = f"its process ended with code {process.returncode}"
-        _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text), extra=of(order))
-        _LOG.error("%s", BrokerError(28088, 0, 1), extra=of(order))
+        _LOG.error("%s", BrokerError(9724, spec.procedure, spec.queue, text), extra=log_fields(spec))
+        _LOG.error("%s", BrokerError(28088, 0, 1), extra=log_fields(spec))
     return outcome or Outcome.DIED
 
 
 def _start() -> tuple[subprocess.Popen[str], IO[str]]:
-    """Start a process, with the pipe that it reports on."""
+    """Start a process, and return it with the pipe for its reports."""
     reading, writing = os.pipe()
     reports = os.fdopen(reading)
     try:
@@ -74,7 +77,7 @@ def _start() -> tuple[subprocess.Popen[str], IO[str]]:
             [sys.executable, "-m", "servicebroker.activation.child", str(writing)],
             stdin=subprocess.PIPE,
             pass_fds=[writing],
-            start_new_session=True,  # Ctrl-C is for the parent, which lets it finish
+            start_new_session=True,  # Ctrl-C goes to the parent, which lets the child finish
             text=True,
         )
     except BaseException:
@@ -85,33 +88,36 @@ def _start() -> tuple[subprocess.Popen[str], IO[str]]:
     return process, reports
 
 
-def _tell(orders: IO[str], what: object) -> None:
+def _write_command(commands: IO[str], command: object) -> None:
     try:
-        orders.write(json.dumps(what) + "\n")
-        orders.flush()
-    except (OSError, ValueError):  # the child has gone
-        _LOG.debug("a child has gone before it was told %s", what)
+        commands.write(json.dumps(command) + "\n")
+        commands.flush()
+    except (OSError, ValueError):  # the child is gone
+        _LOG.debug("a child was gone before it got the command %s", command)
 
 
-def _kill(process: subprocess.Popen[str], orders: IO[str]) -> None:
-    """Have it cut its sessions and die; where its procedure lets nothing else run, it dies with them open."""
+def _kill(process: subprocess.Popen[str], commands: IO[str]) -> None:
+    """Tell the child to close its sessions and die.
+
+    If its procedure blocks everything else, it is killed with open sessions.
+    """
 
     def kill() -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
-    _tell(orders, {"cut": True})
-    later = threading.Timer(CUT, kill)
+    _write_command(commands, {"terminate": True})
+    later = threading.Timer(KILL_DELAY_S, kill)
     later.daemon = True
     later.start()
 
 
-def _listen(instance: Instance, order: Order, reports: Iterable[str]) -> Outcome | None:
+def _listen(instance: Instance, spec: TaskSpec, reports: Iterable[str]) -> Outcome | None:
     outcome, last_call = None, ""
     for line in reports:
         report = json.loads(line)
         if "log" in report:
-            _LOG.log(report["level"], "%s", report["log"], extra=of(order))
+            _LOG.log(report["level"], "%s", report["log"], extra=log_fields(spec))
         if "took" in report:
             instance.poison.received(report["took"], report["queues"])
         if "call" in report:
@@ -127,10 +133,10 @@ def _listen(instance: Instance, order: Order, reports: Iterable[str]) -> Outcome
 # ---------------------------------------------------------------- in the child
 
 
-class _Reported(PoisonDetector):
-    """Counts nothing: the parent is told which transactions have received, and asks how they have ended."""
+class _ReportingDetector(PoisonDetector):
+    """Counts nothing: reports received transactions to the parent, which finds out how they ended."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: SendReport) -> None:
         self._report = report
 
     def took(self, transaction: int, queue_id: int) -> None:
@@ -157,20 +163,20 @@ class _Reported(PoisonDetector):
     def judge(self, connection: Any) -> None: ...
 
 
-class _Reporter(logging.Handler):
-    def __init__(self, report: Report) -> None:
+class _ReportingHandler(logging.Handler):
+    def __init__(self, report: SendReport) -> None:
         super().__init__()
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._report(log=self.format(record), level=record.levelno)
-        except Exception:  # such as values that do not fit the text: no reason for the procedure to end
+        except Exception:  # such as arguments that do not fit the format: the procedure must not fail
             self.handleError(record)
 
 
 def main(descriptor: int) -> None:
-    """Do what standard input says, once."""
+    """Run the task from standard input, once."""
     lock = threading.Lock()
     with os.fdopen(descriptor, "w") as pipe:
 
@@ -179,36 +185,37 @@ def main(descriptor: int) -> None:
                 pipe.write(json.dumps(what) + "\n")
                 pipe.flush()
 
-        logging.basicConfig(handlers=[_Reporter(report)], level=logging.WARNING, force=True)
+        logging.basicConfig(handlers=[_ReportingHandler(report)], level=logging.WARNING, force=True)
         logging.getLogger("servicebroker").setLevel(logging.INFO)
-        given = json.loads(sys.stdin.readline())
-        stop, over = Stop(), threading.Event()
-        threading.Thread(target=_obey, args=(stop, over), daemon=True).start()
-        report(outcome=_run(given["url"], given["keys"], Order(*given["order"]), given["source"], stop, report))
-        over.set()
+        task = json.loads(sys.stdin.readline())
+        stop, is_over = StopSignal(), threading.Event()
+        threading.Thread(target=_follow_commands, args=(stop, is_over), daemon=True).start()
+        report(outcome=_run(task["url"], task["keys"], TaskSpec(*task["spec"]), task["source"], stop, report))
+        is_over.set()
 
 
-def _run(url: str, keys: str | None, order: Order, source: str, stop: Stop, report: Report) -> Outcome:
+def _run(url: str, keys: str | None, spec: TaskSpec, source: str, stop: StopSignal, report: SendReport) -> Outcome:
     load([source])
     with open_instance(url, upkeep=None, keys=keys) as instance:
-        instance.poison = _Reported(report)
-        database, *rest = names.name_parts("procedure", order.procedure, 3)
-        found = registered(instance.database(database), ".".join(f"[{part.replace(']', ']]')}]" for part in rest))
-        if found is None:
-            report(log=str(BrokerError(9614, order.queue)), level=logging.ERROR)
+        instance.poison = _ReportingDetector(report)
+        database, *rest = names.name_parts("procedure", spec.procedure, 3)
+        name = ".".join(f"[{part.replace(']', ']]')}]" for part in rest)
+        procedure = find_registered(instance.database(database), name)
+        if procedure is None:
+            report(log=str(BrokerError(9614, spec.queue)), level=logging.ERROR)
             return Outcome.NOT_STARTED
-        coroutines = AsyncTasks(instance)
-        with captured():
-            outcome = run_task(instance, order, _Told(found, report), stop, coroutines)
+        coroutines = CoroutineRunner(instance)
+        with capturing_stdout():
+            outcome = run_task(instance, spec, _ReportingProcedure(procedure, report), stop, coroutines)
         coroutines.close()
         return outcome
 
 
-class _Told(NamedTuple):
-    """A procedure; the parent is told of each call, and when one raises."""
+class _ReportingProcedure(NamedTuple):
+    """A procedure whose calls and exceptions are reported to the parent."""
 
     procedure: PythonProcedure
-    report: Report
+    report: SendReport
 
     @property
     def worker(self) -> Worker:
@@ -223,16 +230,16 @@ class _Told(NamedTuple):
             raise
 
 
-def _obey(stop: Stop, over: threading.Event) -> None:
-    """Hear when to stop, and when to end at once; the end of the input is the end of the parent."""
+def _follow_commands(stop: StopSignal, is_over: threading.Event) -> None:
+    """Read the parent's commands: to stop, or to end at once. The end of the input means that the parent is gone."""
     for line in sys.stdin:
-        order = json.loads(line)
-        if "cut" in order:
+        command = json.loads(line)
+        if "terminate" in command:
             break
-        stop.ask(order["stop"])
-    if not over.is_set():
-        stop.cut()
-        os.killpg(0, signal.SIGKILL)  # and what the procedure has started
+        stop.request_stop(command["stop"])
+    if not is_over.is_set():
+        stop.terminate()
+        os.killpg(0, signal.SIGKILL)  # with every process that the procedure has started
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Internal activation in a process: the thread that runs queue monitors, and starts and counts their tasks.
+"""The activation thread of a process: runs queue monitors, and starts and counts their tasks.
 
-It sleeps until something happens: a SEND into a queue that has nobody to read it, a change of a queue, the end of a
-task; and looks at every queue of its own once a second. A queue's monitor is run by one process at a time, the one that
-holds its lease; a process that cannot find the procedure leaves it to others.
+It sleeps until something happens: a SEND into a queue without a reader, a changed queue, or the end of a task. It
+checks all its queues once a second. One process at a time runs the monitor of a queue: the holder of its lease. A
+process that cannot resolve the procedure leaves the queue to others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Self
 import psycopg
 
 from servicebroker.activation.child import run_in_process
-from servicebroker.activation.loop import AsyncTasks
-from servicebroker.activation.order import Order
-from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, registered
-from servicebroker.activation.stop import Stop
-from servicebroker.activation.task import Outcome, run_task, say_not_started
-from servicebroker.activation.watched import Watched
+from servicebroker.activation.coroutine_runner import CoroutineRunner
+from servicebroker.activation.monitored_queue import MonitoredQueue
+from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, find_registered
+from servicebroker.activation.stop_signal import StopSignal
+from servicebroker.activation.task import Outcome, log_not_started, run_task
+from servicebroker.activation.task_spec import TaskSpec
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
@@ -52,29 +52,31 @@ from servicebroker.store.outage import Outage
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 
-TICK = 1.0  # seconds between two looks at everything
-SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that
-RECONNECT = 1.0  # seconds between attempts to reach the database again
-PAUSE = 0.02  # seconds between two questions whether all is quiet
-PATIENCE = 30.0  # seconds that the calls in progress have to end
-CUT = 1.0  # seconds that they have to notice that they are undone
+CHECK_INTERVAL_S = 1.0  # between two checks of all queues
+FIRST_CHECK_DELAY_S = 0.01  # after listening began, since a SEND may have begun before that
+RECONNECT_DELAY_S = 1.0
+POLL_INTERVAL_S = 0.02  # while waiting for tasks
+DEFAULT_PATIENCE_S = 30.0  # for calls in progress, when the host stops
+TERMINATION_TIMEOUT_S = 1.0  # for calls to notice that their session was closed
 _STARTED = "Started"
 
 _log = logging.getLogger("servicebroker.activation")
 
 
 def _tsql_procedure(database: Database, name: str) -> Procedure | None:
-    """The resolver of procedures that were made by CREATE PROCEDURE."""
-    from servicebroker.tsql.activation_procedures import resolve  # at its first use: most processes have only Python's
+    """Resolve a procedure that CREATE PROCEDURE has made."""
+    from servicebroker.tsql.activation_procedures import (
+        resolve,  # imported late: most processes have only Python procedures
+    )
 
     return resolve(database, name)
 
 
 class Host:
-    """Runs the queue monitors of an open instance in this process, until `stop`; a context manager of both kinds.
+    """Runs the queue monitors of an open instance in this process, until `stop`. Also a context manager.
 
     Attributes:
-        instance: the instance that tasks work in.
+        instance: the instance of the tasks.
     """
 
     def __init__(
@@ -83,62 +85,66 @@ class Host:
         resolvers: Iterable[Resolver],
         *,
         interval: float = INTERVAL,
-        patience: float = PATIENCE,
+        patience: float = DEFAULT_PATIENCE_S,
     ) -> None:
         self.instance = instance
-        self._resolvers = (registered, *resolvers, _tsql_procedure)
+        self._resolvers = (find_registered, *resolvers, _tsql_procedure)
         self._interval = interval
-        self._tick = min(TICK, interval / 4)
-        self._coroutines = AsyncTasks(instance)
-        self._defined = NO_DEFINITIONS
-        self._watched: dict[int, Watched] = {}
-        self._retry_at: dict[int, float] = {}  # queues whose procedure is missing
-        self._ended: deque[tuple[Watched, threading.Thread, Outcome]] = deque()
-        self._rung: deque[int] = deque()
+        self._check_interval_s = min(CHECK_INTERVAL_S, interval / 4)
+        self._coroutines = CoroutineRunner(instance)
+        self._definitions = NO_DEFINITIONS
+        self._queues: dict[int, MonitoredQueue] = {}
+        self._retry_at: dict[int, float] = {}  # by queue whose procedure is missing
+        self._ended: deque[tuple[MonitoredQueue, threading.Thread, Outcome]] = deque()
+        self._to_check: deque[int] = deque()
         self._listens_for: set[int] = set()
-        self._fresh: set[int] = set()  # of those, the ones that a SEND in progress may not have seen listed
-        self._oldest = 0  # the oldest transaction that went on at the last glance
-        self._look_at = 0.0  # when everything is looked at
-        self._looks = 0  # how often everything was
+        self._new_listeners: set[int] = set()  # queues whose listener a SEND in progress may not have seen yet
+        self._oldest_transaction = 0  # the oldest running transaction at the last check of counters
+        self._next_check = 0.0  # time of the next check of all queues
+        self._checks = 0  # number of checks of all queues
         self._patience = patience
-        self._deadline = 0.0  # until when calls in progress may go on, once it is stopped
-        self._outage = Outage(_log, "Activation has lost the database, and looks for it again")
+        self._deadline = 0.0  # for calls in progress, after `request_stop`
+        self._outage = Outage(_log, "Activation has lost the database, and tries to reconnect")
         self._unresolved = Outage(_log, "A resolver of activation procedures has failed")
-        self._changed, self._bell, self._stopped = threading.Event(), threading.Event(), threading.Event()
+        self._changed, self._wake, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
 
     def start(self) -> Self:
-        """Begin to watch; returns at once."""
+        """Start the thread, and return at once."""
         self._thread.start()
         return self
 
     def settle(self, seconds: float) -> None:
-        """Wait until no reader has anything to do: each has ended, or waits for a message. At most `seconds`."""
-        deadline, first = time.monotonic() + seconds, self._looks + 2  # the look in progress may be too early
+        """Wait up to `seconds` until every reader has ended or waits for a message."""
+        deadline, first = time.monotonic() + seconds, self._checks + 2  # the check in progress may have begun too early
         while time.monotonic() < deadline:
-            if self._looks >= first and all(watched.is_quiet for watched in list(self._watched.values())):
+            if self._checks >= first and all(queue.is_quiet for queue in list(self._queues.values())):
                 return
             self._changed.set()
-            self._bell.set()
-            time.sleep(PAUSE)
+            self._wake.set()
+            time.sleep(POLL_INTERVAL_S)
 
     def stop(self) -> None:
-        """Start nothing more, and wait for the calls in progress while patience lasts; what is left then is undone."""
-        self.ask()
-        while self._thread.is_alive() and time.monotonic() < self._deadline + 2 * CUT:  # the database may not answer
-            self._thread.join(PAUSE)
-        if not self._thread.is_alive() and not self._runs():
+        """Start no further reader, and wait for the calls in progress until their deadline.
+
+        Then their sessions are closed.
+        """
+        self.request_stop()
+        # The wait is bounded, since the database may not answer.
+        while self._thread.is_alive() and time.monotonic() < self._deadline + 2 * TERMINATION_TIMEOUT_S:
+            self._thread.join(POLL_INTERVAL_S)
+        if not self._thread.is_alive() and not self._has_tasks():
             self._coroutines.close()
 
-    def ask(self) -> None:
-        """Begin to do what `stop` does."""
+    def request_stop(self) -> None:
+        """Begin to stop, and return at once."""
         if not self._stopped.is_set():
             self._deadline = time.monotonic() + self._patience
             self._stopped.set()
-            self._bell.set()
+            self._wake.set()
 
     def hurry(self) -> None:
-        """Have no patience, also where `stop` waits already."""
+        """End the time of calls in progress now, also if `stop` already waits."""
         self._patience = 0.0
         self._deadline = time.monotonic()
 
@@ -161,139 +167,145 @@ class Host:
                     return
             except (psycopg.Error, ServiceBrokerError) as problem:
                 self._outage.lost(problem)
-                self._forget()
-                self._stopped.wait(RECONNECT)
-            except BaseException as problem:  # in a thread of ours nobody asks us to end by an exception
-                report(_log, logging.ERROR, "Activation begins anew: %s", told(problem), exc_info=problem)
-                self._forget()
-                self._stopped.wait(RECONNECT)
+                self._lose_leases()
+                self._stopped.wait(RECONNECT_DELAY_S)
+            except BaseException as problem:  # no exception is meant to end this thread
+                report(_log, logging.ERROR, "Activation starts over: %s", told(problem), exc_info=problem)
+                self._lose_leases()
+                self._stopped.wait(RECONNECT_DELAY_S)
         self._drain()
 
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
-        self._look_at = 0.0
+        self._next_check = 0.0
         channels = ("servicebroker", MONITORS_CHANNEL)
-        with hearing(self.instance.url, channels, self._heard, name="servicebroker activation") as ear:
-            soon = SOON
+        with hearing(self.instance.url, channels, self._on_notification, name="servicebroker activation") as listener:
+            next_delay_s = FIRST_CHECK_DELAY_S
             while not self._stopped.is_set():
-                ear.check()
-                self._bell.clear()
-                pause = self._round(connection)
-                if self._listen(connection):
-                    soon = SOON
-                    continue  # a SEND may have come before it could know of us
-                if not self._bell.wait(min(pause, soon)):
-                    self._rung.extend(self._fresh)
-                    soon *= 5
-                    if soon > self._tick:  # the glance of each tick sees what comes later
-                        self._fresh = set()
-                        soon = self._tick
+                listener.check()
+                self._wake.clear()
+                due_s = self._round(connection)
+                if self._update_listening(connection):
+                    next_delay_s = FIRST_CHECK_DELAY_S
+                    continue  # a SEND may have come before it could see our listener
+                if not self._wake.wait(min(due_s, next_delay_s)):
+                    self._to_check.extend(self._new_listeners)
+                    next_delay_s *= 5
+                    if next_delay_s > self._check_interval_s:  # the regular check sees later messages
+                        self._new_listeners = set()
+                        next_delay_s = self._check_interval_s
         self._drain()
         run(connection, monitors.listen_for([]))
-        for queue_id in self._watched:
+        for queue_id in self._queues:
             run(connection, monitors.give_lease(queue_id))
 
     def _drain(self) -> None:
-        """Ask the tasks to end, and wait for the calls in progress; what goes on is cut."""
-        self._tell_all(Stop.ask)
-        if self._ended_until(0.0):
+        """Ask the tasks to stop, and wait for the calls in progress. After the deadline their sessions are closed."""
+        self._for_all_tasks(StopSignal.request_stop)
+        if self._wait_for_tasks(0.0):
             return
         _log.warning("Activated procedures did not end in %g seconds: they are undone.", self._patience)
-        self._tell_all(Stop.cut)
-        if not self._ended_until(CUT):
+        self._for_all_tasks(StopSignal.terminate)
+        if not self._wait_for_tasks(TERMINATION_TIMEOUT_S):
             _log.warning("Activated procedures go on without a database, since nothing ends their threads.")
 
-    def _tell_all(self, what: Callable[[Stop], None]) -> None:
-        for watched in self._watched.values():
-            for stop in tuple(watched.tasks.values()):
-                what(stop)
+    def _for_all_tasks(self, action: Callable[[StopSignal], None]) -> None:
+        for queue in self._queues.values():
+            for stop in tuple(queue.tasks.values()):
+                action(stop)
 
-    def _ended_until(self, later: float) -> bool:
-        """Whether all tasks have ended so many seconds after the deadline, which may move meanwhile."""
-        while self._runs() and time.monotonic() < self._deadline + later:
-            time.sleep(PAUSE)
-        return not self._runs()
+    def _wait_for_tasks(self, later: float) -> bool:
+        """Wait for all tasks until `later` seconds after the deadline, which may move meanwhile.
 
-    def _runs(self) -> bool:
-        """Whether a task runs."""
+        Returns True if all have ended.
+        """
+        while self._has_tasks() and time.monotonic() < self._deadline + later:
+            time.sleep(POLL_INTERVAL_S)
+        return not self._has_tasks()
+
+    def _has_tasks(self) -> bool:
+        """True if a task runs."""
         self._collect()
-        return any(watched.tasks for watched in self._watched.values())
+        return any(queue.tasks for queue in self._queues.values())
 
     def _round(self, connection: psycopg.Connection[Any]) -> float:
-        """Look at what has rung. Returns the seconds after which something is due by itself."""
-        glanced = 0
+        """Check the queues that need it. Returns the seconds until something is due by itself."""
+        checked = 0
         self._collect()
-        if self._changed.is_set() or time.monotonic() >= self._look_at:
+        if self._changed.is_set() or time.monotonic() >= self._next_check:
             self._changed.clear()
-            self._look_at = time.monotonic() + self._tick
-            self._define(connection)
+            self._next_check = time.monotonic() + self._check_interval_s
+            self._apply_definitions(connection)
             self.instance.poison.judge(connection)
-            self._say(run_alone(connection, drop_broken(self.instance.clock())))
-            self._glance(connection)
-            glanced = 1
+            self._log_errors(run_alone(connection, drop_broken(self.instance.clock())))
+            self._check_counters(connection)
+            checked = 1
         now = self.instance.clock()
-        self._rung.extend(number for number, watched in self._watched.items() if watched.due and watched.due <= now)
-        rung = set()
-        while self._rung:
-            rung.add(self._rung.popleft())
-        for queue_id in rung & self._watched.keys():
-            self._look(connection, self._watched[queue_id])
-        self._looks += glanced
-        self._show(connection)
+        self._to_check.extend(number for number, queue in self._queues.items() if queue.due and queue.due <= now)
+        queue_ids = set()
+        while self._to_check:
+            queue_ids.add(self._to_check.popleft())
+        for queue_id in queue_ids & self._queues.keys():
+            self._check_queue(connection, self._queues[queue_id])
+        self._checks += checked
+        self._update_view(connection)
         now = self.instance.clock()
-        dues = [watched.due - now for watched in self._watched.values() if watched.due is not None]
-        seconds = min((due.total_seconds() for due in dues), default=self._tick)
-        return max(0.0, min(seconds, self._look_at - time.monotonic()))
+        dues = [queue.due - now for queue in self._queues.values() if queue.due is not None]
+        seconds = min((due.total_seconds() for due in dues), default=self._check_interval_s)
+        return max(0.0, min(seconds, self._next_check - time.monotonic()))
 
     def _collect(self) -> None:
-        """Tasks that have ended."""
+        """Process tasks that have ended."""
         while self._ended:
-            watched, thread, outcome = self._ended.popleft()
-            del watched.tasks[thread]
-            queue_id = watched.definition.queue_id
-            self._rung.append(queue_id)
-            if not watched.is_on:
+            queue, thread, outcome = self._ended.popleft()
+            del queue.tasks[thread]
+            queue_id = queue.definition.queue_id
+            self._to_check.append(queue_id)
+            if not queue.is_on:
                 self._changed.set()
             if outcome == Outcome.NOT_STARTED:
-                self._try_again(watched)
+                self._postpone_start(queue)
             elif outcome == Outcome.DIED:
-                watched.monitor = died(watched.monitor, self._settings(watched), time.monotonic())
-            self._record(outcome.subclass, watched)
+                queue.monitor = died(queue.monitor, self._settings(queue), time.monotonic())
+            self._record(outcome.subclass, queue)
 
     # ---------------------------------------------------------------- which queues
 
-    def _define(self, connection: psycopg.Connection[Any]) -> None:
-        """Do as the catalog says: monitors begin, begin anew and end; running tasks of a queue that is off end soon."""
-        self._defined = run(connection, monitors.definitions(self._defined))
-        found = {definition.queue_id: definition for definition in self._defined.queues}
-        for queue_id in self._watched.keys() - found.keys():
-            self._switch_off(connection, self._watched[queue_id])
-        for queue_id, definition in found.items():
-            watched = self._watched.get(queue_id)
-            if watched is None or not watched.is_ours:
-                if not self._may_watch(definition) or not run(connection, monitors.take_lease(queue_id)):
-                    continue
-                watched = self._watched[queue_id] = watched or Watched(definition)
-                watched.is_ours = True
-            elif watched.is_on and watched.definition.version == definition.version:
-                watched.definition = definition  # a principal may have gone, or changed its name
-                continue
-            watched.definition, watched.monitor, watched.is_on = definition, NEW, True
-            watched.unsettle()
+    def _apply_definitions(self, connection: psycopg.Connection[Any]) -> None:
+        """Start, restart and end monitors as the catalog says.
 
-    def _switch_off(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
-        """The queue is off, or gone: nothing is started, and what runs ends after its call."""
-        queue_id = watched.definition.queue_id
-        if watched.is_on:
-            watched.is_on = False
+        Tasks of a queue that was switched off are asked to stop.
+        """
+        self._definitions = run(connection, monitors.definitions(self._definitions))
+        definitions = {definition.queue_id: definition for definition in self._definitions.queues}
+        for queue_id in self._queues.keys() - definitions.keys():
+            self._switch_off(connection, self._queues[queue_id])
+        for queue_id, definition in definitions.items():
+            queue = self._queues.get(queue_id)
+            if queue is None or not queue.has_lease:
+                if not self._can_monitor(definition) or not run(connection, monitors.take_lease(queue_id)):
+                    continue
+                queue = self._queues[queue_id] = queue or MonitoredQueue(definition)
+                queue.has_lease = True
+            elif queue.is_on and queue.definition.version == definition.version:
+                queue.definition = definition  # a principal may have been dropped or renamed
+                continue
+            queue.definition, queue.monitor, queue.is_on = definition, NEW, True
+            queue.expect_messages()
+
+    def _switch_off(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
+        """Start no further reader of a queue that is off or dropped, and ask its tasks to stop."""
+        queue_id = queue.definition.queue_id
+        if queue.is_on:
+            queue.is_on = False
             reason = run(connection, monitors.why_off(queue_id)) or 28086
-            for stop in watched.tasks.values():
-                stop.ask(reason)
-        if not watched.tasks:
-            del self._watched[queue_id]
+            for stop in queue.tasks.values():
+                stop.request_stop(reason)
+        if not queue.tasks:
+            del self._queues[queue_id]
             run(connection, monitors.give_lease(queue_id))
 
-    def _may_watch(self, definition: Definition) -> bool:
-        """Whether the procedure is found here; else it is asked for again after the interval, and only for a moment."""
+    def _can_monitor(self, definition: Definition) -> bool:
+        """True if the procedure resolves here. If not, True once per interval, to report the missing procedure."""
         if definition.procedure is None or self._resolve(definition) is not None:
             return True
         now = time.monotonic()
@@ -309,159 +321,169 @@ class Host:
             database = self.instance.database(database_name)
         except BrokerError:
             return None
-        return next((found for resolve in self._resolvers if (found := self._ask(resolve, database, name))), None)
+        candidates = (self._try_resolver(resolve, database, name) for resolve in self._resolvers)
+        return next((procedure for procedure in candidates if procedure), None)
 
-    def _ask(self, resolve: Resolver, database: Database, name: str) -> Procedure | None:
-        """What a resolver says; one that fails has found nothing: other queues have nothing to do with that."""
+    def _try_resolver(self, resolve: Resolver, database: Database, name: str) -> Procedure | None:
+        """Return the result of a resolver.
+
+        A resolver that fails has found nothing, and must not affect other queues.
+        """
         try:
             return resolve(database, name)
         except BaseException as problem:
             self._unresolved.lost(InstanceError(f"{name}: {told(problem)}"))
             return None
 
-    def _forget(self) -> None:
-        """The leases are lost with the session; tasks that still run count for their queue when it is ours again."""
+    def _lose_leases(self) -> None:
+        """Forget leases lost with the session.
+
+        Tasks that still run count for their queue when its lease is ours again.
+        """
         self._listens_for = set()
         self._collect()
-        self._watched = {number: watched for number, watched in self._watched.items() if watched.tasks}
-        for watched in self._watched.values():
-            watched.is_ours, watched.monitor, watched.shown = False, NEW, ()
-            for stop in watched.tasks.values():
-                stop.ask()
+        self._queues = {number: queue for number, queue in self._queues.items() if queue.tasks}
+        for queue in self._queues.values():
+            queue.has_lease, queue.monitor, queue.shown = False, NEW, ()
+            for stop in queue.tasks.values():
+                stop.request_stop()
 
     # ---------------------------------------------------------------- one queue
 
-    def _settings(self, watched: Watched) -> Settings:
-        definition = watched.definition
+    def _settings(self, queue: MonitoredQueue) -> Settings:
+        definition = queue.definition
         return Settings(definition.max_readers, self._interval, external=definition.procedure is None)
 
-    def _glance(self, connection: psycopg.Connection[Any]) -> None:
-        """Have a look at each queue where something may have happened: at an idle one, nothing has to be looked for."""
-        if not self._watched:
+    def _check_counters(self, connection: psycopg.Connection[Any]) -> None:
+        """Mark each queue for a check whose counters show that something may have happened. Idle queues are skipped."""
+        if not self._queues:
             return
-        known = {number: watched.counters if watched.is_settled else () for number, watched in self._watched.items()}
-        found = run(connection, monitors.glance(known, self.instance.clock()))
-        self._oldest = found.oldest
-        for queue in found.queues:
-            if self._watched[queue.queue_id].wants_look(queue, found.next):
-                self._rung.append(queue.queue_id)
+        known = {number: queue.counters if queue.is_known_empty else () for number, queue in self._queues.items()}
+        glances = run(connection, monitors.glance(known, self.instance.clock()))
+        self._oldest_transaction = glances.oldest
+        for glance in glances.queues:
+            if self._queues[glance.queue_id].must_check(glance, glances.next):
+                self._to_check.append(glance.queue_id)
 
-    def _look(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
-        queue_id = watched.definition.queue_id
-        if not watched.is_on or not watched.is_ours:
+    def _check_queue(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
+        queue_id = queue.definition.queue_id
+        if not queue.is_on or not queue.has_lease:
             return
         try:
-            found = run(connection, monitors.look(queue_id, self.instance.clock(), len(watched.tasks)))
-        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):  # dropped since
+            result = run(connection, monitors.look(queue_id, self.instance.clock(), len(queue.tasks)))
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):  # dropped meanwhile
             self._changed.set()
             return
-        watched.due = found.due
-        watched.waiting = max(found.seen.waiting, self.instance.doorbell.count_asleep(queue_id))
-        seen = found.seen._replace(waiting=watched.waiting)
-        watched.monitor, decision = look(watched.monitor, seen, self._settings(watched), time.monotonic())
-        if not seen.receivable and watched.may_settle(self._oldest):
-            watched.is_settled = run(connection, monitors.is_empty(queue_id))
+        queue.due = result.due
+        queue.waiting = max(result.seen.waiting, self.instance.doorbell.count_asleep(queue_id))
+        seen_state = result.seen._replace(waiting=queue.waiting)
+        queue.monitor, decision = look(queue.monitor, seen_state, self._settings(queue), time.monotonic())
+        if not seen_state.receivable and queue.may_be_empty(self._oldest_transaction):
+            queue.is_known_empty = run(connection, monitors.is_empty(queue_id))
         if decision == Decision.ACTIVATE:
-            if run(connection, monitors.version_of(queue_id)) == watched.definition.version:
-                self._activate(connection, watched)
-            else:  # altered since it was defined: its monitor begins anew
+            if run(connection, monitors.version_of(queue_id)) == queue.definition.version:
+                self._activate(connection, queue)
+            else:  # altered meanwhile: its monitor starts anew
                 self._changed.set()
-                self._bell.set()
+                self._wake.set()
         elif decision == Decision.LIMIT:
             metrics.LIMIT_REACHED.inc()
 
-    def _activate(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
-        definition = watched.definition
+    def _activate(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
+        definition = queue.definition
         if definition.procedure is None:
-            self._say(run_alone(connection, post(QUEUE_ACTIVATION, definition.queue_id, self.instance.clock())))
+            self._log_errors(run_alone(connection, post(QUEUE_ACTIVATION, definition.queue_id, self.instance.clock())))
             return
         procedure = self._resolve(definition)
         if procedure is None:
             _log.error("%s", BrokerError(9614, definition.queue), extra={"database": definition.database})
-            self._give_up(connection, watched)
+            self._release_queue(connection, queue)
         elif not definition.principal:
             _log.error("%s", BrokerError(9613, definition.queue), extra={"database": definition.database})
-            self._try_again(watched)
+            self._postpone_start(queue)
         else:
-            self._start(watched, procedure)
+            self._start(queue, procedure)
 
-    def _give_up(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
-        """The procedure is not to be found here: somebody else may have it."""
-        queue_id = watched.definition.queue_id
-        self._try_again(watched)
-        if not watched.tasks:
+    def _release_queue(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
+        """Leave a queue to other processes, since its procedure does not resolve here."""
+        queue_id = queue.definition.queue_id
+        self._postpone_start(queue)
+        if not queue.tasks:
             self._retry_at[queue_id] = time.monotonic() + self._interval
-            del self._watched[queue_id]
+            del self._queues[queue_id]
             run(connection, monitors.give_lease(queue_id))
 
-    def _try_again(self, watched: Watched) -> None:
-        """Start a reader after the interval, since this one could not be started."""
-        watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
+    def _postpone_start(self, queue: MonitoredQueue) -> None:
+        """Retry after the interval, since a reader could not be started."""
+        queue.monitor = could_not_start(queue.monitor, self._settings(queue), time.monotonic())
 
-    def _start(self, watched: Watched, procedure: Procedure) -> None:
-        order, stop = Order.of(watched.definition), Stop()
+    def _start(self, queue: MonitoredQueue, procedure: Procedure) -> None:
+        spec, stop = TaskSpec.of(queue.definition), StopSignal()
 
         def work() -> None:
             outcome = Outcome.DIED
             try:
                 if isinstance(procedure, PythonProcedure) and procedure.worker == "process":
-                    outcome = run_in_process(self.instance, order, procedure, stop)
+                    outcome = run_in_process(self.instance, spec, procedure, stop)
                 else:
-                    outcome = run_task(self.instance, order, procedure, stop, self._coroutines)
-            except BaseException as problem:  # nobody else hears of it
-                said = "The reader %s of %s has ended: %s"
-                report(_log, logging.ERROR, said, order.procedure, order.queue, told(problem), exc_info=problem)
+                    outcome = run_task(self.instance, spec, procedure, stop, self._coroutines)
+            except BaseException as problem:  # the end of the thread, so nothing else can report it
+                text = "The reader %s of %s has ended: %s"
+                report(_log, logging.ERROR, text, spec.procedure, spec.queue, told(problem), exc_info=problem)
             finally:
-                self._ended.append((watched, thread, outcome))
-                self._bell.set()
+                self._ended.append((queue, thread, outcome))
+                self._wake.set()
 
-        thread = threading.Thread(target=work, name=order.procedure, daemon=True)
-        watched.tasks[thread] = stop
+        thread = threading.Thread(target=work, name=spec.procedure, daemon=True)
+        queue.tasks[thread] = stop
         try:
             thread.start()
-        except RuntimeError as problem:  # the system has no more threads
-            del watched.tasks[thread]
-            say_not_started(order, problem)
-            self._try_again(watched)
+        except RuntimeError as problem:  # the system is out of threads
+            del queue.tasks[thread]
+            log_not_started(spec, problem)
+            self._postpone_start(queue)
             return
-        self._record(_STARTED, watched)
+        self._record(_STARTED, queue)
 
-    def _say(self, problems: list[BrokerError]) -> None:
+    def _log_errors(self, problems: list[BrokerError]) -> None:
         for problem in problems:
             _log.error("%s", problem)
 
-    def _record(self, what: str, watched: Watched) -> None:
-        definition = watched.definition
-        text = f"{what}: {definition.procedure} on {definition.name}, {len(watched.tasks)} active tasks"
+    def _record(self, event: str, queue: MonitoredQueue) -> None:
+        definition = queue.definition
+        text = f"{event}: {definition.procedure} on {definition.name}, {len(queue.tasks)} active tasks"
         now = self.instance.clock()
-        self.instance.events.record(ACTIVATION_CLASS, now, definition.database_id, definition.queue_id, text, what)
+        self.instance.events.record(ACTIVATION_CLASS, now, definition.database_id, definition.queue_id, text, event)
 
-    # ---------------------------------------------------------------- telling and being told
+    # ---------------------------------------------------------------- views and notifications
 
-    def _show(self, connection: psycopg.Connection[Any]) -> None:
-        now, here = self.instance.clock(), time.monotonic()
-        news = (watched.news(now, here) for watched in self._watched.values() if watched.is_ours)
-        if rows := [row for row in news if row is not None]:
+    def _update_view(self, connection: psycopg.Connection[Any]) -> None:
+        now, monotonic_now = self.instance.clock(), time.monotonic()
+        changed_row = (queue.changed_row(now, monotonic_now) for queue in self._queues.values() if queue.has_lease)
+        if rows := [row for row in changed_row if row is not None]:
             run(connection, monitors.show(rows))
 
-    def _listen(self, connection: psycopg.Connection[Any]) -> bool:
-        """Ask to be told of arrivals where nobody reads. True when that has grown: then a look must follow."""
-        wanted = {number for number, watched in self._watched.items() if watched.wants_to_be_told}
+    def _update_listening(self, connection: psycopg.Connection[Any]) -> bool:
+        """Listen for arrivals in queues without readers.
+
+        Returns True if new queues were added, which then have to be checked.
+        """
+        wanted = {number for number, queue in self._queues.items() if queue.needs_notification}
         if wanted == self._listens_for:
             return False
         new = wanted - self._listens_for
         run(connection, monitors.listen_for(wanted))
         self._listens_for = wanted
-        self._fresh = (self._fresh & wanted) | new
-        self._rung.extend(new)
+        self._new_listeners = (self._new_listeners & wanted) | new
+        self._to_check.extend(new)
         return bool(new)
 
-    def _heard(self, notice: psycopg.Notify) -> None:
-        """A queue that we listen for was sent to, or definitions have changed."""
+    def _on_notification(self, notice: psycopg.Notify) -> None:
+        """Note a SEND into one of the queues, or a changed definition."""
         if notice.channel == MONITORS_CHANNEL:
             self._changed.set()
-        elif (queue := re.match(r"-?(\d{1,10})\b", notice.payload)) and int(queue[1]) in self._watched:
-            self._rung.append(int(queue[1]))
+        elif (queue := re.match(r"-?(\d{1,10})\b", notice.payload)) and int(queue[1]) in self._queues:
+            self._to_check.append(int(queue[1]))
         else:
             return
-        self._bell.set()
+        self._wake.set()

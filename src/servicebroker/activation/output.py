@@ -1,4 +1,4 @@
-"""What activated procedures print goes to the log, line by line; what others print goes where it went."""
+"""Redirects the output of activated procedures to the log, line by line. Other output is unchanged."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TextIO
 
-Say = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 
 class _Lines:
-    """Pieces of text, said line by line."""
+    """Joins pieces of text, and writes whole lines."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._begun = ""
+    def __init__(self, write_line: WriteLine) -> None:
+        self._write_line = write_line
+        self._rest = ""
 
     def write(self, text: str) -> None:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip():
-                self._say(line)
+                self._write_line(line)
 
 
 _current: ContextVar[_Lines | None] = ContextVar("servicebroker_output", default=None)
 
 
 @contextlib.contextmanager
-def said_by(say: Say) -> Iterator[None]:
-    """What is printed in the block, in this thread or a coroutine it starts, is for `say`, where `captured` is on."""
-    lines = _Lines(say)
+def output_to(write_line: WriteLine) -> Iterator[None]:
+    """Send lines printed in the block, by this thread or its coroutines, to `write_line`.
+
+    Without `capturing_stdout` the lines go where they always go.
+    """
+    lines = _Lines(write_line)
     token = _current.set(lines)
     try:
         yield
@@ -42,14 +45,14 @@ def said_by(say: Say) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def captured() -> Iterator[None]:
-    """In the block, standard output is looked through for what procedures print. For a process of our own."""
-    before = sys.stdout
-    sys.stdout = _Output(before)
+def capturing_stdout() -> Iterator[None]:
+    """Replace standard output in the block, to catch lines that procedures print. Only for a process of our own."""
+    stdout = sys.stdout
+    sys.stdout = _Output(stdout)
     try:
         yield
     finally:
-        sys.stdout = before
+        sys.stdout = stdout
 
 
 class _Output(io.TextIOBase):
@@ -67,7 +70,7 @@ class _Output(io.TextIOBase):
         self._other.flush()
 
     def fileno(self) -> int:
-        return self._other.fileno()  # a prompt asks it how wide the terminal is
+        return self._other.fileno()  # a prompt needs it to find the width of the terminal
 
     def isatty(self) -> bool:
         return self._other.isatty()

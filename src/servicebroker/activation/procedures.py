@@ -1,4 +1,4 @@
-"""Activation procedures: how they are written in Python, and how the name in ACTIVATION finds one.
+"""Activation procedures: how to write them in Python, and how the name in ACTIVATION is resolved.
 
     import servicebroker as sb
 
@@ -6,14 +6,13 @@
     def orders(transaction: sb.Transaction, message: sb.Message) -> None:
         ...
 
-A queue's PROCEDURE_NAME is looked up by *resolvers*, one after the other, each time a reader is to be started:
+Each time a reader is to be started, *resolvers* look up the queue's PROCEDURE_NAME, one after the other:
 
     resolve(database, name) -> Procedure | None
 
-`database` is the broker database that the procedure's three-part name says, opened as dbo; `name` is `schema.procedure`
-in brackets, `[dbo].[usp_Orders]`. A `Procedure` is anything that can be called with
-a `Call`; it does its work there and returns. What it raises ends its task (28088). That is all that another language
-has to bring: a resolver and a `Procedure`.
+`database` is the broker database in the procedure's three-part name, opened as dbo. `name` is `schema.procedure` in
+brackets, `[dbo].[usp_Orders]`. A `Procedure` is anything that can be called with a `Call`; it does its work there and
+returns. An exception ends its task (28088). So another language has to provide only a resolver and a `Procedure`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 ENTRY_POINTS = "servicebroker.procedures"
-IDLE = 0.5  # seconds that a reader stays for the next message, as the field advises
+DEFAULT_WAIT_S = 0.5  # for the next message before a reader ends, as usual for activated procedures
 
 Form = Literal["message", "batch", "transaction", "database"]
 Worker = Literal["thread", "process"]
@@ -52,13 +51,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Call:
-    """What an activated procedure gets to work with.
+    """The context of a call of an activated procedure.
 
     Attributes:
         database: the queue's database, as the principal of EXECUTE AS.
         queue: `schema.queue`.
-        stopping: whether the task is to end after the work in progress.
-        output: writes a text to the log (9724); what PRINT does.
+        stopping: returns True if the task has to end after the work in progress.
+        output: writes a text to the log (9724), as PRINT does.
         run_async: runs a coroutine function on the same database in its asyncio form, and waits for it.
     """
 
@@ -70,11 +69,11 @@ class Call:
 
 
 class Procedure(Protocol):
-    """Called once for each activation. `worker` says where: a thread, or a process of its own."""
+    """An activation procedure, called once per activation. `worker`: in a thread, or in a process of its own."""
 
     @property
     def worker(self) -> Worker:
-        """Where it runs."""
+        """ "thread" or "process"."""
         ...
 
     def __call__(self, call: Call) -> None:
@@ -87,7 +86,7 @@ Resolver = Callable[["Database", str], "Procedure | None"]
 
 @dataclass(frozen=True)
 class PythonProcedure:
-    """A function that was registered under a name; see `procedure`."""
+    """A function registered under a name; see `procedure`."""
 
     name: str
     function: Callable[..., Any]
@@ -100,18 +99,18 @@ class PythonProcedure:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is a coroutine function, or an object whose calls are such."""
+        """True for a coroutine function, or an object with a coroutine `__call__`."""
         return is_async(self.function)
 
     @property
     def source(self) -> str:
-        """What another process imports to have it registered: a module's name, or a file."""
+        """The module name or file that another process imports to register the function."""
         module = self.function.__module__
         is_file = module == "__main__" or module in _from_files
         return inspect.getfile(self.function) if is_file else module
 
     def __call__(self, call: Call) -> None:
-        """Run it in its form, until it has found nothing for `wait` seconds."""
+        """Run the function in its form, until no message has come for `wait` seconds."""
         if self.is_async:
             call.run_async(lambda database: self._run_async(database, call))
         elif self.form == "database":
@@ -120,7 +119,9 @@ class PythonProcedure:
             with call.database.transaction() as transaction:
                 check_result(self.function(transaction))
         else:
-            process(call.database, self._receive(call), self._taking(), poison=self.poison, stopping=call.stopping)
+            process(
+                call.database, self._receive(call), self._batch_function(), poison=self.poison, stopping=call.stopping
+            )
 
     async def _run_async(self, database: AsyncDatabase, call: Call) -> None:
         if self.form == "database":
@@ -130,21 +131,21 @@ class PythonProcedure:
                 check_result(await self.function(transaction))
         else:
             await process_async(
-                database, self._receive(call), self._taking(), poison=self.poison, stopping=call.stopping
+                database, self._receive(call), self._batch_function(), poison=self.poison, stopping=call.stopping
             )
 
     def _receive(self, call: Call) -> Receive:
-        """The RECEIVE of its queue."""
+        """Return the RECEIVE of the queue."""
         return Receive(call.queue, top=self.top, groups=self.groups, wait=self.wait)
 
-    def _taking(self) -> Callable[[Any, list[Any]], Any]:
-        """The function, as one of a list of messages."""
+    def _batch_function(self) -> Callable[[Any, list[Any]], Any]:
+        """Return the function in a form that takes a list of messages."""
         if self.form == "batch":
             return self.function
         return lambda transaction, messages: self.function(transaction, messages[0])
 
 
-_from_files: set[str] = set()  # modules that were loaded by file
+_from_files: set[str] = set()  # modules loaded from files
 _registered: dict[tuple[str, ...], PythonProcedure] = {}
 
 
@@ -154,30 +155,31 @@ def procedure(
     form: Form = "message",
     top: int | None = None,
     groups: int = 1,
-    wait: float = IDLE,
+    wait: float = DEFAULT_WAIT_S,
     worker: Worker = "thread",
     poison: Policy | None = None,
 ) -> Callable[[F], F]:
     """Register a function, or a coroutine function, as an activation procedure.
 
     Args:
-        name: as in PROCEDURE_NAME: `procedure`, `schema.procedure` or `database.schema.procedure`, compared without
-            case; dbo when no schema is given, any database when none is. Without it the function's own name.
-        form: what the function gets, and how often it is called.
-            "message": (transaction, message), each message in a transaction of its own, committed when it returns;
-            "batch": (transaction, messages), what one conversation group has, in one transaction: the fast form;
-            "transaction": (transaction); it executes RECEIVE itself, and is called once;
-            "database": (database); nothing is begun for it, and what it begins it must commit or roll back.
-        top: in the form "batch", at most so many messages at a time.
-        groups: in the forms "message" and "batch", so many conversation groups, 60 at most, share a transaction, with a
-            call for each (docs/how-to/many-small-conversations.md).
+        name: as in PROCEDURE_NAME: `procedure`, `schema.procedure` or `database.schema.procedure`, case-insensitive.
+            The default schema is dbo; without a database the name is for all databases. Without a name, the function's
+            own name is used.
+        form: arguments of the function, and how often it is called. "message": (transaction, message), each message in
+            a transaction of its own, committed when the function returns. "batch": (transaction, messages), the
+            messages of one conversation group in one transaction: the fast form. "transaction": (transaction); the
+            function executes RECEIVE itself, and is called once. "database": (database); the function commits or rolls
+            back whatever it begins.
+        top: in the form "batch", the maximum of messages at a time.
+        groups: in the forms "message" and "batch", the number of conversation groups, at most 60, that share a
+            transaction, with a call for each (docs/how-to/many-small-conversations.md).
         wait: seconds that "message" and "batch" wait for a further message before the reader ends.
-        poison: in the forms "message" and "batch", says what happens to a message whose processing raises.
-        worker: "thread", or "process" for one of its own, which a crash of the procedure does not share.
+        poison: in the forms "message" and "batch", the policy for a message whose processing raises.
+        worker: "thread", or "process" for a process of its own, so that a crash of the procedure affects nothing else.
 
     Raises:
-        BrokerError: 9653 the function does not take what its form gives, 9609 name, 402 a generator function, and
-            other arguments.
+        BrokerError: 9653 the function does not take the arguments of its form; 9609 the name; 402 a generator function,
+            or an invalid argument.
     """
     if callable(name):
         raise BrokerError(402, "procedure", shown(name), 'the name of the procedure: @procedure("name")')
@@ -197,11 +199,13 @@ def procedure(
 
     def register(function: F) -> F:
         check_kind("procedure", function, may_be_async=True)
-        called = function.__name__ if name is None else name
-        key = tuple(part.lower() for part in names.name_parts("procedure", called, 3))
-        _check_signature(called, function, 1 if form in ("transaction", "database") else 2)
-        taken = 1 if form == "message" else top
-        _registered[_qualified(key)] = PythonProcedure(called, function, form, taken, groups, wait, worker, poison)
+        procedure_name = function.__name__ if name is None else name
+        key = tuple(part.lower() for part in names.name_parts("procedure", procedure_name, 3))
+        _check_signature(procedure_name, function, 1 if form in ("transaction", "database") else 2)
+        messages_per_call = 1 if form == "message" else top
+        _registered[_qualified(key)] = PythonProcedure(
+            procedure_name, function, form, messages_per_call, groups, wait, worker, poison
+        )
         return function
 
     return register
@@ -218,25 +222,25 @@ def _qualified(key: tuple[str, ...]) -> tuple[str, ...]:
     return key if len(key) > 1 else ("dbo", *key)
 
 
-def registered(database: Database, name: str) -> PythonProcedure | None:
-    """The resolver of what `procedure` has registered in this process."""
+def find_registered(database: Database, name: str) -> PythonProcedure | None:
+    """Resolve a procedure that `procedure` has registered in this process."""
     key = tuple(part.lower() for part in names.name_parts("procedure", name, 2))
     return _registered.get((database.name.lower(), *key)) or _registered.get(key)
 
 
 def load(modules: Iterable[str]) -> None:
-    """Import modules, by name or by file, so that they register their procedures; and those of the entry points.
+    """Import modules, by name or by file, and those of the entry points, so that they register their procedures.
 
     Raises:
-        InstanceError: one cannot be imported; the message says which and why.
+        InstanceError: a module cannot be imported; the text says which and why.
     """
     for entry in entry_points(group=ENTRY_POINTS):
-        _imported(entry.name, entry.load)
+        _run_import(entry.name, entry.load)
     for module in modules:
-        _imported(module, lambda module=module: _import(module))  # type: ignore[misc]
+        _run_import(module, lambda module=module: _import_module(module))  # type: ignore[misc]
 
 
-def _imported(name: str, work: Callable[[], object]) -> None:
+def _run_import(name: str, work: Callable[[], object]) -> None:
     try:
         work()
     except Exception as problem:
@@ -245,7 +249,7 @@ def _imported(name: str, work: Callable[[], object]) -> None:
         ) from problem
 
 
-def _import(module: str) -> None:
+def _import_module(module: str) -> None:
     path = Path(module)
     if path.suffix != ".py":
         importlib.import_module(module)

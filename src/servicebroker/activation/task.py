@@ -10,11 +10,11 @@ from enum import StrEnum
 
 import psycopg
 
-from servicebroker.activation.loop import AsyncTasks, Work
-from servicebroker.activation.order import Order
-from servicebroker.activation.output import said_by
+from servicebroker.activation.coroutine_runner import CoroutineRunner, Work
+from servicebroker.activation.output import output_to
 from servicebroker.activation.procedures import Call, Procedure
-from servicebroker.activation.stop import Stop
+from servicebroker.activation.stop_signal import StopSignal
+from servicebroker.activation.task_spec import TaskSpec
 from servicebroker.api.activated_session import ActivatedSession, Observed
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
@@ -27,134 +27,142 @@ from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run
 
-LOG = "servicebroker.activation"  # the logger; records of a task have `database`, the name of its database
+LOG = "servicebroker.activation"  # name of the logger; records of a task have its `database`
 _LOG = logging.getLogger(LOG)
-_QUEUE_OFF = {9617, 15151, 8468}  # what a RECEIVE raises when the queue was switched off, dropped or changed
+_QUEUE_OFF = {9617, 15151, 8468}  # errors of RECEIVE after the queue was switched off, dropped or changed
 
 
 class Outcome(StrEnum):
-    """How a task has ended: the subclasses of the event Broker:Activation, and one whose procedure was never called."""
+    """The end of a task: a subclass of the event Broker:Activation, or NOT_STARTED without any call."""
 
     ENDED = "Ended"
     ABORTED = "Aborted"
-    DIED = "Died"  # its process, or its session: an Aborted one that did not choose to end
+    DIED = "Died"  # the process or session died: reported as Aborted
     NOT_STARTED = "Not started"
 
     @property
     def subclass(self) -> str:
-        """The subclass of its event."""
+        """The subclass of the event."""
         return Outcome.ABORTED if self is Outcome.DIED else self
 
 
-def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop, coroutines: AsyncTasks) -> Outcome:
-    """Call the procedure until it finds nothing, is to stop, or fails. Everything that goes wrong is logged."""
+def run_task(
+    instance: Instance, spec: TaskSpec, procedure: Procedure, stop: StopSignal, coroutines: CoroutineRunner
+) -> Outcome:
+    """Call the procedure until the queue is empty, the task has to stop, or the procedure fails.
+
+    Every error is logged.
+    """
     is_called = False
     try:
-        with connect(instance.url, application_name=order.application_name) as connection:
-            observed = Observed()
-            session = ActivatedSession(instance, connection, observed)
-            stop.ends_session(session, lambda wake: wake())
-            database = session.enter(order.database, order.principal)
-            before = run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
+        with connect(instance.url, application_name=spec.application_name) as connection:
+            observer = Observed()
+            session = ActivatedSession(instance, connection, observer)
+            stop.add_session(session, lambda wake: wake())
+            database = session.enter(spec.database, spec.principal)
+            receives_before = run(connection, monitors.enter_task(spec.queue_id, spec.procedure, spec.execute_as))
 
             def run_async(work: Work) -> None:
-                coroutines.run(order, observed, work, stop)
+                coroutines.run(spec, observer, work, stop)
 
             def output(text: str) -> None:
-                say(order, text)
+                log_output(spec, text)
 
-            call = Call(database, order.queue, stop.is_asked, output, run_async)
+            call = Call(database, spec.queue, stop.is_requested, output, run_async)
             try:
                 is_called = True
-                with said_by(output):
-                    return _loop(order, procedure, call, session, stop, before)
+                with output_to(output):
+                    return _loop(spec, procedure, call, session, stop, receives_before)
             finally:
                 if not connection.closed:
                     session.roll_back()
                     run(connection, monitors.leave_task())
-    except BrokerError as refused:  # of EXECUTE AS
-        _LOG.error("%s", refused, extra=of(order))
+    except BrokerError as refused:  # from EXECUTE AS
+        _LOG.error("%s", refused, extra=log_fields(spec))
         return Outcome.NOT_STARTED
     except Exception as problem:
-        if _is_undone(stop, problem):
+        if _was_cut(stop, problem):
             return Outcome.ENDED
         if not is_called:
-            say_not_started(order, problem)
+            log_not_started(spec, problem)
             return Outcome.NOT_STARTED
-        _fail(order, problem)
+        _log_failure(spec, problem)
         return Outcome.DIED
 
 
-def _is_undone(stop: Stop, problem: Exception) -> bool:
-    """Whether it waited for a message when the process ended, which has closed its session."""
-    return stop.is_asked() and stop.reason is None and isinstance(problem, InstanceError | psycopg.Error)
+def _was_cut(stop: StopSignal, problem: Exception) -> bool:
+    """True if the session was closed under the task, since the process ends."""
+    return stop.is_requested() and stop.reason is None and isinstance(problem, InstanceError | psycopg.Error)
 
 
 def _loop(
-    order: Order, procedure: Procedure, call: Call, session: ActivatedSession, stop: Stop, receives: int
+    spec: TaskSpec, procedure: Procedure, call: Call, session: ActivatedSession, stop: StopSignal, receives_before: int
 ) -> Outcome:
-    observed = session.observed
-    stops = StopDetector(exits=True)  # in a process of its own, sys.exit ends that
+    observer = session.observed
+    stop_detector = StopDetector(exits=True)  # in a process of its own, sys.exit ends the process
     while True:
-        observed.begin()
+        observer.begin()
         metrics.INVOKED.inc()
         try:
             procedure(call)
         except BaseException as raised:
             problem = as_exception(raised)
-            if stops.is_stop(raised) or _is_undone(stop, problem):
+            if stop_detector.is_stop(raised) or _was_cut(stop, problem):
                 raise
-            return _failed(order, session, problem)
+            return _handle_error(spec, session, problem)
         if session.is_lent:
-            observed.left_open = True
+            observer.left_open = True
         session.roll_back()
-        if observed.left_open:
-            _LOG.error("%s", BrokerError(8415, order.procedure), extra=of(order))
+        if observer.left_open:
+            _LOG.error("%s", BrokerError(8415, spec.procedure), extra=log_fields(spec))
             return Outcome.ABORTED
-        if not observed.has_received and run(session.own, monitors.receives(order.queue_id)) == receives:
-            _LOG.error("%s", BrokerError(28087, order.procedure), extra=of(order))
+        if not observer.has_received and run(session.own, monitors.receives(spec.queue_id)) == receives_before:
+            _LOG.error("%s", BrokerError(28087, spec.procedure), extra=log_fields(spec))
             return Outcome.ABORTED
-        if stop.is_asked():
+        if stop.is_requested():
             if stop.reason is not None:
-                _LOG.warning("%s", BrokerError(stop.reason), extra=of(order))
+                _LOG.warning("%s", BrokerError(stop.reason), extra=log_fields(spec))
             return Outcome.ENDED
-        if observed.found_nothing or not observed.has_taken:
+        if observer.found_nothing or not observer.has_taken:
             return Outcome.ENDED
 
 
-def _failed(order: Order, session: ActivatedSession, problem: Exception) -> Outcome:
-    """The procedure raised. That its queue was switched off or dropped meanwhile is no failure of its own."""
+def _handle_error(spec: TaskSpec, session: ActivatedSession, problem: Exception) -> Outcome:
+    """Log an error of the procedure, and return the outcome.
+
+    A queue that was switched off or dropped meanwhile is no error of the procedure.
+    """
     if isinstance(problem, BrokerError) and problem.number in _QUEUE_OFF and not session.own.closed:
         session.roll_back()
-        reason = run(session.own, monitors.why_off(order.queue_id))
+        reason = run(session.own, monitors.why_off(spec.queue_id))
         if reason is not None:
-            _LOG.warning("%s", BrokerError(reason), extra=of(order))
+            _LOG.warning("%s", BrokerError(reason), extra=log_fields(spec))
             return Outcome.ENDED
     metrics.ACTIVATION_ERRORS.inc()
-    _fail(order, problem)
+    _log_failure(spec, problem)
     return Outcome.DIED if session.own.closed else Outcome.ABORTED
 
 
-def of(order: Order) -> dict[str, str]:
-    """What a record of a task has beside its text."""
-    return {"database": order.database}
+def log_fields(spec: TaskSpec) -> dict[str, str]:
+    """Return the fields of a log record of a task."""
+    return {"database": spec.database}
 
 
-def say(order: Order, text: str) -> None:
-    """What a procedure puts out goes to the log."""
-    _LOG.info("%s", BrokerError(9724, order.procedure, order.queue, text), extra=of(order))
+def log_output(spec: TaskSpec, text: str) -> None:
+    """Log an output of a procedure."""
+    _LOG.info("%s", BrokerError(9724, spec.procedure, spec.queue, text), extra=log_fields(spec))
 
 
-def say_not_started(order: Order, problem: Exception) -> None:
-    """What the system lacked for a task goes to the log."""
-    _LOG.error("The reader %s of %s cannot be started: %s", order.procedure, order.queue, problem, extra=of(order))
+def log_not_started(spec: TaskSpec, problem: Exception) -> None:
+    """Log why a task could not be started."""
+    _LOG.error("The reader %s of %s cannot be started: %s", spec.procedure, spec.queue, problem, extra=log_fields(spec))
 
 
-def _fail(order: Order, problem: Exception) -> None:
-    """What a procedure raised: to the log, with the traceback, and why its task has ended."""
+def _log_failure(spec: TaskSpec, problem: Exception) -> None:
+    """Log an exception of a procedure, with the traceback, and the end of its task."""
     text = told(problem)
     number, state = (problem.number, problem.state) if isinstance(problem, BrokerError) else (0, 1)
-    expected = isinstance(problem, ServiceBrokerError)
-    said = BrokerError(9724, order.procedure, order.queue, text)
-    report(_LOG, logging.ERROR, "%s", said, exc_info=None if expected else problem, extra=of(order))
-    report(_LOG, logging.ERROR, "%s", BrokerError(28088, number, state), extra=of(order))
+    is_expected = isinstance(problem, ServiceBrokerError)
+    error = BrokerError(9724, spec.procedure, spec.queue, text)
+    report(_LOG, logging.ERROR, "%s", error, exc_info=None if is_expected else problem, extra=log_fields(spec))
+    report(_LOG, logging.ERROR, "%s", BrokerError(28088, number, state), extra=log_fields(spec))

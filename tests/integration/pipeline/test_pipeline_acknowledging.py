@@ -19,12 +19,12 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pipeline_reading import ALL, attach, batches, bodies, counted
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 from servicebroker.pipeline.stream import frontier, queue_stream
-from servicebroker.pipeline.stream.acknowledgement import end_now, find_rows, acknowledge_rows
+from servicebroker.pipeline.stream.acknowledgement import acknowledge_rows, end_now, find_rows
 from servicebroker.pipeline.stream.frontier import Frontier
 from servicebroker.pipeline.stream.reader import QueueReader
 

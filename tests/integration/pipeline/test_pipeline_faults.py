@@ -222,7 +222,9 @@ def test_a_checkpoint_that_is_lost_or_an_old_copy_doubles_nothing_and_loses_noth
     shutil.rmtree(checkpoints)
     shutil.copytree(tmp_path / "copy", checkpoints)
     feed.database.send(handle, LINE, b'{"sender": 1, "n": 3003}')
-    with pytest.raises(InstanceError, match=r"is older than the table .* rows that the tables have are not added twice"):
+    with pytest.raises(
+        InstanceError, match=r"is older than the table .* rows that the tables have are not added twice"
+    ):
         run_here(path)
     assert feed.left() == 1
     shutil.rmtree(checkpoints)

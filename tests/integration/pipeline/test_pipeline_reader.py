@@ -25,8 +25,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 import servicebroker as sb
 from pipeline_reading import ALL, attach, batches, bodies
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.sinks.delta import DeltaWriter
 from servicebroker.pipeline.stream import frontier, rows
 from servicebroker.pipeline.stream.frontier import Frontier, GroupPartition, Slice

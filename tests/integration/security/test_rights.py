@@ -19,8 +19,8 @@ import servicebroker as sb
 from portal import deliver
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard
-from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.store.embedded import EmbeddedServer
 from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, refused, undone
 

@@ -147,7 +147,7 @@ def test_a_webhook_that_answers_nonsense_is_tried_again(
     database: sb.Database, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
     """An answer that is no HTTP had ended the thread of the alerts, without a log line."""
-    monkeypatch.setattr(alerts, "RETRY", 0.1)
+    monkeypatch.setattr(alerts, "RETRY_DELAY_S", 0.1)
     for _ in range(5):
         with undone(database) as transaction:
             transaction.send(begin(transaction), ORDER, b"x")  # type: ignore[arg-type]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from servicebroker.activation.output import captured
-from servicebroker.activation.procedures import Form, load, registered
+from servicebroker.activation.output import capturing_stdout
+from servicebroker.activation.procedures import Form, find_registered, load
 from support import refused
 
 
 def found(name: str, database: str = "Shop") -> Any:
-    return registered(SimpleNamespace(name=database), name)  # type: ignore[arg-type]
+    return find_registered(SimpleNamespace(name=database), name)  # type: ignore[arg-type]
 
 
 def test_a_name_is_compared_without_case_and_means_dbo() -> None:
@@ -117,6 +117,6 @@ def test_what_looks_through_the_output_is_the_terminal_it_stands_for(
     """A prompt asks it how wide it is."""
     with (tmp_path / "out").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        with captured():
+        with capturing_stdout():
             assert sys.stdout is not file
             assert (sys.stdout.fileno(), sys.stdout.isatty()) == (file.fileno(), False)

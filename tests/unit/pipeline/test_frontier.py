@@ -11,10 +11,10 @@ from servicebroker.pipeline.stream.frontier import (
     Frontier,
     QueuePosition,
     Slice,
-    slice_between,
     check_continuity,
     divide_slice,
     has_read,
+    slice_between,
     slice_read_so_far,
 )
 

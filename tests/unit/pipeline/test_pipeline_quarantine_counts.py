@@ -15,13 +15,13 @@ from servicebroker.pipeline.last_run import LastRun, describe, read_last_run
 from servicebroker.pipeline.metrics import Metrics
 from servicebroker.pipeline.quarantine_counts import (
     TooManyQuarantined,
-    check_limits,
-    remove_counts,
-    limits_of,
     by_message_type,
-    write_counts,
+    check_limits,
     counts_path,
+    limits_of,
     read_counts,
+    remove_counts,
+    write_counts,
 )
 from servicebroker.pipeline.queue_run import QueueRun, QueueState
 from servicebroker.pipeline.run import Run

@@ -15,7 +15,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import run as pipeline_run
 from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
 from servicebroker.pipeline.metrics import Metrics
-from servicebroker.pipeline.queue_run import MAX_RETRY_DELAY_S, MAX_STARTS_WITHOUT_BATCH, QueueRun, Started, QueueState
+from servicebroker.pipeline.queue_run import MAX_RETRY_DELAY_S, MAX_STARTS_WITHOUT_BATCH, QueueRun, QueueState, Started
 from servicebroker.pipeline.run import Run
 
 SLOW = "Query q terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"

@@ -349,7 +349,9 @@ def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
     from servicebroker.pipeline.sinks.landing import target
 
     return [
-        (table, change) for table in pipeline.table_names() for change in target(pipeline, table).plan_schema_change().sentences()
+        (table, change)
+        for table in pipeline.table_names()
+        for change in target(pipeline, table).plan_schema_change().sentences()
     ]
 
 

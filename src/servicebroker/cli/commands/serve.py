@@ -15,7 +15,7 @@ import typer
 from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
 from servicebroker.activation.host import Host
-from servicebroker.activation.output import captured
+from servicebroker.activation.output import capturing_stdout
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.daemon import Daemon
@@ -114,7 +114,7 @@ def serve(
                 ending.daemon = daemon
                 with contextlib.ExitStack() as running:
                     running.enter_context(_measured(opened, metrics))
-                    running.enter_context(captured())
+                    running.enter_context(capturing_stdout())
                     if not ending.asked and daemon.wait_for_promotion():
                         running.enter_context(alerts(opened, alert))
                         readers = activate(
@@ -202,7 +202,9 @@ class _Ending:
         self.asked = True
         for told in (self.daemon, self.host):
             if told is not None:  # not here: the thread that was interrupted may hold a lock that this takes
-                threading.Thread(target=told.stop if isinstance(told, Daemon) else told.ask, daemon=True).start()
+                threading.Thread(
+                    target=told.stop if isinstance(told, Daemon) else told.request_stop, daemon=True
+                ).start()
 
     def _hurry(self) -> None:
         if self.host is not None:

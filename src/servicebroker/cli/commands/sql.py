@@ -16,7 +16,7 @@ import typer
 from rich.cells import cell_len
 
 from servicebroker.activation.activate import activate
-from servicebroker.activation.output import captured
+from servicebroker.activation.output import capturing_stdout
 from servicebroker.activation.task import LOG as ACTIVATION_LOG
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
@@ -117,7 +117,7 @@ def activated(instance: Instance) -> Iterator[None]:
     What they have not done then is done by the daemon, or in the next session.
     """
     host = activate(instance, patience=PATIENCE)
-    with captured():
+    with capturing_stdout():
         host.start()
         try:
             yield

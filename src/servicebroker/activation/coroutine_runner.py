@@ -1,4 +1,4 @@
-"""An event loop in a thread, for procedures that are coroutine functions, with the instance in its asyncio form."""
+"""Runner of coroutine procedures: an event loop in a thread, with the instance in its asyncio form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 
-from servicebroker.activation.order import Order
-from servicebroker.activation.stop import Stop
+from servicebroker.activation.stop_signal import StopSignal
+from servicebroker.activation.task_spec import TaskSpec
 from servicebroker.api.activated_session import Observed
 from servicebroker.api.aio.activated_session import AsyncActivatedSession
 from servicebroker.api.aio.database import AsyncDatabase
@@ -24,17 +24,20 @@ Work = Callable[[AsyncDatabase], Awaitable[None]]
 _LOG = logging.getLogger("servicebroker.activation")
 
 
-class AsyncTasks:
-    """Runs coroutines beside the threads of an instance; the loop begins with the first and ends with `close`."""
+class CoroutineRunner:
+    """Runs coroutines beside the threads of an instance.
+
+    The event loop starts with the first coroutine and ends with `close`.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: AsyncInstance | None = None
+        self._async_instance: AsyncInstance | None = None
         self._is_closed = False
 
-    def run(self, order: Order, observed: Observed, work: Work, stop: Stop) -> None:
+    def run(self, spec: TaskSpec, observed: Observed, work: Work, stop: StopSignal) -> None:
         """Run the work in a session of its own, and wait for its end."""
         with self._lock:
             if self._loop is None:
@@ -44,10 +47,13 @@ class AsyncTasks:
                 )
                 self._thread.start()
             loop = self._loop
-        asyncio.run_coroutine_threadsafe(self._run(order, observed, work, stop), loop).result()
+        asyncio.run_coroutine_threadsafe(self._run(spec, observed, work, stop), loop).result()
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop until it is closed: sys.exit or KeyboardInterrupt in one coroutine stops it for all of them."""
+        """Run the loop until it is closed.
+
+        sys.exit or KeyboardInterrupt in one coroutine stops it, and it is started again.
+        """
         while not self._is_closed:
             try:
                 loop.run_forever()
@@ -56,33 +62,33 @@ class AsyncTasks:
                 report(_LOG, logging.ERROR, text, type(problem).__name__)
 
     def close(self) -> None:
-        """End the loop; nothing runs in it any more."""
+        """End the loop, in which nothing may run any more."""
         if self._loop is None:
             return
-        if self._opened is not None:
-            asyncio.run_coroutine_threadsafe(self._opened.close(), self._loop).result()
+        if self._async_instance is not None:
+            asyncio.run_coroutine_threadsafe(self._async_instance.close(), self._loop).result()
         self._is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._loop, self._is_closed = None, False
 
-    async def _run(self, order: Order, observed: Observed, work: Work, stop: Stop) -> None:
-        connection = await connect(self._instance.url, application_name=order.application_name)
+    async def _run(self, spec: TaskSpec, observed: Observed, work: Work, stop: StopSignal) -> None:
+        connection = await connect(self._instance.url, application_name=spec.application_name)
         async with connection:
-            await run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
+            await run(connection, monitors.enter_task(spec.queue_id, spec.procedure, spec.execute_as))
             session = AsyncActivatedSession(await self._open(), connection, observed)  # type: ignore[arg-type] # the same class
-            stop.ends_session(session, asyncio.get_running_loop().call_soon_threadsafe)
-            await work(await session.enter(order.database, order.principal))
+            stop.add_session(session, asyncio.get_running_loop().call_soon_threadsafe)
+            await work(await session.enter(spec.database, spec.principal))
             await session.roll_back()
             await run(connection, monitors.leave_task())
 
     async def _open(self) -> AsyncInstance:
-        if self._opened is None:
+        if self._async_instance is None:
             folder = self._instance.keys.folder
             keys = None if folder is None else folder.path
-            opened = AsyncInstance(self._instance.url, clock=self._instance.clock, upkeep=None, keys=keys)
-            opened.share_events(self._instance)
-            self._opened = opened
-            await opened.open()
-        return await self._opened.open()
+            async_instance = AsyncInstance(self._instance.url, clock=self._instance.clock, upkeep=None, keys=keys)
+            async_instance.share_events(self._instance)
+            self._async_instance = async_instance
+            await async_instance.open()
+        return await self._async_instance.open()

@@ -1,4 +1,4 @@
-"""What a task is to do, as plain values that also travel to another process."""
+"""The specification of a task, as plain values that also travel to another process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from servicebroker.engine.activation.monitors import Definition
 
 
-class Order(NamedTuple):
-    """One reader of a queue: the procedure (three-part name), and the user that it works as."""
+class TaskSpec(NamedTuple):
+    """One reader of a queue: the three-part name of its procedure, and the user that it works as."""
 
     queue_id: int
     database_id: int
@@ -19,8 +19,8 @@ class Order(NamedTuple):
     execute_as: int
 
     @classmethod
-    def of(cls, definition: Definition) -> Order:
-        """What the catalog says now."""
+    def of(cls, definition: Definition) -> TaskSpec:
+        """Return the specification for the present definition of a queue."""
         return cls(
             definition.queue_id,
             definition.database_id,
@@ -33,5 +33,5 @@ class Order(NamedTuple):
 
     @property
     def application_name(self) -> str:
-        """How its session shows in pg_stat_activity."""
+        """The name of its session in pg_stat_activity."""
         return f"servicebroker {self.procedure}".encode()[:63].decode(errors="ignore")
