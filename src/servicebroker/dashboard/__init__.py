@@ -1,28 +1,29 @@
-"""Pages that show what happens in instances, and act on them: `servicebroker dashboard`, or in an ASGI app of your own.
+"""Pages that show instances and act on them: `servicebroker dashboard`, or mounted in an ASGI application of your own.
 
 Needs the extra `servicebroker[dashboard]`.
 
 **The problem.** Many people may watch an instance that is in trouble. Watching must not add to the trouble, and a page
-that somebody has open elsewhere must not be able to act.
+of another site must not be able to act.
 
-**The flow.** A request passes the door (`door.py`: host, session, role, token), then `application.py` finds the page or
-the act. A page (`pages.py`) is looked up by an `Observed` (`observed.py`): all viewers of a page share one look, and
-while the database is down the last one is shown. Templates of jinja2 write HTML; changes are sent as a stream.
+**The flow.** A request passes `AccessControl` (`access.py`: host, session, role, form token). Then `application.py`
+finds the page or the action. The queries of a page (`pages.py`) run through the cache of an `ObservedInstance`
+(`snapshot_cache.py`): all viewers of a page share one query, and see the last snapshot while the database is down.
+Templates of jinja2 write HTML; changes are sent as a stream of events.
 
 **The rules.**
 
-* Nothing here writes but the acts (`acts.py`). Each is a method of the API and is noted in the audit.
-* Pages ask the functions that status, doctor and poison ask, so there is one judge (`engine/diagnosis`).
-* Every request passes the door, whatever page it asks for. What changes something is a POST from a page of ours with
-  its token.
-* Limits are per viewer (`viewers.py`), per guess (`guesses.py`) and per connection (`server.py`).
-* Of a body only its beginning is fetched; nothing in it can act (`bodies.py`).
+* Only actions (`actions.py`) write. Each is a method of the API and is recorded in the audit.
+* Pages call the same functions as the commands status, doctor and poison, so there is one judgement
+  (`engine/diagnosis`).
+* Every request passes `AccessControl`. Whatever changes something is a POST from a page of ours with its form token.
+* Limits hold per viewer (`viewer_limits.py`), per sign-in name (`sign_in_limits.py`) and per connection (`server.py`).
+* Only the beginning of a body is fetched, and nothing in it can act (`bodies.py`).
 
-Begin with `application.py`, then `door.py`.
+Begin with `application.py`, then `access.py`.
 """
 
 from servicebroker.cli.people_file import People, Role
+from servicebroker.dashboard.access import Proxy
 from servicebroker.dashboard.application import Dashboard
-from servicebroker.dashboard.door import Proxy
 
 __all__ = ["Dashboard", "People", "Proxy", "Role"]

@@ -1,4 +1,4 @@
-"""How the beginning of a body is shown on a page: as JSON, XML, text or hexadecimal, and nothing in it can act."""
+"""The beginning of a body for a page: as JSON, XML, text or hexadecimal. Nothing in it can act."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from servicebroker.cli.texts import printable, shown_body
 
 
 class ShownBody(NamedTuple):
-    """What kind of body it is, its text, and how many bytes it has beyond those that are shown."""
+    """A body for a page: its kind, its text, and the number of bytes that are not shown."""
 
     kind: str
     text: str
@@ -17,7 +17,10 @@ class ShownBody(NamedTuple):
 
 
 def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
-    """A body of `size` bytes that begins with `head`, by validation letter: E, X, or N as what it looks like."""
+    """Return a body of `size` bytes that begins with `head`, by the letter of its validation: E, X or N.
+
+    For N, the kind is guessed from the content.
+    """
     if not head or validation == "E":
         return ShownBody("empty", "", 0)
     more = size - len(head)
@@ -36,7 +39,7 @@ def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
 
 
 def editable(head: bytes | None, size: int) -> str | None:
-    """A body as text that a form gives back as it is; None of one that is cut, or is no such text."""
+    """Return a body as text that a form returns unchanged; None if the body is cut off or is no such text."""
     try:
         text = (head or b"").decode()
     except UnicodeDecodeError:
@@ -46,7 +49,7 @@ def editable(head: bytes | None, size: int) -> str | None:
 
 
 def _whole_characters(head: bytes, *, cut: bool) -> str:
-    """The bytes as UTF-8; a character that the cut has broken is left out."""
+    """Decode UTF-8 without a last character that the cut has broken."""
     for left_out in range(4 if cut else 1):
         try:
             return head[: len(head) - left_out].decode()
@@ -57,7 +60,7 @@ def _whole_characters(head: bytes, *, cut: bool) -> str:
 
 
 def _json(text: str) -> str | None:
-    """The text with a line for each part, if it is JSON of several parts."""
+    """Return JSON objects and arrays with a line for each part; None for other texts."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

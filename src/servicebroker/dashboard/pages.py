@@ -1,4 +1,4 @@
-"""What each page shows of an instance, by the functions that status, doctor and poison ask: there is one judge."""
+"""The query of each page, with the functions that status, doctor and poison use: there is one judgement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.api.instance import Instance
-from servicebroker.dashboard.observed import Name, Observed
+from servicebroker.dashboard.snapshot_cache import CounterName, ObservedInstance
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis import looks, poison_report
 from servicebroker.engine.diagnosis.audit import find_acts
@@ -37,14 +37,14 @@ from servicebroker.protocol.explanation import words
 from servicebroker.store.connection import is_url
 from servicebroker.store.running import run
 
-MOST_QUEUES = 300  # that one page shows
+MAX_QUEUES = 300  # on one page
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
-Asked = Mapping[str, str]  # what stands in the address of the page
+PageQuery = Mapping[str, str]  # the query string of the page's address
 
 
 class QueueLine(NamedTuple):
-    """A queue in a list; `is_more`: it has more messages than were counted. `facts` are doctor's."""
+    """A queue in a list. `is_more`: not all of its messages were counted. `facts` are doctor's."""
 
     database: str
     name: str
@@ -59,7 +59,7 @@ class QueueLine(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """An instance in five seconds."""
+    """The state of an instance at a glance."""
 
     now: datetime
     findings: list[Finding]
@@ -76,8 +76,8 @@ class Summary(NamedTuple):
     course: Course | None
 
 
-def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
-    """Whether all is well, and how much happens."""
+def overview(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], Summary]:
+    """Return the query for findings and rates."""
 
     def look(instance: Instance) -> Summary:
         facts = _facts(instance)
@@ -105,8 +105,8 @@ def overview(observed: Observed, asked: Asked) -> Callable[[Instance], Summary]:
     return look
 
 
-def queues(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """Every queue of applications."""
+def queues(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for all queues of applications."""
 
     def look(instance: Instance) -> dict[str, Any]:
         now, facts = instance.clock(), _queue_facts(instance)
@@ -135,36 +135,37 @@ def queues(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
             )
         wanted = asked.get("name", "").lower()
         found = [line for line in lines if wanted in line.name.lower()]
-        if len(found) > MOST_QUEUES:
-            found = sorted(found, key=lambda line: line.messages, reverse=True)[:MOST_QUEUES]
-        return {"now": now, "queues": found, "all": len(lines), "most": MOST_QUEUES}
+        if len(found) > MAX_QUEUES:
+            found = sorted(found, key=lambda line: line.messages, reverse=True)[:MAX_QUEUES]
+        return {"now": now, "queues": found, "all": len(lines), "most": MAX_QUEUES}
 
     return look
 
 
-def queue(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """One queue, and the messages at its head."""
+def queue(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for one queue, and the messages at its head."""
 
     def look(instance: Instance) -> dict[str, Any]:
         now = instance.clock()
         came, left = _rates(observed, instance)
         with instance.connection() as connection:
-            one = run(connection, looks.queue_look(asked["database"], asked["queue"]))
-            facts = _queue_facts(instance, one.queue_id)
-            mine = next((queue for queue in facts if queue.name == f"{one.database}.{one.name}"), None)
+            details = run(connection, looks.queue_look(asked["database"], asked["queue"]))
+            facts = _queue_facts(instance, details.queue_id)
+            full_name = f"{details.database}.{details.name}"
+            facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
+            histories = run(connection, courses(*_span(now, asked), details.queue_id))
+            message_type, text = asked.get("type", ""), asked.get("text", "")
             return {
                 "now": now,
-                "queue": one,
-                "facts": mine,
-                "findings": [] if mine is None else list(judge_queue(mine, now)),
-                "came": came.get((one.database, one.name), 0.0),
-                "left": left.get((one.database, one.name), 0.0),
-                "course": next(iter(run(connection, courses(*_span(now, asked), one.queue_id)).values()), None),
-                "states": run(connection, looks.conversation_states(one.queue_id)),
-                "locks": run(connection, looks.group_locks(one.queue_id)),
-                "messages": run(
-                    connection, looks.message_heads(one.queue_id, asked.get("type", ""), asked.get("text", ""))
-                ),
+                "queue": details,
+                "facts": facts_of_queue,
+                "findings": [] if facts_of_queue is None else list(judge_queue(facts_of_queue, now)),
+                "came": came.get((details.database, details.name), 0.0),
+                "left": left.get((details.database, details.name), 0.0),
+                "course": next(iter(histories.values()), None),
+                "states": run(connection, looks.conversation_states(details.queue_id)),
+                "locks": run(connection, looks.group_locks(details.queue_id)),
+                "messages": run(connection, looks.message_heads(details.queue_id, message_type, text)),
                 "searched": looks.SEARCHED_MESSAGES,
                 "limit": COUNT_LIMIT,
             }
@@ -172,8 +173,8 @@ def queue(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, An
     return look
 
 
-def conversations(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """Some conversations, to be found by service and state."""
+def conversations(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for conversations by service and state."""
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
@@ -183,34 +184,34 @@ def conversations(observed: Observed, asked: Asked) -> Callable[[Instance], dict
     return look
 
 
-def conversation(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """One side of a conversation, and the other where it is in this instance."""
+def conversation(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for one side of a conversation, and the other side if it is in this instance."""
 
     def look(instance: Instance) -> dict[str, Any]:
         try:
             handle = UUID(asked["handle"].strip())
         except ValueError:
             raise BrokerError(402, "handle", shown(asked["handle"]), "an identifier") from None
-        gathered = gather_own_conversation if instance.engine is Fenced else gather_conversation
+        gather_facts = gather_own_conversation if instance.engine is Fenced else gather_conversation
         with instance.connection() as connection:
             past = [] if instance.engine is Fenced else run(connection, life(handle))
             try:
-                one = run(connection, looks.endpoint(handle))
+                endpoint = run(connection, looks.endpoint(handle))
             except BrokerError:
                 if not past:
                     raise
                 return {"now": instance.clock(), "handle": handle, "endpoint": None, "life": past}
-            other = None if one.far_handle is None else run(connection, looks.endpoint(one.far_handle))
-        database = instance.database(one.database)
-        facts = database._do(gathered(database.database_id, handle, instance.clock()))
+            far_endpoint = None if endpoint.far_handle is None else run(connection, looks.endpoint(endpoint.far_handle))
+        database = instance.database(endpoint.database)
+        facts = database._do(gather_facts(database.database_id, handle, instance.clock()))
         with instance.connection() as connection:
             return {
                 "now": facts.now,
-                "endpoint": one,
-                "other": other,
+                "endpoint": endpoint,
+                "other": far_endpoint,
                 "facts": facts,
                 "findings": judge_conversation(facts),
-                "messages": run(connection, looks.conversation_heads(one)),
+                "messages": run(connection, looks.conversation_heads(endpoint)),
                 "sent": run(connection, looks.sent_heads(handle)),
                 "life": past,
             }
@@ -218,8 +219,8 @@ def conversation(observed: Observed, asked: Asked) -> Callable[[Instance], dict[
     return look
 
 
-def way(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """What is sent and not delivered, and what it goes by."""
+def way(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for undelivered messages, and the routes, links and certificates that they depend on."""
 
     def look(instance: Instance) -> dict[str, Any]:
         now = instance.clock()
@@ -244,8 +245,8 @@ def way(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]
     return look
 
 
-def poison(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """The queues that are off, what has failed, and what was set aside."""
+def poison(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for queues that are off, failing messages, and messages that were set aside."""
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
@@ -260,8 +261,8 @@ def poison(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, A
     return look
 
 
-def statements(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """What the processes of the instance have run, by name."""
+def statements(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for the statements that the instance's processes have run, by name."""
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
@@ -270,8 +271,8 @@ def statements(observed: Observed, asked: Asked) -> Callable[[Instance], dict[st
     return look
 
 
-def audit(observed: Observed, asked: Asked) -> Callable[[Instance], dict[str, Any]]:
-    """Who has defined what, and what operators have done."""
+def audit(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+    """Return the query for definitions and operators' actions in the audit."""
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
@@ -288,7 +289,7 @@ def _facts(instance: Instance) -> Facts:
 
 
 def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts]:
-    """Of all queues, or of one."""
+    """Return the facts of all queues, or of one."""
     if instance.engine is Fenced:
         return _facts(instance).queues
     with instance.connection() as connection:
@@ -296,30 +297,30 @@ def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts
 
 
 def _counted(instance: Instance, queues: int) -> int:
-    """How far each of so many queues was counted."""
+    """Return the limit up to which each of so many queues was counted."""
     return COUNT_LIMIT if instance.engine is Fenced else share_of(queues)
 
 
-def _disk(observed: Observed) -> list[Finding]:
+def _disk(observed: ObservedInstance) -> list[Finding]:
     if is_url(observed.target):
         return []
     used = shutil.disk_usage(observed.target)
     return judge_disk(observed.target, used.free, used.total)
 
 
-def _span(now: datetime, asked: Asked) -> tuple[datetime, timedelta]:
-    """Until when and how long the history is shown: to the last whole sample, so that it is the same for a while."""
-    whole = datetime.fromtimestamp(now.timestamp() // SAMPLE_INTERVAL_S * SAMPLE_INTERVAL_S, tz=now.tzinfo)
-    return whole, SPANS.get(asked.get("span", ""), SPANS["hour"])
+def _span(now: datetime, asked: PageQuery) -> tuple[datetime, timedelta]:
+    """Return end and length of the shown history. The end is the last whole sample, so that it rarely changes."""
+    last_sample = datetime.fromtimestamp(now.timestamp() // SAMPLE_INTERVAL_S * SAMPLE_INTERVAL_S, tz=now.tzinfo)
+    return last_sample, SPANS.get(asked.get("span", ""), SPANS["hour"])
 
 
-def _rates(observed: Observed, instance: Instance) -> tuple[dict[Name, float], dict[Name, float]]:
-    """Messages a second that came into each queue and left it, by database and name of the queue."""
+def _rates(observed: ObservedInstance, instance: Instance) -> tuple[dict[CounterName, float], dict[CounterName, float]]:
+    """Return messages per second into and out of each queue, by database and name of the queue."""
     if instance.engine is Fenced:
         return {}, {}
     with instance.connection() as connection:
         counters = {counter.name: dict(counter.values) for counter in run(connection, message_flows())}
-    return observed.came.after(counters["enqueued_messages"]), observed.left.after(counters["dequeued_messages"])
+    return observed.came.update(counters["enqueued_messages"]), observed.left.update(counters["dequeued_messages"])
 
 
 def _brokers(instance: Instance) -> dict[str, str]:
@@ -328,6 +329,6 @@ def _brokers(instance: Instance) -> dict[str, str]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Database and `schema.queue` of a queue as doctor calls it, for a role that may not look them up."""
+    """Split doctor's name of a queue into database and `schema.queue`, for a role that may not look them up."""
     database, _, queue = name.partition(".")
     return database, queue

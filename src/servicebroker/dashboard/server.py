@@ -1,8 +1,8 @@
-"""The HTTP server of `servicebroker dashboard`: uvicorn, with deadlines and limits for who has not asked anything yet.
+"""The HTTP server of `servicebroker dashboard`: uvicorn, with deadlines and limits for connections without a request.
 
-A connection waits for its browser while the TLS handshake, a request or its body has not come whole, and while an
-answer is not read. Such connections have deadlines and share places (protocol/admission.py), so that silent sockets
-close the dashboard to nobody. What happens with a request that has come whole is ours, and bounded by application.py.
+A connection waits for its browser until the TLS handshake, a request or its body is complete, and while an answer is
+not read. Such connections have deadlines and share a limited number of places (protocol/admission.py). So silent
+sockets close the dashboard to nobody. A complete request is handled and limited by application.py.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from servicebroker.broker.transport.accepting import Acceptor, Terms, Visitor, Why
 from servicebroker.protocol.admission import Places
 
-REQUEST_TIME = 10.0  # seconds for the TLS handshake, for the head of a request, and for its body
-READING_TIME = 30.0  # seconds in which a browser reads some of an answer that waits for it
-LINGERING_TIME = 2.0  # seconds in which a browser reads an answer that came before it had sent its whole request
-TERMS = Terms(Places(in_all=100, of_network=50), first_step=REQUEST_TIME, most=400)
+REQUEST_TIMEOUT_S = 10.0  # for the TLS handshake, for the head of a request, and for its body
+READ_TIMEOUT_S = 30.0  # for the browser to read a part of a waiting answer
+LINGER_TIMEOUT_S = 2.0  # for the browser to read an answer to a request that is not sent completely
+TERMS = Terms(Places(in_all=100, of_network=50), first_step=REQUEST_TIMEOUT_S, most=400)
 
-_UNFINISHED = (h11.IDLE, h11.SEND_BODY)  # states of a browser whose request has not come whole
+_UNFINISHED = (h11.IDLE, h11.SEND_BODY)  # states of a browser whose request is incomplete
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that accepts for itself."""
+    """A uvicorn server that accepts connections itself."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve at these sockets."""
         await super().startup(sockets=[])
-        made = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-        self._acceptor = Acceptor(partial(_Deadlines, **made), TERMS, self.config.ssl)
+        options = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        self._acceptor = Acceptor(partial(_DeadlineProtocol, **options), TERMS, self.config.ssl)
         self._acceptor.listen(sockets or [])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more, and end what is there."""
+        """Stop accepting connections, and end the open ones."""
         self._acceptor.close()
         await super().shutdown(sockets)
-        if (
-            self.force_exit
-        ):  # uvicorn leaves the application as it is then: its task would be cancelled with a traceback
+        # uvicorn then leaves the application running: its task would be cancelled with a traceback
+        if self.force_exit:
             await self.lifespan.shutdown()
 
 
 def configured(app: Any, **options: Any) -> uvicorn.Config:
-    """Return a configuration for `Server`: without uvicorn's own log, WebSockets, and faith in headers of proxies."""
+    """Return a configuration for `Server` without uvicorn's log, WebSockets, and trust in proxy headers."""
     return uvicorn.Config(
         app,
         http=H11Protocol,
@@ -61,38 +60,38 @@ def configured(app: Any, **options: Any) -> uvicorn.Config:
     )
 
 
-class _Deadlines(H11Protocol):
-    """One connection, with deadlines for what its browser has to do."""
+class _DeadlineProtocol(H11Protocol):
+    """One connection, with deadlines for the next step of its browser."""
 
     def __init__(self, visitor: Visitor, **made: Any) -> None:
         super().__init__(**made)
         self._visitor = visitor
-        self._step: object = None  # what the browser has to do now
-        self._is_ending = False  # the rest of a request is not read: it was answered without it
+        self._step: object = None  # the step that the browser has to do now
+        self._is_ending = False  # answered early: the rest of the request is not read
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._visitor.end = self._end
-        self._judge()
+        self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._judge()
+        self._update_deadline()
 
     def on_response_complete(self) -> None:
-        self._step = None  # the next request has its own time
+        self._step = None  # the next request has a deadline of its own
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY:
             self._linger()
-        self._judge()
+        self._update_deadline()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._judge()
+        self._update_deadline()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._judge()
+        self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._visitor.leave()
@@ -102,14 +101,14 @@ class _Deadlines(H11Protocol):
         self.transport.abort()
 
     def _linger(self) -> None:
-        """Read no more, and end the connection soon: uvicorn would parse the rest of the request for nothing."""
+        """Stop reading, and close the connection soon. uvicorn would parse the rest of the request for nothing."""
         self._is_ending = True
         self._unset_keepalive_if_required()
         self.transport.pause_reading()
-        self._visitor.expect(LINGERING_TIME)
+        self._visitor.expect(LINGER_TIMEOUT_S)
 
-    def _judge(self) -> None:
-        """Set the deadline of what the browser has to do now. The same step keeps the one that it has."""
+    def _update_deadline(self) -> None:
+        """Set the deadline of the browser's next step. The same step keeps its deadline."""
         if self._is_ending:
             return
         step: object = None
@@ -123,4 +122,4 @@ class _Deadlines(H11Protocol):
         if step is None:
             self._visitor.prove()
         else:
-            self._visitor.expect(READING_TIME if step == "read" else REQUEST_TIME)
+            self._visitor.expect(READ_TIMEOUT_S if step == "read" else REQUEST_TIMEOUT_S)

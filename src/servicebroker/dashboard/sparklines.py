@@ -6,36 +6,36 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-WIDE, HIGH = 120, 30  # of the picture
+WIDTH_PX, HEIGHT_PX = 120, 30  # units of the picture's viewBox
 
 
 class Line(NamedTuple):
-    """Values as lines of points, one for each stretch of time that was watched; the last value and the highest."""
+    """Values as lines of points, one for each gapless stretch; with the last and the highest value."""
 
     lines: list[str]
     last: float
     most: float
-    wide: int = WIDE
-    high: int = HIGH
+    wide: int = WIDTH_PX
+    high: int = HEIGHT_PX
 
     @property
     def is_known(self) -> bool:
-        """Whether there is anything to show."""
+        """True if there is any value to show."""
         return bool(self.lines)
 
 
 def line(values: Sequence[float | None]) -> Line:
-    """The picture of these values, the highest as high as the picture; a gap where one is None."""
+    """Return the picture of values, scaled to the highest. None makes a gap."""
     known = [value for value in values if value is not None]
     if not known:
         return Line([], 0.0, 0.0)
-    most = max(known)
-    across, up = WIDE / len(values), (HIGH - 2) / (most or 1.0)
-    drawn = []
-    for is_gap, stretch in groupby(enumerate(values), lambda one: one[1] is None):
+    highest = max(known)
+    x_step, y_scale = WIDTH_PX / len(values), (HEIGHT_PX - 2) / (highest or 1.0)
+    lines = []
+    for is_gap, stretch in groupby(enumerate(values), lambda item: item[1] is None):
         if is_gap:
             continue
-        points = [(place * across, HIGH - 1 - (value or 0.0) * up) for place, value in stretch]
-        points.append((points[-1][0] + across, points[-1][1]))  # each value is of a part of the time
-        drawn.append(" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
-    return Line(drawn, known[-1], most)
+        points = [(index * x_step, HEIGHT_PX - 1 - (value or 0.0) * y_scale) for index, value in stretch]
+        points.append((points[-1][0] + x_step, points[-1][1]))  # each value covers an interval
+        lines.append(" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
+    return Line(lines, known[-1], highest)

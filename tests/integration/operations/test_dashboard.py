@@ -27,10 +27,10 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.dashboard import Dashboard, People, Proxy, Role, observed
+from servicebroker.dashboard import Dashboard, People, Proxy, Role, snapshot_cache
 from servicebroker.dashboard.bodies import shown
-from servicebroker.dashboard.guesses import FAILURES
-from servicebroker.dashboard.observed import shown_name
+from servicebroker.dashboard.sign_in_limits import MAX_FAILURES_PER_NAME
+from servicebroker.dashboard.snapshot_cache import shown_name
 from servicebroker.engine.diagnosis import looks
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.engine.diagnosis.queue_counts import queue_depths
@@ -91,9 +91,9 @@ def words(element: html.HtmlElement) -> str:
 @pytest.fixture(autouse=True)
 def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every page is looked at anew."""
-    monkeypatch.setattr(observed, "FRESH", 0.0)
-    monkeypatch.setattr(observed, "PAUSE", 0.0)
-    monkeypatch.setattr(observed, "SLOW", float("inf"))
+    monkeypatch.setattr(snapshot_cache, "FRESH_S", 0.0)
+    monkeypatch.setattr(snapshot_cache, "RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr(snapshot_cache, "SLOW_S", float("inf"))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.
     database.alter_queue(ORDERS_QUEUE, status=False)
     text = browser.text("")
     assert f"queue {database.name}.dbo.{ORDERS_QUEUE} : It is OFF" in text
-    found = int(re.findall(r"(\d+) found", text)[0])
+    found = int(re.findall(r"(\d+) problems?", text)[0])
     said = CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).output
     assert f"{found} found." in said
     (messages,) = re.findall(r"In queues ([\d,]+)", text)
@@ -151,28 +151,28 @@ def test_rates_are_of_the_last_seconds(database: sb.Database, browser: Browser) 
 
 def test_a_rate_is_what_has_risen_by_the_time_that_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([100.0, 102.0, 111.0, 200.0])
-    monkeypatch.setattr(observed.time, "monotonic", lambda: next(times))
-    rates = observed.Rates()
-    assert rates.after({("a",): 1000}) == {("a",): 0.0}
-    assert rates.after({("a",): 1020, ("b",): 5}) == {("a",): 10.0, ("b",): 0.0}
-    assert rates.after({("a",): 1110})[("a",)] == 10.0
-    assert rates.after({("a",): 90}) == {("a",): 0.0}  # the server has begun to count anew
+    monkeypatch.setattr(snapshot_cache.time, "monotonic", lambda: next(times))
+    rates = snapshot_cache.Rates()
+    assert rates.update({("a",): 1000}) == {("a",): 0.0}
+    assert rates.update({("a",): 1020, ("b",): 5}) == {("a",): 10.0, ("b",): 0.0}
+    assert rates.update({("a",): 1110})[("a",)] == 10.0
+    assert rates.update({("a",): 90}) == {("a",): 0.0}  # the server has begun to count anew
 
 
 def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed, "FRESH", 60.0)
-    one, looks_ = observed.Observed(database.instance.url), []
+    monkeypatch.setattr(snapshot_cache, "FRESH_S", 60.0)
+    one, looks_ = snapshot_cache.ObservedInstance(database.instance.url), []
     for _ in range(5):
-        assert one.see("page", lambda instance: looks_.append(1) or {"n": len(looks_)}).facts == {"n": 1}
-    one.forget()
-    assert one.see("page", lambda instance: {"n": 2}).facts == {"n": 2}
+        assert one.read("page", lambda instance: looks_.append(1) or {"n": len(looks_)}).facts == {"n": 1}
+    one.invalidate()
+    assert one.read("page", lambda instance: {"n": 2}).facts == {"n": 2}
     one.close()
 
 
 def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look takes a sixth of the time at most; a failure is reported to the next viewer."""
-    monkeypatch.setattr(observed, "SLOW", 0.01)
-    watched, going, asked = observed.Watched("slow"), threading.Event(), []
+    monkeypatch.setattr(snapshot_cache, "SLOW_S", 0.01)
+    watched, going, asked = snapshot_cache.CachedSource("slow"), threading.Event(), []
 
     def ask() -> int:
         asked.append(time.monotonic())
@@ -181,60 +181,60 @@ def test_what_is_slow_to_see_is_shown_as_it_was_while_it_is_looked_at(monkeypatc
             raise sb.BrokerError(8426, "x")
         return len(asked)
 
-    assert watched.seen("page", ask, 0.0).facts == 1
-    assert watched.seen("page", ask, 0.0).facts == 1
+    assert watched.snapshot("page", ask, 0.0).facts == 1
+    assert watched.snapshot("page", ask, 0.0).facts == 1
     assert len(asked) == 1, "it rests"
-    time.sleep(0.05 * (observed.REST + 1))
+    time.sleep(0.05 * (snapshot_cache.MIN_IDLE_FACTOR + 1))
     begun = time.monotonic()
-    assert [watched.seen("page", ask, 0.0).facts for _ in range(10)] == [1] * 10
+    assert [watched.snapshot("page", ask, 0.0).facts for _ in range(10)] == [1] * 10
     assert time.monotonic() - begun < 5, "nobody waits for it"
     assert len(asked) <= 2
     going.set()
-    eventually(lambda: watched.seen("page", lambda: 2, 0.0).facts == 2)
-    watched.forget()
+    eventually(lambda: watched.snapshot("page", lambda: 2, 0.0).facts == 2)
+    watched.invalidate()
     asked[:] = [0.0, 0.0]
     with pytest.raises(sb.BrokerError):  # after an act nobody is shown what was before
-        watched.seen("page", ask, 0.0)
+        watched.snapshot("page", ask, 0.0)
 
 
 def test_a_look_that_was_asked_before_an_act_is_not_of_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for slow in (0.0, 60.0):  # beside the page, and by who asks
-        monkeypatch.setattr(observed, "SLOW", slow)
-        watched, asked, going = observed.Watched("acted on"), threading.Event(), threading.Event()
-        watched.seen("page", lambda: "old", 0.0)
+        monkeypatch.setattr(snapshot_cache, "SLOW_S", slow)
+        watched, asked, going = snapshot_cache.CachedSource("acted on"), threading.Event(), threading.Event()
+        watched.snapshot("page", lambda: "old", 0.0)
 
         def ask(asked: threading.Event = asked, going: threading.Event = going) -> str:
             asked.set()
             assert going.wait(20)
             return "before the act"
 
-        monkeypatch.setattr(observed, "REST", 0)
-        other = threading.Thread(target=watched.seen, args=("page", ask, 0.0))
+        monkeypatch.setattr(snapshot_cache, "MIN_IDLE_FACTOR", 0)
+        other = threading.Thread(target=watched.snapshot, args=("page", ask, 0.0))
         other.start()
         assert asked.wait(20)
-        watched.forget()
+        watched.invalidate()
         after = threading.Timer(0.1, going.set)
         after.start()
-        assert watched.seen("page", lambda: "after the act", 60.0).facts == "after the act"
-        assert watched.seen("page", lambda: "later", 60.0).facts == "after the act", "it is fresh"
+        assert watched.snapshot("page", lambda: "after the act", 60.0).facts == "after the act"
+        assert watched.snapshot("page", lambda: "later", 60.0).facts == "after the act", "it is fresh"
         for thread in (other, after):
             thread.join()
 
 
 def test_trouble_is_over_when_a_look_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observed, "SLOW", 0.0)
-    watched = observed.Watched("down for a while")
+    monkeypatch.setattr(snapshot_cache, "SLOW_S", 0.0)
+    watched = snapshot_cache.CachedSource("down for a while")
 
     def down() -> str:
         raise psycopg.OperationalError("it is down")
 
-    assert watched.seen("page", lambda: "old", 0.0).trouble == ""
-    monkeypatch.setattr(observed, "REST", 0)
-    eventually(lambda: watched.seen("page", down, 0.0)[::2] == ("old", "it is down"))  # by a look beside the page
-    watched.forget()
-    assert watched.seen("page", down, 0.0)[::2] == ("old", "it is down")
-    assert watched.seen("page", lambda: "new", 0.0)[::2] == ("new", "")
-    assert watched.seen("page", lambda: "newer", 60.0)[::2] == ("new", ""), "it is fresh, and there is no trouble"
+    assert watched.snapshot("page", lambda: "old", 0.0).trouble == ""
+    monkeypatch.setattr(snapshot_cache, "MIN_IDLE_FACTOR", 0)
+    eventually(lambda: watched.snapshot("page", down, 0.0)[::2] == ("old", "it is down"))  # by a look beside the page
+    watched.invalidate()
+    assert watched.snapshot("page", down, 0.0)[::2] == ("old", "it is down")
+    assert watched.snapshot("page", lambda: "new", 0.0)[::2] == ("new", "")
+    assert watched.snapshot("page", lambda: "newer", 60.0)[::2] == ("new", ""), "it is fresh, and there is no trouble"
 
 
 def test_many_messages_are_told_by_the_statistics(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,14 +268,14 @@ def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Br
     sent(database, (ORDER, b"apples"), (ORDER, b"pears"), (DOCUMENT, b"<pears/>"))
     assert re.findall(r"apples|pears", browser.queue(database, type="order", text="ear")) == ["pears"]
     assert "<pears/>" in browser.queue(database, type="DOCUM")
-    assert "No message of these." in browser.queue(database, text="plums")
+    assert "No matching messages." in browser.queue(database, text="plums")
     row = "//tr[contains(@data-key, 'Queue')]"
     assert len(browser.page("i/0/queues", name="stock").xpath(row)) < len(browser.page("i/0/queues").xpath(row))
 
 
 def test_who_has_locked_groups_is_shown_and_does_not_stop_the_page(database: sb.Database, browser: Browser) -> None:
     handle = far_handle(database, sent(database, (ORDER, b"1")))
-    assert "Nobody, of the groups" in browser.queue(database)
+    assert "No group of the first" in browser.queue(database)
     with database.transaction() as transaction:
         transaction.receive(STOCK_QUEUE)
         text = browser.queue(database)
@@ -317,11 +317,11 @@ def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database
     database.send(sent_too, ORDER, b"waits")
     assert f"Its queue {database.name}.dbo.{STOCK_QUEUE} is OFF" in browser.text("i/0/conversation", handle=far)
     text = browser.text("i/0/conversation", handle=sent_too)
-    assert "Sent, and not delivered" in text
+    assert "Undelivered messages" in text
     assert "//nowhere/Service" in text
     found = browser.page("i/0/conversations", service="nowhere").xpath("//tbody//th")
     assert [str(sent_too)] == [row.text_content() for row in found]
-    assert "None of these." in browser.text("i/0/conversations", service="nowhere", state="ER")
+    assert "No matching conversations." in browser.text("i/0/conversations", service="nowhere", state="ER")
 
 
 def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> None:
@@ -367,12 +367,12 @@ def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, brow
     assert "cannot read b'bad'" in text
     assert "raise ValueError" in text
     assert "again" in browser.press(page, "replay")
-    assert "Nothing was set aside." in browser.text("i/0/poison")
+    assert "No message was set aside." in browser.text("i/0/poison")
     assert "must be" in browser.press(page, "replay")  # somebody who has looked before it was replayed
     assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
     poisoned(database, b"worse")
     page = browser.page("i/0/poison")
-    assert "is gone" in browser.press(page, "discard")
+    assert "is discarded" in browser.press(page, "discard")
     assert "must be" in browser.press(page, "discard")
     database.alter_queue(STOCK_QUEUE, status=False)
     assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/poison")
@@ -430,7 +430,7 @@ def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object)
 
 
 @pytest.mark.parametrize(
-    ("act", "done", "left"), [("replay", "is in its queue again.", [b"bad"]), ("discard", "is gone.", [])]
+    ("act", "done", "left"), [("replay", "is in its queue again.", [b"bad"]), ("discard", "is discarded.", [])]
 )
 def test_of_two_people_who_act_on_one_message_one_does(
     database: sb.Database, browse: Callable[..., Browser], act: str, done: str, left: list[bytes]
@@ -457,7 +457,7 @@ def test_what_is_on_the_way_and_why(database: sb.Database, browser: Browser) -> 
     text = browser.text("i/0/way")
     assert "//nowhere/Stock" in text
     assert "AutoCreatedLocal" in text
-    (link,) = browser.page("i/0/way").xpath("//tr[contains(., '//nowhere/Stock')]//a[text()='explain its route']/@href")
+    (link,) = browser.page("i/0/way").xpath("//tr[contains(., '//nowhere/Stock')]//a[text()='explain the route']/@href")
     assert "A conversation from database" in browser.text(link[1:])
 
 
@@ -501,7 +501,7 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
 def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"y" * 20_000_000))
     answer = browser.get("/i/0/conversation", params={"handle": str(far_handle(database, handle))})
-    assert "text, 20.0 MB, of which the beginning is shown" in answer.text
+    assert "text, 20.0 MB, only the beginning is shown" in answer.text
     assert len(answer.content) < 20_000
     with database.instance.connection() as connection:
         (head,) = run(connection, looks.message_heads(queue_number(database, STOCK_QUEUE), "", ""))
@@ -514,14 +514,14 @@ def test_of_a_body_of_500_mb_too(database: sb.Database, browser: Browser) -> Non
     far = str(far_handle(database, handle))
     begun = time.monotonic()
     for text in (browser.text("i/0/conversation", handle=far), browser.queue(database, text="yyy")):
-        assert "text, 500.0 MB, of which the beginning is shown" in text
+        assert "text, 500.0 MB, only the beginning is shown" in text
         assert len(text) < 20_000
     assert time.monotonic() - begun < 5  # the rest of the body is not read
 
 
 def test_bodies_of_a_multicast_are_shown(database: sb.Database, browser: Browser) -> None:
     database.send([begin(database), begin(database)], ORDER, b"z" * 5000)
-    assert browser.queue(database).count("5,000 bytes, of which the beginning is shown zzz") == 2
+    assert browser.queue(database).count("5,000 bytes, only the beginning is shown zzz") == 2
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
         pages = [browser.text("i/0/conversation", handle=far), browser.queue(database), browser.text("i/0/poison")]
         pages.append(browser.queue(database, ORDERS_QUEUE, text="secret"))
         found = browser.queue(database, ORDERS_QUEUE, text="not in any body")
-        assert ("No message of these." in found) == (role == Role.BODIES)  # else the search would tell what is in them
+        assert ("No matching messages." in found) == (role == Role.BODIES)  # else the search would tell what is in them
         assert any("secret reply" in page for page in pages) == (role == Role.BODIES)
         assert browser.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/act/')]") == []
         token = browser.page("").xpath("//input[@name='form_token']/@value")
@@ -587,7 +587,7 @@ def test_signing_in(browse: Callable[..., Browser]) -> None:
     cookie = answer.history[0].headers["set-cookie"]
     assert [flag for flag in ("HttpOnly", "SameSite=Strict", "Path=/") if flag not in cookie] == []
     assert "the token" not in cookie
-    assert "All is well" in answer.text or "found" in answer.text
+    assert "All is well" in answer.text or "problem" in answer.text
     assert browser.get("/login", headers={"cookie": "x=y"}).status_code == 200
     signing_out = html.fromstring(answer.text).xpath("//form[@action='/logout']")[0]
     assert browser.send_form("/logout", {"form_token": "0" * 64}).status_code == 403
@@ -601,7 +601,7 @@ def test_signing_in(browse: Callable[..., Browser]) -> None:
 
 def test_who_guesses_has_to_wait(browse: Callable[..., Browser]) -> None:
     browser = browse(Role.SEE, token="the token")
-    found = [browser.send_form("/login", {"token": str(number)}).status_code for number in range(FAILURES)]
+    found = [browser.send_form("/login", {"token": str(number)}).status_code for number in range(MAX_FAILURES_PER_NAME)]
     assert set(found) == {403}
     assert browser.send_form("/login", {"token": "the token"}).status_code == 429
 
@@ -659,7 +659,9 @@ def test_guesses_of_one_name_close_the_door_for_that_name(browse: Callable[..., 
         told("add", name, "--people", str(people), typed="a long secret\n")
     browser = browse(people=People(people))
     right = {"name": "ann", "password": "a long secret"}
-    found = [browser.send_form("/login", {**right, "password": str(n)}).status_code for n in range(FAILURES)]
+    found = [
+        browser.send_form("/login", {**right, "password": str(n)}).status_code for n in range(MAX_FAILURES_PER_NAME)
+    ]
     assert set(found) == {403}
     assert browser.send_form("/login", right).status_code == 429
     assert browser.send_form("/login", {**right, "name": "bob"}).url.path == "/"
@@ -709,8 +711,8 @@ def test_a_proxy_says_who_it_is_and_nobody_else_does(
     for address in ("10.2.2.3", "127.0.0.1", "testclient"):  # also with the cookie of who was let in by the proxy
         assert "through its proxy" in proxied(anyone, address, "whoever").text
         assert proxied(listed, address, "ann", queue).headers["location"] == "/login"
-    assert "does not say who it is" in proxied(anyone, "10.1.2.3", None).text
-    assert "does not say who it is" in proxied(anyone, "10.1.2.3", "").text
+    assert "does not name its user" in proxied(anyone, "10.1.2.3", None).text
+    assert "does not name its user" in proxied(anyone, "10.1.2.3", "").text
     refused = listed.send_form("/login", {"name": "ann", "password": ""})
     assert "The name or the password is wrong." in refused.text  # people without a password sign in by the proxy alone
     spoken = proxied(browse(proxy=PROXY), "10.1.2.3", "ann", **{"x-forwarded-proto": "https"})
@@ -786,7 +788,7 @@ def test_a_page_changes_by_itself_within_two_seconds(database: sb.Database, brow
 def test_while_the_database_is_down_the_last_figures_stay(
     fresh_database: sb.Database, browse: Callable[..., Browser], server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observed, "PAUSE", 1.0)
+    monkeypatch.setattr(snapshot_cache, "RETRY_DELAY_S", 1.0)
     sent(fresh_database, (ORDER, b"1"))
     url = fresh_database.instance.url
     name = sql.Identifier(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
@@ -799,10 +801,10 @@ def test_while_the_database_is_down_the_last_figures_stay(
             admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [*name._obj])
             text = browser.queue(fresh_database)
             assert "does not answer" in text
-            assert "These are the figures of" in text
+            assert "The figures are from" in text
             assert f"Services {STOCK}" in text
             assert "does not answer" in browser.text("")
-            assert "Nothing has been seen of it yet" in browser.text("i/0/statements")
+            assert "No figures yet" in browser.text("i/0/statements")
         finally:
             admin.execute(sql.SQL("alter database {} allow_connections true").format(name))
     deadline = time.monotonic() + 15
@@ -877,7 +879,7 @@ def pipeline_file(database: sb.Database, tmp_path: Path) -> Path:
 def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     database: sb.Database, browse: Callable[..., Browser], pipeline_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servicebroker.dashboard.pipelines.FRESH", 0.0)
+    monkeypatch.setattr("servicebroker.dashboard.pipeline_page.FRESH_S", 0.0)
     sent(database, (ORDER, b"1"), (ORDER, b"2"))
     browser, looking = (browse(role, pipelines=[pipeline_file]) for role in (Role.ACT, Role.SEE))
     text = looking.text("pipelines")
@@ -890,9 +892,9 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert looking.page("pipelines").xpath("//form[contains(@action, 'replay')]") == []
     page = browser.page("pipelines")
     assert page.xpath("//nav//a[@aria-current='page']")[0].text == "Pipelines"
-    assert "0 messages of Order landed, 1 are still in quarantine." in browser.press(page, "replay")
+    assert "0 messages of Order landed, 1 still in quarantine." in browser.press(page, "replay")
     pipeline_file.write_text(pipeline_file.read_text().replace('note = "string"', 'note = "string?"'))
-    assert "1 message of Order landed, 0 are still in quarantine." in browser.press(page, "replay")
+    assert "1 message of Order landed, 0 still in quarantine." in browser.press(page, "replay")
     assert "orders 2" in browser.text("pipelines")
     form = page.xpath("//form[contains(@action, 'replay')]")[0]
     fields = dict(form.form_values())
@@ -901,7 +903,7 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert browser.send_form("/pipelines/1/replay", fields).status_code == 404
     assert "has no rule for" in browser.send_form(form.action, {**fields, "type": MARKUP}).text
     shutil.rmtree(pipeline_file.parent / "tables" / "quarantine")
-    assert "0 messages of Order landed, 0 are still in quarantine." in browser.send_form(form.action, fields).text
+    assert "0 messages of Order landed, 0 still in quarantine." in browser.send_form(form.action, fields).text
     assert "Empty." in browser.text("pipelines")
     there = pipeline_file.read_text()
     pipeline_file.write_text(there.replace(f'queue = "{STOCK_QUEUE}"', 'queue = "Nowhere"'))
@@ -918,7 +920,7 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
 
 def test_it_judges_as_doctor_does(database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servicebroker.dashboard.pages.judge", lambda facts: [Finding("the moon", "is full", "wait")])
-    assert "1 found" in browser.text("")
+    assert "1 problem" in browser.text("")
     assert "the moon : is full wait" in browser.text("")
     monkeypatch.setattr("servicebroker.dashboard.pages.judge", lambda facts: [])
     assert "All is well" in browser.text("")

@@ -209,8 +209,8 @@ def test_files_that_are_no_certificate_are_refused_in_a_sentence(
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     """A dashboard whose deadlines are half a second."""
-    monkeypatch.setattr(server, "REQUEST_TIME", 0.5)
-    monkeypatch.setattr(server, "READING_TIME", 0.5)
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "READ_TIMEOUT_S", 0.5)
     monkeypatch.setattr(server, "TERMS", server.TERMS._replace(first_step=0.5))
     app = Dashboard([str(tmp_path / "nowhere")], token="the token")
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -206,7 +206,7 @@ def test_a_queue_is_switched_off_by_keyboard_alone(signed_in: Any, address: str,
             break
     else:
         raise AssertionError(met)
-    assert met[0] == "To the content"
+    assert met[0] == "Skip to content"
     ActionChains(signed_in).send_keys(Keys.ENTER).perform()
     within(5, lambda: "is OFF" in signed_in.find_element("tag name", "body").text)
     with pytest.raises(sb.BrokerError):

@@ -325,7 +325,7 @@ def test_what_fails_beside_the_next_batch_is_told_and_done_again(feed, reader, b
         second = reader.latestOffset(first, ReadMaxRows(1))
         if told == "at the end":
             reader.stop()
-            assert "the next stream does it: no space left" in caplog.text
+            assert "the next stream deletes them: no space left" in caplog.text
         else:
             with pytest.raises(psycopg.errors.DiskFull):
                 reader.latestOffset(second, ALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from servicebroker.cli.texts import blocks
-from servicebroker.dashboard.sparklines import HIGH, WIDE, line
+from servicebroker.dashboard.sparklines import HEIGHT_PX, WIDTH_PX, line
 from servicebroker.engine.diagnosis.history import Change, course
 
 SINCE = datetime(2020, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ def test_a_picture_has_gaps_and_stays_within_its_frame() -> None:
     drawn = line([1, 5, None, 2, 0])
     assert (len(drawn.lines), drawn.last, drawn.most) == (2, 0, 5)
     points = [tuple(map(float, point.split(","))) for one in drawn.lines for point in one.split()]
-    assert all(0 <= x <= WIDE and 0 <= y <= HIGH for x, y in points)
+    assert all(0 <= x <= WIDTH_PX and 0 <= y <= HEIGHT_PX for x, y in points)
     assert not line([None, None]).is_known
     assert not line([]).is_known
 

@@ -43,7 +43,9 @@ def test_an_old_copy_of_a_checkpoint_is_refused(tmp_path, kind):
     Checkpoints(pipe).check(QUEUE)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "copy", folder)
-    said = r"is older than the table '.*bronze': the table has batch 1 of its query, and the checkpoint knows only batches up to 0\. .*"
+    said = (
+        r"older than the table '.*bronze': the table has batch 1 .* and the checkpoint knows only batches up to 0\. .*"
+    )
     again = "not added twice" if kind == "delta" else "look first which messages the queue still holds"
     with pytest.raises(InstanceError, match=said + again):
         Checkpoints(pipe).check(QUEUE)

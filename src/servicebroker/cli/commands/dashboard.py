@@ -79,8 +79,8 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C."""
+    from servicebroker.dashboard.access import LOOPBACK, Proxy
     from servicebroker.dashboard.application import Dashboard, new_token
-    from servicebroker.dashboard.door import LOOPBACK, Proxy
     from servicebroker.dashboard.server import Server, configured
 
     shown = f"[{host}]" if ":" in host else host

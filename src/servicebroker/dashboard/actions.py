@@ -1,4 +1,4 @@
-"""What an operator can do from a page: each act is a method of the API, and what comes of it in one sentence."""
+"""Actions of an operator on a page: each calls a method of the API, and returns its result in one sentence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from servicebroker.operations.queues import Activation
 Fields = Mapping[str, str]
 
 
-class Act(NamedTuple):
-    """What is done, and the page of the instance that is shown then."""
+class Action(NamedTuple):
+    """An action, and the page of the instance to show afterwards."""
 
-    do: Callable[[Database, Fields], str]
-    shown_after: Callable[[Fields], str]
+    run: Callable[[Database, Fields], str]
+    page_after: Callable[[Fields], str]
 
 
 def _switch(database: Database, fields: Fields) -> str:
@@ -33,10 +33,10 @@ def _switch(database: Database, fields: Fields) -> str:
 
 
 def _retry(database: Database, fields: Fields) -> str:
-    found = database._do(find_queue_now("alter", database.database_id, fields["queue"]))
+    queue = database._do(find_queue_now("alter", database.database_id, fields["queue"]))
     database.alter_queue(fields["queue"], status=True)
     again = counted(
-        database._alone(forget_failures(found.queue_id)), "message that had failed is", "messages that had failed are"
+        database._alone(forget_failures(queue.queue_id)), "message that had failed is", "messages that had failed are"
     )
     return f"The queue {fields['queue']} is ON; {again} tried again."
 
@@ -89,33 +89,34 @@ def _set_activation(database: Database, fields: Fields) -> str:
 
 
 def _replay(database: Database, fields: Fields) -> str:
-    return _in_its_queue(fields, database.replay_message(_number(fields, "number")))
+    return _replayed(fields, database.replay_message(_number(fields, "number")))
 
 
 def _replay_edited(database: Database, fields: Fields) -> str:
     body = fields["body"].replace("\r\n", "\n")  # as browsers send it
-    return _in_its_queue(fields, database.replay_message(_number(fields, "number"), body=body), " with another body")
+    return _replayed(fields, database.replay_message(_number(fields, "number"), body=body), " with another body")
 
 
-def _in_its_queue(fields: Fields, new_conversation: UUID | None, how: str = "") -> str:
-    where = "" if new_conversation is None else f", on the new conversation {new_conversation}"
-    return f"Message {fields['number']} is in its queue again{how}{where}."
+def _replayed(fields: Fields, new_conversation: UUID | None, how: str = "") -> str:
+    conversation = "" if new_conversation is None else f", on the new conversation {new_conversation}"
+    return f"Message {fields['number']} is in its queue again{how}{conversation}."
 
 
 def _replay_all(database: Database, fields: Fields) -> str:
-    refused, numbers = [], [_whole(number, "numbers") for number in fields["numbers"].split()]
+    errors, numbers = [], [_whole_number(number, "numbers") for number in fields["numbers"].split()]
     for number in numbers:
         try:
             database.replay_message(number)
         except ServiceBrokerError as problem:
-            refused.append(f"Message {number}: {problem}")
-    done = counted(len(numbers) - len(refused), "message is in its queue again.", "messages are in their queues again.")
-    return " ".join([done, *refused])
+            errors.append(f"Message {number}: {problem}")
+    replayed = len(numbers) - len(errors)
+    summary = counted(replayed, "message is in its queue again.", "messages are in their queues again.")
+    return " ".join([summary, *errors])
 
 
 def _discard(database: Database, fields: Fields) -> str:
     database.discard_message(_number(fields, "number"))
-    return f"Message {fields['number']} is gone."
+    return f"Message {fields['number']} is discarded."
 
 
 def _queue(fields: Fields) -> str:
@@ -130,19 +131,19 @@ def _poison(fields: Fields) -> str:
     return "poison"
 
 
-ACTS = {
-    "switch": Act(_switch, _queue),
-    "retry": Act(_retry, _queue),
-    "end": Act(_end, _conversation),
-    "end-with-error": Act(_end_with_error, _conversation),
-    "clean-up": Act(_clean_up, _conversation),
-    "move": Act(_move, _conversation),
-    "timer": Act(_set_timer, _conversation),
-    "activation": Act(_set_activation, _queue),
-    "replay": Act(_replay, _poison),
-    "replay-edited": Act(_replay_edited, _poison),
-    "replay-all": Act(_replay_all, _poison),
-    "discard": Act(_discard, _poison),
+ACTIONS = {
+    "switch": Action(_switch, _queue),
+    "retry": Action(_retry, _queue),
+    "end": Action(_end, _conversation),
+    "end-with-error": Action(_end_with_error, _conversation),
+    "clean-up": Action(_clean_up, _conversation),
+    "move": Action(_move, _conversation),
+    "timer": Action(_set_timer, _conversation),
+    "activation": Action(_set_activation, _queue),
+    "replay": Action(_replay, _poison),
+    "replay-edited": Action(_replay_edited, _poison),
+    "replay-all": Action(_replay_all, _poison),
+    "discard": Action(_discard, _poison),
 }
 
 
@@ -154,10 +155,10 @@ def _identifier(fields: Fields, name: str) -> UUID:
 
 
 def _number(fields: Fields, name: str) -> int:
-    return _whole(fields[name], name)
+    return _whole_number(fields[name], name)
 
 
-def _whole(text: str, name: str) -> int:
+def _whole_number(text: str, name: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,18}", text.strip()):
         shown = repr(text if len(text) <= 40 else text[:40] + "…")
         raise BrokerError(402, name, shown, "a number of at most 18 digits")

@@ -1,0 +1,59 @@
+"""The page of a pipeline: its status as in `servicebroker pipeline status`, and the replay of its quarantine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from servicebroker.dashboard.snapshot_cache import CachedSource, Snapshot
+from servicebroker.model.wording import counted
+from servicebroker.pipeline.file import read_pipeline
+
+FRESH_S = 5.0  # longer than for an instance, since the query reads the logs of tables
+
+
+class Reason(NamedTuple):
+    """Messages of one type in quarantine for one reason."""
+
+    message_type: str
+    reason: str
+    messages: int
+
+
+class CachedPipeline(CachedSource):
+    """A pipeline that pages show, by its file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def read(self) -> Snapshot:
+        """Return the last known status of the pipeline."""
+        return self.snapshot("pipeline", self._query_status, FRESH_S)
+
+    def replay(self, message_type: str) -> str:
+        """Replay the quarantine of a message type, and return the result as a sentence.
+
+        Raises:
+            InstanceError: the tables cannot be changed, or no rule of the file is of that type.
+        """
+        from servicebroker.pipeline.sinks.maintenance import replay
+
+        results = replay(read_pipeline(self._path), message_type)  # empty if the quarantine has become empty
+        self.invalidate()
+        landed, left = sum(result.landed for result in results), sum(result.left for result in results)
+        return f"{counted(landed, 'message')} of {message_type} landed, {left:,} still in quarantine."
+
+    def _query_status(self) -> dict[str, Any]:
+        from servicebroker.pipeline.last_run import describe, read_last_run
+        from servicebroker.pipeline.sinks.maintenance import status
+
+        pipeline = read_pipeline(self._path)
+        pipeline_status = status(pipeline)
+        return {
+            "name": pipeline.name,
+            "run": describe(read_last_run(pipeline)),
+            "tables": pipeline_status.tables,
+            "queues": pipeline_status.queues,
+            "quarantined": [Reason(*pair, count) for pair, count in pipeline_status.quarantined.items()],
+        }

@@ -1,0 +1,210 @@
+"""A cache of page queries.
+
+All viewers share one query, and see the last snapshot while the database is slow or down.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from servicebroker.api.instance import Instance
+from servicebroker.api.shared.open import open_instance
+from servicebroker.cli.existing import must_exist
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.connection import is_url
+
+FRESH_S = 0.8  # a younger snapshot is shown without a query
+SLOW_S = 0.1  # a slower query runs in the background, while the last snapshot is shown
+MIN_IDLE_FACTOR = 5  # a slow query then pauses for so many times its duration
+MAX_AGE_S = 15.0  # an older snapshot is not shown before a new query
+RETRY_DELAY_S = 1.0  # after a failed query
+MAX_PAGES = 50  # in the cache
+RATE_WINDOW_S = 10.0  # that a rate is averaged over
+
+InstanceQuery = Callable[[Instance], Any]
+CounterName = tuple[str, ...]
+
+
+class Snapshot(NamedTuple):
+    """The result of a page's query, its time, and why it is not newer: '' for a current one.
+
+    `facts` is None before any.
+    """
+
+    facts: Any
+    at: datetime
+    trouble: str
+
+
+class _CacheEntry:
+    """The last snapshot of one page. The thread that queries holds the lock, so that many viewers share one query."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.facts: Any = None
+        self.at = datetime.now(UTC)
+        self.read_at = -RETRY_DELAY_S
+        self.duration_s = 0.0
+        self.trouble = ""
+
+
+class CachedSource:
+    """A source of pages, which is queried at most once in a while, however many viewers it has.
+
+    Attributes:
+        name: its name on the pages, without any password.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._version = 0  # increased by `invalidate`
+        self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
+        self._down_since = -RETRY_DELAY_S
+        self._trouble = ""
+
+    def snapshot(self, page: Hashable, query: Callable[[], Any], fresh: float) -> Snapshot:
+        """Return the result of `query`, not older than `fresh` seconds; the last one while the source does not answer.
+
+        Raises:
+            BrokerError: the object of the page does not exist.
+            psycopg.Error: the role of the URL may not see the object.
+        """
+        entry = self._entry(page)
+        age_s = time.monotonic() - entry.read_at
+        max_age_s = max(MAX_AGE_S, 2 * MIN_IDLE_FACTOR * entry.duration_s)
+        if entry.facts is not None and entry.duration_s > SLOW_S and age_s < max_age_s:
+            if age_s > max(fresh, MIN_IDLE_FACTOR * entry.duration_s) and not entry.lock.locked():
+                threading.Thread(target=self._read_in_background, args=(entry, query, fresh), daemon=True).start()
+            return Snapshot(entry.facts, entry.at, entry.trouble)
+        return self._read_now(entry, query, fresh)
+
+    def _read_in_background(self, entry: _CacheEntry, query: Callable[[], Any], fresh: float) -> None:
+        """Query while the page shows the last snapshot. An error is raised to the next viewer."""
+        try:
+            self._read_now(entry, query, fresh)
+        except Exception:
+            entry.facts = None
+
+    def _read_now(self, entry: _CacheEntry, query: Callable[[], Any], fresh: float) -> Snapshot:
+        with entry.lock:
+            if time.monotonic() - entry.read_at < fresh and entry.facts is not None:
+                return Snapshot(entry.facts, entry.at, "")
+            if time.monotonic() - self._down_since < RETRY_DELAY_S:
+                entry.trouble = self._trouble
+            else:
+                self._query(entry, query)
+            return Snapshot(entry.facts, entry.at, entry.trouble)
+
+    def _query(self, entry: _CacheEntry, query: Callable[[], Any]) -> None:
+        """Run the query. A result from before an action stays outdated, so that the next viewer queries again."""
+        begun, version = time.monotonic(), self._version
+        try:
+            facts = query()
+        except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
+            self._down_since, self._trouble = time.monotonic(), sentence(problem)
+            entry.trouble = self._trouble
+            return
+        with self._lock:
+            entry.facts, entry.at, entry.trouble = facts, datetime.now(UTC), ""
+            if self._version == version:
+                entry.read_at, entry.duration_s = time.monotonic(), time.monotonic() - begun
+
+    def invalidate(self) -> None:
+        """Mark all snapshots as outdated after an action."""
+        with self._lock:
+            self._version += 1
+            for entry in self._entries.values():
+                entry.read_at, entry.duration_s = -RETRY_DELAY_S, 0.0
+
+    def _entry(self, page: Hashable) -> _CacheEntry:
+        with self._lock:
+            entry = self._entries.setdefault(page, _CacheEntry())
+            self._entries.move_to_end(page)
+            if len(self._entries) > MAX_PAGES:
+                self._entries.popitem(last=False)
+            return entry
+
+
+class ObservedInstance(CachedSource):
+    """An instance that pages show, by its data folder or URL. It is opened at the first query."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(shown_name(target))
+        self.target = target
+        self.came, self.left = Rates(), Rates()
+        self._instance: Instance | None = None
+        self._opening = threading.Lock()
+
+    def read(self, page: Hashable, instance_query: InstanceQuery) -> Snapshot:
+        """Return the snapshot of a query on the instance. Raises as `snapshot`."""
+        return self.snapshot(page, lambda: instance_query(self.instance()), FRESH_S)
+
+    def instance(self) -> Instance:
+        """Return the open instance.
+
+        Raises:
+            InstanceError: there is no such instance, or it cannot be reached.
+        """
+        with self._opening:
+            if self._instance is None:
+                must_exist(self.target)
+                self._instance = open_instance(self.target, upkeep=None)
+            return self._instance
+
+    def close(self) -> None:
+        """Close the instance; the next query opens it again."""
+        with self._opening:
+            if self._instance is not None:
+                self._instance.close()
+                self._instance = None
+
+
+class Rates:
+    """Rates per second of counters that only rise."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, Mapping[CounterName, float]]] = deque()
+        self._lock = threading.Lock()
+
+    def update(self, values: Mapping[CounterName, float]) -> dict[CounterName, float]:
+        """Return the rates after new values; 0 for a counter that is new."""
+        now = time.monotonic()
+        with self._lock:
+            self._samples.append((now, values))
+            while len(self._samples) > 2 and now - self._samples[1][0] > RATE_WINDOW_S:
+                self._samples.popleft()
+            then, first = self._samples[0]
+        elapsed_s = now - then
+        return {
+            name: max(0.0, value - first.get(name, value)) / elapsed_s if elapsed_s else 0.0
+            for name, value in values.items()
+        }
+
+
+def shown_name(target: str) -> str:
+    """Return the name of a data folder or URL for people; of a URL the server and the database."""
+    if not is_url(target):
+        return target
+    try:
+        parts = conninfo_to_dict(target)
+    except psycopg.Error:
+        return "a PostgreSQL URL that cannot be read"
+    host = parts.get("host") or parts.get("hostaddr") or "localhost"
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"{parts.get('dbname') or parts.get('user') or 'postgres'} at {host}{port}"
+
+
+def sentence(problem: BaseException) -> str:
+    """Return an error on one line, without the password that a URL in it may have."""
+    text = " ".join(str(problem).split()) or type(problem).__name__
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:...@", text)

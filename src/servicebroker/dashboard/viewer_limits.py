@@ -1,0 +1,93 @@
+"""Limits of one viewer: open streams of pages, and concurrent requests.
+
+A viewer is a name if people sign in by name or a proxy names them, else a session. When all streams are taken, a new
+viewer gets a stream of the viewer with the most, if that viewer has more. So nobody can keep the others from watching.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MAX_STREAMS = 50
+MAX_STREAMS_PER_VIEWER = 10
+MAX_REQUESTS_PER_VIEWER = 8  # of the 40 threads that run queries
+
+
+class TooManyRequests(Exception):
+    """A viewer has reached a limit. The exception has the text and the status of the answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Stream:
+    """One page that is kept up to date, until it `is_displaced`."""
+
+    def __init__(self, viewer: str) -> None:
+        self.viewer = viewer
+        self.is_displaced = False
+
+
+class ViewerLimits:
+    """The streams and requests of each viewer."""
+
+    def __init__(self) -> None:
+        self._streams: list[Stream] = []  # the oldest first
+        self._requests: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def stream(self, viewer: str) -> Iterator[Stream]:
+        """Count a stream for the block.
+
+        Raises:
+            TooManyRequests: the viewer has its maximum, or all streams are taken by viewers that have no more than this
+                one.
+        """
+        new_stream = Stream(viewer)
+        with self._lock:
+            self._make_room(viewer)
+            self._streams.append(new_stream)
+        try:
+            yield new_stream
+        finally:
+            with self._lock:
+                if not new_stream.is_displaced:
+                    self._streams.remove(new_stream)
+
+    @contextmanager
+    def request(self, viewer: str) -> Iterator[None]:
+        """Count a query or an action for the block.
+
+        Raises:
+            TooManyRequests: the viewer waits for its maximum of answers.
+        """
+        with self._lock:
+            if self._requests[viewer] >= MAX_REQUESTS_PER_VIEWER:
+                raise TooManyRequests(429, "Too many requests at once: wait for the answers.")
+            self._requests[viewer] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._requests[viewer] -= 1
+                if not self._requests[viewer]:
+                    del self._requests[viewer]
+
+    def _make_room(self, viewer: str) -> None:
+        """Displace a stream if none is free. The caller holds the lock."""
+        taken = Counter(stream.viewer for stream in self._streams)
+        if taken[viewer] >= MAX_STREAMS_PER_VIEWER:
+            raise TooManyRequests(429, f"You have {MAX_STREAMS_PER_VIEWER} pages open: close one.")
+        if len(self._streams) < MAX_STREAMS:
+            return
+        most = max(taken.values())
+        if most <= taken[viewer]:
+            raise TooManyRequests(503, "Too many pages are open.")
+        displaced = next(stream for stream in self._streams if taken[stream.viewer] == most)
+        displaced.is_displaced = True
+        self._streams.remove(displaced)
