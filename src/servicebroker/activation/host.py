@@ -65,9 +65,8 @@ _log = logging.getLogger("servicebroker.activation")
 
 def _tsql_procedure(database: Database, name: str) -> Procedure | None:
     """Resolve a procedure that CREATE PROCEDURE has made."""
-    from servicebroker.tsql.activation_procedures import (
-        resolve,  # imported late: most processes have only Python procedures
-    )
+    # Imported late, since most processes have only Python procedures.
+    from servicebroker.tsql.activation_procedures import resolve
 
     return resolve(database, name)
 
