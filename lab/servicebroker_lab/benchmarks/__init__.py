@@ -17,10 +17,19 @@ from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks.jdbc import Jdbc, reachable
 from servicebroker_lab.benchmarks.measure import Meter
 from servicebroker_lab.benchmarks.remote import compare_remote
+from servicebroker_lab.benchmarks.remote_open import compare_openings
 from servicebroker_lab.benchmarks.remote_scale import compare_cores
 from servicebroker_lab.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker_lab.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker_lab.benchmarks.scenarios import GROUPS, PIPELINE, PIPELINE_ROUNDS, REMOTE, REMOTE_SCALE, SCENARIOS
+from servicebroker_lab.benchmarks.scenarios import (
+    GROUPS,
+    PIPELINE,
+    PIPELINE_ROUNDS,
+    REMOTE,
+    REMOTE_OPEN,
+    REMOTE_SCALE,
+    SCENARIOS,
+)
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
 
@@ -137,6 +146,8 @@ def _lines(
     scenario = SCENARIOS[name]
     if name == REMOTE_SCALE:
         return compare_cores(name, scenario, place, messages, progress)
+    if name.startswith(REMOTE_OPEN):
+        return compare_openings(name, scenario, place, messages, rounds, progress)
     if name.startswith(f"{REMOTE}-"):
         return compare_remote(name, scenario, place, messages, rounds, progress)
     if not name.startswith(PIPELINE):

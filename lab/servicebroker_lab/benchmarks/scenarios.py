@@ -10,6 +10,7 @@ PIPELINE = "pipeline"
 STORAGE = "storage"  # stands for all scenarios whose names begin so
 REMOTE = "remote"  # likewise
 REMOTE_SCALE = "remote-scale"
+REMOTE_OPEN, ANSWERED = "remote-open", "answered"
 TSQL = "tsql"  # likewise
 FENCE = "fence"  # likewise
 CPU = "cpu"  # likewise: what the scenarios of the rest of their names cost processors
@@ -101,6 +102,14 @@ SCENARIOS: dict[str, Scenario] = {
     "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
     "remote-large": Scenario("Single messages while one of 256 MB travels", 256, {BASELINE: 0.67}),
     "remote-rest": Scenario("10,000 idle conversations; less than 1 % of a core is wanted", 10_000),
+    REMOTE_OPEN: Scenario(
+        f"Conversations opened between two instances, {JOBS_TOGETHER} in a transaction; 2,500 a second are wanted",
+        10_000,
+        {BASELINE: 0.5},
+    ),
+    f"{REMOTE_OPEN}-{ANSWERED}": Scenario(
+        "The same, each answered and ended; 800 a second are wanted", 4_000, {BASELINE: 0.5}
+    ),
     "remote-fan-in": Scenario("Three instances send to one", 60_000, {BASELINE: 0.75}),
     REMOTE_SCALE: Scenario(
         "Between two instances, by how many cores there are; each line for 10 s", 5_000, {BASELINE: 1.6}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
@@ -31,7 +31,7 @@ from servicebroker.engine.remote.departing import (
 )
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import Place, Unroutable, place_of
+from servicebroker.engine.remote.remote_opening import MadeTarget, NewTarget, Place, Unroutable, place_of
 from servicebroker.engine.remote.site import Database, Here, Home, Located, passages
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
@@ -517,33 +517,40 @@ class MemoryStore(Store):
     def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
         return place_of(header, self._located(Here()), self._tables.routes, self._clock(), pick)
 
-    def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
-        tables, opening = self._tables, header.opening
-        assert opening is not None
-        if tables.find((header.conversation_id, False)) is not None:
-            return None
+    def new_handle(self) -> UUID:
+        return self._tables.draw_handle()
+
+    def _insert_target(self, target: NewTarget) -> None:
+        header, opening = target.header, target.opening
         one = Endpoint(
-            tables.draw_handle(),
+            target.conversation_handle,
             header.conversation_id,
             is_initiator=False,
             own_service=header.to_service,
             far_service=header.from_service,
             contract=opening.contract,
-            lifetime=self._clock() + timedelta(seconds=opening.lifetime),
+            lifetime=target.lifetime,
             encryption=opening.encryption,
             state=EndpointState.STARTED_INBOUND,
             far_broker=str(header.from_broker),
             is_remote=True,
-            security=security,
-            keys=keys,
+            security=target.security,
+            keys=target.keys,
         )
         if self._is_open:
             self._before[one.handle] = None
-        tables.insert(one)
-        return one.handle
+        self._tables.insert(one)
 
-    def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> Result:
-        result = Result([], [], set(self._gone(batches)), [], {}, set())
+    def store(
+        self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
+    ) -> Result:
+        made: dict[UUID, MadeTarget] = {}
+        for handle, target in targets.items():
+            if self._tables.find((target.header.conversation_id, False)) is None:
+                self._insert_target(target)
+                shown = self._shown(self._tables.endpoints[handle])
+                made[handle] = MadeTarget(shown.priority, shown.honors_priority, shown.by_service_master_key)
+        result = Result([], [], set(self._gone(batches)), [], {}, set(), made)
         for handle, batch in batches.items():
             if handle in result.gone:
                 continue
@@ -690,9 +697,10 @@ class MemoryStore(Store):
         if (one := self._own(handle)) is not None and one.keys is not None:
             one.keys = one.keys._replace(exchange=exchange)
 
-    def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
-        if (one := self._own(handle)) is not None and one.keys is not None and one.keys.second_key is None:
-            one.keys = one.keys._replace(second_key_id=key_id, second_key=key)
+    def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
+        for handle, (key_id, key) in keys.items():
+            if (one := self._own(handle)) is not None and one.keys is not None and one.keys.second_key is None:
+                one.keys = one.keys._replace(second_key_id=key_id, second_key=key)
 
     def _own(self, handle: UUID) -> Endpoint | None:
         """The row for what nobody else writes."""

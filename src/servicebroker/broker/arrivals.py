@@ -7,7 +7,8 @@ somebody may hold the rows; only once it is durable is it told.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
@@ -16,7 +17,7 @@ from msgspec import structs
 
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import Conversations, Entry
-from servicebroker.broker.dialog_security import Denied, DialogSecurity, Secured
+from servicebroker.broker.dialog_security import Admitted, Denied, DialogSecurity
 from servicebroker.broker.inboxes import Charges, line_of
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
@@ -24,7 +25,14 @@ from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
+from servicebroker.engine.remote.remote_opening import (
+    BEING_ALTERED,
+    MadeTarget,
+    NewTarget,
+    Place,
+    Unroutable,
+    lifetime_of,
+)
 from servicebroker.model.conversation_events import CREATED, DROPPED, Deed
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
@@ -79,11 +87,12 @@ class Came(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A message whose integrity is proven, and the endpoint that it is for."""
+    """A message whose integrity is proven, and the endpoint that it is for; `target`: that is to be made."""
 
     handle: UUID
     header: Header
     payload: Payload
+    target: NewTarget | None = None
 
 
 class WaitingOpenings:
@@ -134,32 +143,48 @@ class WaitingOpenings:
         self._again.plan(self._seconds(), is_left=bool(self._kept))
 
 
+class _Beginning(NamedTuple):
+    """A first message that begins a conversation: where, by whom, and what it says."""
+
+    came: Came
+    place: Place
+    admitted: Admitted
+    payload: Payload
+
+
 class Reception:
-    """Opens messages with the keys of their conversations."""
+    """Opens messages with the keys of their conversations, and makes the targets of those that begin."""
 
     def __init__(
         self,
         conversations: Conversations,
         waiting: WaitingOpenings,
         security: DialogSecurity,
+        charges: Charges,
+        clock: Callable[[], datetime],
         chance: Random,
     ) -> None:
         self._conversations = conversations
         self._waiting = waiting
         self._security = security
+        self._charges = charges
+        self._clock = clock
         self._chance = chance
 
     def open(self, store: Store, came: Came) -> Received | None:
-        """The message; None when it waits, is dropped, which was written down, or answered with an error.
-
-        Raises:
-            CorruptedMessage: it was changed under way, or nobody can have made it so.
-        """
-        header = came.header
+        """The message; None when it waits, is dropped, which was written down, or answered with an error."""
         handle = self._conversations.find(*came.key)
         entry = None if handle is None else self._conversations.get(handle)
         if handle is None or entry is None:
-            return self._begin(store, came)
+            return self.begin(store, [came])[0]
+        try:
+            return self._open(store, came, handle, entry)
+        except CorruptedMessage as problem:
+            _spoiled(came, problem)
+            return None
+
+    def _open(self, store: Store, came: Came, handle: UUID, entry: Entry) -> Received | None:
+        header = came.header
         if entry.session is None:
             _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             self._conversations.wanted.add(handle)  # the key may be there when the message comes again
@@ -170,10 +195,39 @@ class Reception:
                 return None
             entry.secure(*learned)
             return Received(handle, header, _opened(came.envelope, learned[1]))
-        return Received(handle, header, _opened(came.envelope, entry.session))
+        payload = _opened(came.envelope, entry.session)
+        if not entry.endpoint.is_acknowledged:
+            self._security.note_capabilities(entry.endpoint, header)
+        return Received(handle, header, payload)
 
-    def _begin(self, store: Store, came: Came) -> Received | None:
-        """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here.
+    def begin(self, store: Store, came: Sequence[Came]) -> dict[int, Received | None]:
+        """Begin the conversations that are not known here, all of a round together.
+
+        Returns the first message of each, by its place among those that came; None if it waits, or was refused.
+        """
+        opened: dict[int, Received | None] = {}
+        beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
+        for place, one in enumerate(came):
+            if one.key in beginnings or self._conversations.find(*one.key) is not None:
+                continue
+            began = self._charges.now
+            opened[place] = None
+            try:
+                found = self._beginning(store, one)
+            except CorruptedMessage as problem:
+                _spoiled(one, problem)
+                found = None
+            if found is not None:
+                beginnings[one.key] = place, found
+            self._charges.charge(one.link, began)
+        if beginnings:
+            began = self._charges.now
+            opened.update(self._enter(store, dict(beginnings.values())))
+            self._charges.charge_equally([one.came.link for _, one in beginnings.values()], began)
+        return opened
+
+    def _beginning(self, store: Store, came: Came) -> _Beginning | None:
+        """What a message begins; else the peer is told that nobody is here.
 
         A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
         """
@@ -189,7 +243,7 @@ class Reception:
             return None
         place = store.find_place(header, self._chance.randrange)
         if isinstance(place, Place):
-            return self._admit(store, link, envelope, place, payload)
+            return self._admit(store, came, place, payload)
         if isinstance(place, Unroutable):
             if place == BEING_ALTERED and self._waiting.keep(came):
                 return None
@@ -201,13 +255,13 @@ class Reception:
             refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
-    def _admit(self, store: Store, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
-        header = envelope.header
+    def _admit(self, store: Store, came: Came, place: Place, payload: Payload) -> _Beginning | None:
+        link, header = came.link, came.header
         admitted = self._security.admit(store, place.home, place.broker, header, link)
         if admitted is None:
             return None
         if header.is_secured:
-            payload = _opened(envelope, admitted.session)
+            payload = _opened(came.envelope, admitted.session)
         if isinstance(admitted, Denied):
             refuse(link, header, admitted.failure, admitted.session)
             return None
@@ -217,19 +271,26 @@ class Reception:
             _drop(link, header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
-        handle = store.insert_target(header, place.home, admitted.security, admitted.keys)
-        if handle is None:
-            _drop(link, header, 11221, "both sides of the conversation are in this instance")
-            return None
-        link.opened()
-        (endpoint,) = store.endpoints([handle])
-        journal.conversed(Deed.DIALOG_CREATED, endpoint, EndpointState.STARTED_INBOUND)
-        if journal.watches_conversations():
-            for group in store.groups_of([handle]).values():
-                journal.grouped(CREATED, group)
-        return Received(self._conversations.enter(endpoint), header, payload)
+        return _Beginning(came, place, admitted, payload)
 
-    def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Secured) -> bool:
+    def _enter(self, store: Store, beginnings: dict[int, _Beginning]) -> Iterator[tuple[int, Received]]:
+        """Enter the targets of conversations that begin, which are made when their messages are stored."""
+        secured = self._security.secure([one.admitted for one in beginnings.values()])
+        for (place, one), how in zip(beginnings.items(), secured, strict=True):
+            header = one.came.header
+            target = NewTarget(
+                store.new_handle(),
+                header,
+                one.place.home,
+                one.place.broker,
+                lifetime_of(header, self._clock()),
+                how.security,
+                how.keys,
+            )
+            handle = self._conversations.enter(target.endpoint, how.session)
+            yield place, Received(handle, header, one.payload, target)
+
+    def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Admitted) -> bool:
         """Whether a proven opening was sealed lately; an initiator whose clock differs is told what ours shows."""
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
@@ -298,6 +359,7 @@ class Settling:
         self._seconds = seconds
         self._budget = budget
         self._traces = ArrivedTraces()
+        self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # to be made, and who has brought their first messages
         self._postponed: dict[UUID, Batch] = {}
         self._behind: set[UUID] = set()  # stored after they were postponed: what came meanwhile is for the next round
         self._stored: list[Batch] = []  # by this round
@@ -315,10 +377,12 @@ class Settling:
 
     def arrived(self, store: Store, link: Link, received: Received) -> None:
         """What a message changes is noted, until it is written."""
-        handle, header, payload = received
+        handle, header, payload, target = received
         entry = self._conversations.get(handle)
         if entry is None:
             return
+        if target is not None:
+            self._targets[handle] = target, link
         journal.acknowledgement(header, is_sent=False)
         self._traces.note(handle, header)
         number = entry.dialog.to_recall(header)
@@ -357,11 +421,13 @@ class Settling:
                 batches[handle] = batch
             self._charges.charge_for(handle, began)
         self._postponed, self._behind, self._stored = {}, set(), []
-        if not batches:
+        if not batches and not self._targets:
             self._traces.take({}, ())  # what only comes again does not pile up
             return None
         self._happens(batches, BatchEvent.GIVEN)
-        result = store.store(batches, self.quotas.owners(batches) if self._unfinished else {})
+        targets = {handle: target for handle, (target, _) in self._targets.items()}
+        result = store.store(batches, self.quotas.owners(batches) if self._unfinished else {}, targets)
+        self._note_made(store, result.made)
         self._happens(result.postponed, BatchEvent.ROW_HELD)
         stored = {handle: batches[handle] for handle in result.stored}
         if traced := self._traces.take(stored, {*result.postponed, *late}):
@@ -374,6 +440,22 @@ class Settling:
         self._dirty += len(batches)
         self._written += len(result.stored)
         return result
+
+    def _note_made(self, store: Store, made: Mapping[UUID, MadeTarget]) -> None:
+        """Tell of the targets that were made; of a conversation that has one already nothing is remembered."""
+        groups = store.groups_of(list(made)) if made and journal.watches_conversations() else {}
+        targets, self._targets = self._targets, {}
+        for handle, (target, link) in targets.items():
+            entry = self._conversations.get(handle)
+            if handle not in made:
+                _drop(link, target.header, 11221, "both sides of the conversation are in this instance")
+                self._conversations.forget(handle)
+            elif entry is not None:
+                entry.note_made(made[handle])
+                link.opened()
+                journal.conversed(Deed.DIALOG_CREATED, entry.endpoint, EndpointState.STARTED_INBOUND)
+                if handle in groups:
+                    journal.grouped(CREATED, groups[handle])
 
     @property
     def stored(self) -> int:
@@ -544,6 +626,12 @@ def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionK
     is_secured = session.first.is_secured
     answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)
     link.send(encode(answer, failure, session.of(answer)))
+
+
+def _spoiled(came: Came, problem: CorruptedMessage) -> None:
+    """It was changed under way, or nobody can have made it so."""
+    journal.not_taken(problem, came.link)
+    came.link.complain()
 
 
 def _drop_stranger(came: Came, number: int, *values: object) -> None:

@@ -17,6 +17,7 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.engine.remote.remote_opening import MadeTarget
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Security
 from servicebroker.model.states import EndpointState
@@ -108,6 +109,10 @@ class Entry:
         """Its target has not taken the opening, and says what its clock shows."""
         self.far_clock = clock, seconds
 
+    def note_made(self, made: MadeTarget) -> None:
+        """Its endpoint is made, and has the priority that the database gives it."""
+        self.endpoint = self.endpoint._replace(**made._asdict())
+
     def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
         """It has these keys now."""
         self.endpoint, self.session = endpoint, session
@@ -192,8 +197,8 @@ class Conversations:
         """The handle of that side of a conversation."""
         return self._by_conversation.get((conversation, is_initiator))
 
-    def enter(self, endpoint: RemoteEndpoint) -> UUID:
-        """Remember an endpoint as the database has it."""
+    def enter(self, endpoint: RemoteEndpoint, session: SessionKeys | None = None) -> UUID:
+        """Remember an endpoint as the database has it; its keys are opened if `session` is not given."""
         handle = endpoint.conversation_handle
         self.forget(handle)
         dialog = Dialog(_identity(endpoint, self._at(endpoint.lifetime)), _state(endpoint), self._draw, self._limits)
@@ -201,7 +206,7 @@ class Conversations:
             dialog.close()
         elif endpoint.failure is not None:
             dialog.refuse(BrokerFailure(*endpoint.failure))
-        session = self._session_of(endpoint)
+        session = session or self._session_of(endpoint)
         stage = Stage.DELAYED if endpoint.is_remote else Stage.FOUND
         self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, session, stage)
         self._by_conversation[endpoint.conversation_id, endpoint.is_initiator] = handle

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.conversations import MATCH_AGAIN, Conversations, Entry
-from servicebroker.broker.dialog_security import DialogSecurity
+from servicebroker.broker.dialog_security import DialogSecurity, Introduction
 from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
@@ -75,7 +75,11 @@ class Finding:
 
     def _introduce_again(self, store: Store, entries: list[Entry]) -> None:
         """The key that travels with what they send is not acknowledged: perhaps its certificates are replaced."""
-        introductions = [(one.endpoint, key) for one in entries if (key := one.dialog.introduction) is not None]
+        introductions = [
+            Introduction(one.endpoint, key, one.dialog.is_unanswered)
+            for one in entries
+            if (key := one.dialog.introduction) is not None
+        ]
         renewed = self._security.renew(store, introductions)
         for entry in entries:
             match renewed.get(entry.endpoint.conversation_handle):

@@ -2,6 +2,11 @@
 
 What protects a conversation is decided once, before anything of it travels. Who has sent a message is known by the
 signature of the key that opens it, so what cannot be verified is dropped and not answered: its sender will try again.
+
+Each conversation has session keys of its own. Key exchange keys and signatures are shared among conversations
+(`exchanges.py`), where the peer's broker has said that it understands that. A target says it in its first
+acknowledgement; the brokers of a service are asked by nothing else, so the first conversations after a start use the
+form that every version knows. So does an exchange that nobody answers: the peer may be of an older version again.
 """
 
 from __future__ import annotations
@@ -12,10 +17,8 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-import msgspec
-
 from servicebroker.broker import journal
-from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
+from servicebroker.broker.exchanges import Draft, Exchanges, Signer
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
@@ -29,8 +32,9 @@ from servicebroker.model.security.certificates import SESSION_KEY
 from servicebroker.model.security.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
 from servicebroker.model.security.permissions import PUBLIC_ID
 from servicebroker.protocol.dialog import Dropped
-from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys, bound
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
+    BATCHED,
     CAPABILITIES,
     DATED,
     BrokerFailure,
@@ -56,7 +60,14 @@ class Secured(NamedTuple):
     session: SessionKeys
     keys: Keys | None = None
     exchange: Exchange | None = None
-    signer: UserCertificate | None = None  # of the peer, where it begins; None: anonymous
+
+
+class Introduction(NamedTuple):
+    """An exchange that the peer has not acknowledged; `is_unanswered`: it was sent twice."""
+
+    endpoint: RemoteEndpoint
+    exchange: Exchange
+    is_unanswered: bool
 
 
 class Misdated(NamedTuple):
@@ -75,6 +86,21 @@ class _Opened(NamedTuple):
     key: bytes
 
 
+class Admitted(NamedTuple):
+    """A first message whose sender may begin a conversation; `back` is the header of an answer."""
+
+    session: SessionKeys
+    back: Header
+    is_batched: bool = False  # the initiator's broker understands exchanges of a batch
+    opened: _Opened | None = None  # None: it is not secured
+    key_id: UUID | None = None  # of the session key that it brings
+
+    @property
+    def signer(self) -> UserCertificate | None:
+        """The certificate that has signed the exchange; None if nobody has."""
+        return None if self.opened is None else self.opened.peer
+
+
 class Denied(NamedTuple):
     """Its first message is not taken; the initiator gets this Error, sealed by `session`."""
 
@@ -83,7 +109,9 @@ class Denied(NamedTuple):
 
 
 MOST_BROKERS = 10_000  # that a daemon remembers: a few hundred bytes each
+MAX_BROKERS_OF_SERVICE = 100  # whose capabilities are remembered
 PLAIN = Secured(Security.NONE, UNSECURED)
+Learned = tuple[UUID, bytes]  # a target's key: its identifier, and as it is stored
 
 
 class DialogSecurity:
@@ -92,11 +120,16 @@ class DialogSecurity:
     def __init__(self, keys: KeyFolder | None, clock: Callable[[], datetime]) -> None:
         self._keys = OpenedKeys(keys, journal.trouble)
         self._clock = clock
+        self._exchanges = Exchanges(clock)
         self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate, as they are stored
+        # Whether the brokers of a far service understand exchanges of a batch; by our database and the service.
+        self._batching: dict[tuple[int, str], dict[UUID, bool]] = {}
+        self._learned: dict[UUID, Learned] = {}  # by handle, to be saved
 
     def forget(self) -> None:
         """What was written may not have been committed."""
         self._brokers.clear()
+        self._learned.clear()
 
     def session(self, endpoint: RemoteEndpoint) -> SessionKeys | None:
         """The keys of a conversation that has them; None while its master key cannot be opened."""
@@ -122,23 +155,31 @@ class DialogSecurity:
         found = store.find_certificates_of(owners)
         by_handle = {one.conversation_handle: one for one in endpoints}
         decided: dict[UUID, Secured | str] = {}
+        drafts: dict[UUID, tuple[Secured, Draft]] = {}
         for one in beginnings:
+            handle, endpoint = one.conversation_handle, by_handle[one.conversation_handle]
+            own = found[one.database_id, one.owner_id]
+            remote = found.get((one.database_id, one.remote_id or 0), [])
             try:
-                own = found[one.database_id, one.owner_id]
-                remote = found.get((one.database_id, one.remote_id or 0), [])
-                decided[one.conversation_handle] = self._begin_one(one, by_handle[one.conversation_handle], own, remote)
+                begun = self._begin_one(one, endpoint, own, remote)
             except BrokerError as reason:
-                decided[one.conversation_handle] = reason.text
-                is_asked = reason.number == NO_BINDING and store.ask_for_binding(
-                    one.database_id, by_handle[one.conversation_handle].far_service
-                )
-                if is_asked:
-                    decided[one.conversation_handle] = RULES[9770].text
+                decided[handle] = reason.text
+                if reason.number == NO_BINDING and store.ask_for_binding(one.database_id, endpoint.far_service):
+                    decided[handle] = RULES[9770].text
+                continue
+            if isinstance(begun, Secured):
+                decided[handle] = begun
+            else:
+                drafts[handle] = begun
+        signed = self._exchanges.sign([draft for _, draft in drafts.values()])
+        for (handle, (secured, _)), exchange in zip(drafts.items(), signed, strict=True):
+            decided[handle] = _introduced(secured, exchange)
         return decided
 
     def _begin_one(
         self, one: Beginning, endpoint: RemoteEndpoint, own: list[UserCertificate], remote: list[UserCertificate]
-    ) -> Secured:
+    ) -> Secured | tuple[Secured, Draft]:
+        """What protects it; with the exchange, not signed yet, if it is secured."""
         decision = TABLE[bool(own), one.encryption, one.binding]
         if not isinstance(decision, Security):
             raise BrokerError(decision, one.owner_id)
@@ -153,42 +194,66 @@ class DialogSecurity:
         if master is None:
             raise BrokerError(28054, one.database, NO_SERVICE_MASTER_KEY)
         key, key_id = os.urandom(KEY_SIZE), uuid4()
-        header = _header(endpoint)
-        exchange = self._exchange(key, key_id, theirs, ours, master, header)
-        keys = Keys(
-            one.owner_id if ours else 0,
-            one.remote_id or 0,
-            key_id,
-            seal(master, key, SESSION_KEY),
-            exchange=pack_exchange(exchange),
+        draft = self._exchanges.draft(
+            key, key_id, theirs, self._signer(ours, master), _header(endpoint), is_batched=self._is_batching(endpoint)
         )
-        return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys, exchange)
+        keys = Keys(one.owner_id if ours else 0, one.remote_id or 0, key_id, seal(master, key, SESSION_KEY))
+        return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys), draft
 
-    def renew(
-        self, store: Store, introductions: Sequence[tuple[RemoteEndpoint, Exchange]]
-    ) -> dict[UUID, tuple[Keys, Exchange] | str]:
+    def _signer(self, ours: UserCertificate | None, master: bytes) -> Signer | None:
+        """Our certificate with its private key.
+
+        Raises:
+            BrokerError: 9733 the key cannot be opened.
+        """
+        if ours is None:
+            return None
+        secret = self._keys.private_key(ours.key.private_key, master)
+        if secret is None:
+            raise BrokerError(9733, ours.owner_id)
+        return Signer(ours, secret)
+
+    def _is_batching(self, endpoint: RemoteEndpoint) -> bool:
+        """Whether every broker that is known to have the far service understands exchanges of a batch."""
+        known = self._batching.get((endpoint.database_id, endpoint.far_service), {})
+        return bool(known) and all(known.values())
+
+    def note_capabilities(self, endpoint: RemoteEndpoint, header: Header) -> None:
+        """Remember what the broker of a target can do, by its first acknowledgement of a secured conversation."""
+        if not header.is_secured or header.is_from_initiator or header.acknowledgement is None:
+            return
+        if len(self._batching) >= MOST_BROKERS:
+            self._batching.clear()
+        known = self._batching.setdefault((endpoint.database_id, endpoint.far_service), {})
+        if len(known) >= MAX_BROKERS_OF_SERVICE:
+            known.clear()
+        known[header.from_broker] = BATCHED in header.capabilities
+
+    def renew(self, store: Store, introductions: Sequence[Introduction]) -> dict[UUID, tuple[Keys, Exchange] | str]:
         """What is not acknowledged, for the certificates of today: those that it was made for may be gone at the peer.
 
-        Returns what has changed; or why nothing fits any more, in the words of transmission_status.
+        If nobody answers, it gets the form that every version knows. Returns what has changed; or why nothing fits any
+        more, in the words of transmission_status.
         """
         owners = [
-            (one.database_id, owner)
-            for one, _ in introductions
-            if one.keys
-            for owner in (one.keys.principal_id, one.keys.far_principal_id)
+            (one.endpoint.database_id, owner)
+            for one in introductions
+            if one.endpoint.keys
+            for owner in (one.endpoint.keys.principal_id, one.endpoint.keys.far_principal_id)
         ]
         found = store.find_certificates_of(owners)
         renewed: dict[UUID, tuple[Keys, Exchange] | str] = {}
-        for endpoint, exchange in introductions:
+        for one in introductions:
+            endpoint = one.endpoint
             assert endpoint.keys is not None
             own = found[endpoint.database_id, endpoint.keys.principal_id]
             remote = found[endpoint.database_id, endpoint.keys.far_principal_id]
             try:
-                new = self._renew_one(store, endpoint, endpoint.keys, exchange, own, remote)
+                new = self._renew_one(store, one, endpoint.keys, own, remote)
             except BrokerError as reason:
                 renewed[endpoint.conversation_handle] = reason.text
                 continue
-            if new is not exchange:
+            if new is not one.exchange:
                 keys = endpoint.keys._replace(exchange=pack_exchange(new))
                 store.save_exchange(endpoint.conversation_handle, pack_exchange(new))
                 renewed[endpoint.conversation_handle] = keys, new
@@ -197,17 +262,18 @@ class DialogSecurity:
     def _renew_one(
         self,
         store: Store,
-        endpoint: RemoteEndpoint,
+        one: Introduction,
         keys: Keys,
-        exchange: Exchange,
         own: list[UserCertificate],
         remote: list[UserCertificate],
     ) -> Exchange:
-        now = self._clock()
+        endpoint, exchange, now = one.endpoint, one.exchange, self._clock()
         theirs = session_keys.chosen(remote, keys.far_principal_id, now)
         ours = session_keys.signer(own, keys.principal_id, now) if exchange.source else None
         source = b"" if ours is None else ours.facts.thumbprint
-        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):
+        is_same = (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination)
+        is_misunderstood = one.is_unanswered and exchange.siblings is not None
+        if is_same and not is_misunderstood:
             return exchange
         master_key = store.find_master_key(endpoint.database_id)
         master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
@@ -215,9 +281,12 @@ class DialogSecurity:
         if master is None or sealed is None:
             return exchange
         key = unseal(master, sealed, SESSION_KEY)
-        return (
-            exchange if key is None else self._exchange(key, exchange.key_id, theirs, ours, master, _header(endpoint))
-        )
+        if key is None:
+            return exchange
+        self._batching.pop((endpoint.database_id, endpoint.far_service), None)
+        signer, header = self._signer(ours, master), _header(endpoint)
+        draft = self._exchanges.draft(key, exchange.key_id, theirs, signer, header, is_batched=False)
+        return self._exchanges.sign([draft])[0]
 
     def learn(
         self, store: Store, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
@@ -242,13 +311,19 @@ class DialogSecurity:
             journal.conversation("No Certificate", header, link)
             return None
         sealed = seal(opened.master, opened.key, SESSION_KEY)
-        store.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)
+        self._learned[endpoint.conversation_handle] = exchange.key_id, sealed
         keys = keys._replace(second_key_id=exchange.key_id, second_key=sealed)
         return endpoint._replace(keys=keys), session._replace(second=_session_key(opened.key))
 
+    def save(self, store: Store) -> None:
+        """Save the keys of targets that this round has learned."""
+        learned, self._learned = self._learned, {}
+        if learned:
+            store.save_second_keys(learned)
+
     # ---------------------------------------------------------------- the target
 
-    def admit(self, store: Store, home: Home, broker: UUID, header: Header, link: Link) -> Secured | Denied | None:
+    def admit(self, store: Store, home: Home, broker: UUID, header: Header, link: Link) -> Admitted | Denied | None:
         """Whether a conversation may begin with a service of ours, by its first message. None: it is not answered.
 
         `broker` is the identifier of the database that has the service.
@@ -276,26 +351,44 @@ class DialogSecurity:
         if refused:
             journal.conversation("Run As Target Failure", header, link, refused.text)
             return None
-        if opened is None or exchange is None:
-            return PLAIN
-        return self._answer(opened, exchange, session, refusal(header, broker))
+        is_batched = header.opening is not None and BATCHED in header.opening.capabilities
+        key_id = None if exchange is None else exchange.key_id
+        return Admitted(session, refusal(header, broker), is_batched, opened, key_id)
 
-    def _answer(self, opened: _Opened, exchange: Exchange, session: SessionKeys, back: Header) -> Secured:
-        """The target's own key, in full security. `back` is the header of an answer."""
-        keys = Keys(
-            opened.own.owner_id,
-            0 if opened.peer is None else opened.peer.owner_id,
-            exchange.key_id,
-            seal(opened.master, opened.key, SESSION_KEY),
-        )
-        if opened.peer is None:
-            return Secured(Security.ANONYMOUS, session, keys)
-        key, key_id = os.urandom(KEY_SIZE), uuid4()
-        ours = self._exchange(key, key_id, opened.peer, opened.own, opened.master, back)
-        keys = keys._replace(
-            second_key_id=key_id, second_key=seal(opened.master, key, SESSION_KEY), exchange=pack_exchange(ours)
-        )
-        return Secured(Security.FULL, session._replace(second=_session_key(key)), keys, ours, opened.peer)
+    def secure(self, admitted: Sequence[Admitted]) -> list[Secured]:
+        """Make what is stored of the security of these conversations; in full security with a key for the answers."""
+        secured = [PLAIN if one.opened is None else self._secured(one, one.opened) for one in admitted]
+        answers = [
+            (place, one.opened)
+            for place, one in enumerate(admitted)
+            if one.opened is not None and one.opened.peer is not None
+        ]
+        fresh = [os.urandom(KEY_SIZE) for _ in answers]
+        drafts = [
+            self._answer(admitted[place], opened, key) for (place, opened), key in zip(answers, fresh, strict=True)
+        ]
+        signed = self._exchanges.sign(drafts)
+        for (place, opened), key, exchange in zip(answers, fresh, signed, strict=True):
+            one = secured[place]
+            assert one.keys is not None
+            keys = one.keys._replace(second_key_id=exchange.key_id, second_key=seal(opened.master, key, SESSION_KEY))
+            session = one.session._replace(second=_session_key(key))
+            secured[place] = _introduced(Secured(Security.FULL, session, keys), exchange)
+        return secured
+
+    @staticmethod
+    def _secured(one: Admitted, opened: _Opened) -> Secured:
+        """With the initiator's key alone."""
+        assert one.key_id is not None
+        peer_id = 0 if opened.peer is None else opened.peer.owner_id
+        keys = Keys(opened.own.owner_id, peer_id, one.key_id, seal(opened.master, opened.key, SESSION_KEY))
+        return Secured(Security.ANONYMOUS, one.session, keys)
+
+    def _answer(self, one: Admitted, opened: _Opened, key: bytes) -> Draft:
+        """The exchange of the target's own key."""
+        assert opened.peer is not None
+        signer = self._signer(opened.own, opened.master)
+        return self._exchanges.draft(key, uuid4(), opened.peer, signer, one.back, is_batched=one.is_batched)
 
     def judge_date(self, store: Store, header: Header, signer: UserCertificate | None) -> Misdated | None:
         """Why a proven opening of a secured conversation is not taken: it was sealed too long ago, or says not when.
@@ -340,44 +433,20 @@ class DialogSecurity:
 
     # ---------------------------------------------------------------- both
 
-    def _exchange(
-        self,
-        key: bytes,
-        key_id: UUID,
-        theirs: UserCertificate,
-        ours: UserCertificate | None,
-        master: bytes,
-        header: Header,
-    ) -> Exchange:
-        """The session key for the peer, signed when `ours` is given."""
-        recipient = public_key(theirs.facts.der)
-        if recipient is None:
-            raise BrokerError(9735, theirs.owner_id)
-        about = bound(header, key_id)
-        capsule, wrapped = wrap(key, recipient, about)
-        source = b"" if ours is None else ours.facts.thumbprint
-        exchange = Exchange(key_id, source, theirs.facts.thumbprint, capsule, wrapped, b"")
-        if ours is None:
-            return exchange
-        secret = self._keys.private_key(ours.key.private_key, master)
-        if secret is None:
-            raise BrokerError(9733, ours.owner_id)
-        return msgspec.structs.replace(exchange, signature=sign(exchange, secret, about))
-
     def _open(self, store: Store, database_id: int, exchange: Exchange, header: Header, link: Link) -> _Opened | None:
         """Verify an exchange that has arrived. None: it is not believed, or cannot be opened, and somebody was told."""
         if bool(exchange.source) != bool(exchange.signature):
             journal.corrupted(CorruptedMessage(11251), link)
             return None
         found = store.find_certificates(database_id, [exchange.source, exchange.destination])
-        now, about = self._clock(), bound(header, exchange.key_id)
+        now = self._clock()
         known = {name: one for name, one in found.items() if one.facts.is_valid(now)}
         own, peer = known.get(exchange.destination), known.get(exchange.source)
-        signer = None if peer is None else public_key(peer.facts.der)
-        if own is None or own.key.encryption != BY_MASTER_KEY or (exchange.source and signer is None):
+        has_signer = peer is not None and public_key(peer.facts.der) is not None
+        if own is None or own.key.encryption != BY_MASTER_KEY or (exchange.source and not has_signer):
             journal.conversation("No Certificate", header, link)
             return None
-        if signer is not None and not is_signed(exchange, signer, about):
+        if peer is not None and not self._exchanges.is_signed(exchange, peer, header):
             journal.conversation("Bad Signature", header, link)
             return None
         master_key = store.find_master_key(database_id)
@@ -386,11 +455,17 @@ class DialogSecurity:
         if master is None or secret is None:
             _drop(link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
-        key = unwrap(exchange, secret, about)
+        key = self._exchanges.unwrap(exchange, secret, header)
         if key is None:
             journal.corrupted(CorruptedMessage(11230), link)
             return None
         return _Opened(own, peer, master, key)
+
+
+def _introduced(secured: Secured, exchange: Exchange) -> Secured:
+    """The same, with our key for the peer."""
+    assert secured.keys is not None
+    return secured._replace(keys=secured.keys._replace(exchange=pack_exchange(exchange)), exchange=exchange)
 
 
 def _session_key(key: bytes) -> SessionKey:

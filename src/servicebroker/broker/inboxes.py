@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -360,6 +360,11 @@ class Charges:
         self._of_link: defaultdict[Link, float] = defaultdict(float)
         self._brought_by: dict[UUID, Link] = {}
 
+    @property
+    def now(self) -> float:
+        """The moment from which something is to be charged."""
+        return self._seconds()
+
     def begin(self) -> None:
         """Begin another round."""
         self._of_link.clear()
@@ -372,6 +377,12 @@ class Charges:
     def charge(self, link: Link, since: float) -> None:
         """Charge a link for the time since then."""
         self._of_link[link] += self._seconds() - since
+
+    def charge_equally(self, links: Sequence[Link], since: float) -> None:
+        """Charge each of these links for its part of the time since then."""
+        each = (self._seconds() - since) / max(1, len(links))
+        for link in links:
+            self._of_link[link] += each
 
     def charge_for(self, handle: UUID, since: float) -> None:
         """Charge whoever has brought something for that conversation in this round, if anybody has."""

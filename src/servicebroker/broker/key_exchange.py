@@ -1,65 +1,145 @@
 """The security header of a dialog: a session key, wrapped for one certificate and signed by another.
 
-A key exchange key is made for each exchange: with a certificate on an elliptic curve by agreement between a key made
-for this once and the certificate's (ECDH, HKDF-SHA256), with an RSA certificate at random, encrypted by RSA-OAEP. It
-encrypts the session key with AES-256-GCM. What is signed and authenticated names the conversation, so that an exchange
-is worth nothing in another one.
+**Wrapping.** A key exchange key encrypts session keys with AES-256-GCM. What opens it is the capsule: a point on the
+curve of the certificate, for an agreement with its key (ECDH, HKDF-SHA256), or a secret that is encrypted by RSA-OAEP.
+
+**Binding.** `about` names the conversation, the services and the direction. It is authenticated with the session key
+and signed, so that an exchange is worth nothing in another conversation.
+
+**Two forms.** Every version knows the first one: a key exchange key for one exchange, and a signature of it. The other
+one is for a peer with the capability `batched`. One key exchange key wraps many session keys, each with a nonce of its
+own. One signature is made for many exchanges: it signs the root of a hash tree over them (`hash_tree.py`), and each
+exchange brings its siblings. So a signature says as much in both forms: this conversation, this key.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from servicebroker.broker.hash_tree import Proof, prove, root_of
 from servicebroker.protocol.envelope import Exchange
 from servicebroker.protocol.integrity import KEY_SIZE
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.keys.x509_certificates import PrivateKey, PublicKey
 
-_ABOUT = b"servicebroker key exchange key 1"
+_AGREED = b"servicebroker key exchange key 1"
+_REUSED = b"servicebroker key exchange key 2"
+_SIGNED_ROOT = b"servicebroker exchanges 1"  # the first form signs other texts: those begin with a length
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
-_NONCE = bytes(12)  # the key is used once
+NONCE_SIZE = 12  # bytes
+_ONE_NONCE = bytes(NONCE_SIZE)  # in the first form the key is used once
+
+
+class Capsule(NamedTuple):
+    """A secret for whoever has the private key of a certificate, in clear and as it travels."""
+
+    secret: bytes
+    sealed: bytes
+
+
+def encapsulate(target: PublicKey) -> Capsule:
+    """Draw a secret for that key."""
+    if isinstance(target, rsa.RSAPublicKey):
+        secret = os.urandom(KEY_SIZE)
+        return Capsule(secret, target.encrypt(secret, _OAEP))
+    once = ec.generate_private_key(target.curve)
+    sealed = _point(once.public_key())
+    return Capsule(_agreed(once.exchange(ec.ECDH(), target), sealed, target), sealed)
+
+
+def decapsulate(sealed: bytes, own: PrivateKey) -> bytes | None:
+    """Return the secret in a capsule; None if it was not made for this key."""
+    try:
+        if isinstance(own, rsa.RSAPrivateKey):
+            return own.decrypt(sealed, _OAEP)
+        once = ec.EllipticCurvePublicKey.from_encoded_point(own.curve, sealed)
+        return _agreed(own.exchange(ec.ECDH(), once), sealed, own.public_key())
+    except ValueError:
+        return None
+
+
+# ---------------------------------------------------------------- the first form
 
 
 def wrap(key: bytes, target: PublicKey, about: bytes) -> tuple[bytes, bytes]:
-    """The session key for whoever has the private key of `target`: what gives the exchange key, and what that holds."""
-    if isinstance(target, rsa.RSAPublicKey):
-        secret = os.urandom(KEY_SIZE)
-        capsule = target.encrypt(secret, _OAEP)
-    else:
-        once = ec.generate_private_key(target.curve)
-        capsule = _point(once.public_key())
-        secret = _agreed(once.exchange(ec.ECDH(), target), capsule, target)
-    return capsule, AESGCM(secret).encrypt(_NONCE, key, about)
+    """Wrap a session key under a key exchange key of its own. Returns the capsule and the wrapped key."""
+    secret, sealed = encapsulate(target)
+    return sealed, AESGCM(secret).encrypt(_ONE_NONCE, key, about)
 
 
 def unwrap(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes | None:
-    """The session key; None when it was not wrapped for this key and this conversation."""
-    try:
-        if isinstance(own, rsa.RSAPrivateKey):
-            secret = own.decrypt(exchange.capsule, _OAEP)
-        else:
-            once = ec.EllipticCurvePublicKey.from_encoded_point(own.curve, exchange.capsule)
-            secret = _agreed(own.exchange(ec.ECDH(), once), exchange.capsule, own.public_key())
-        key = AESGCM(secret).decrypt(_NONCE, exchange.wrapped, about)
-    except (ValueError, InvalidTag):
-        return None
-    return key if len(key) == KEY_SIZE else None
+    """Return the session key; None if it was not wrapped for this key and this conversation."""
+    secret = decapsulate(exchange.capsule, own)
+    return None if secret is None else _opened(secret, _ONE_NONCE, exchange.wrapped, about)
 
 
 def sign(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes:
-    """The signature of an exchange, by who makes it."""
+    """Return the signature of one exchange."""
     return x509_certificates.sign(_signed(exchange, about), own)
 
 
 def is_signed(exchange: Exchange, by: PublicKey, about: bytes) -> bool:
-    """Whether the signature is that of `by`."""
+    """Whether the signature of one exchange is that of `by`."""
     return x509_certificates.is_signed(_signed(exchange, about), exchange.signature, by)
+
+
+# ---------------------------------------------------------------- the form of a batch
+
+
+class ReusedKey:
+    """A key exchange key that wraps many session keys, each with a random nonce."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._cipher = AESGCM(HKDF(hashes.SHA256(), KEY_SIZE, None, _REUSED).derive(secret))
+
+    def wrap(self, key: bytes, about: bytes) -> bytes:
+        """Return the nonce and the wrapped session key."""
+        nonce = os.urandom(NONCE_SIZE)
+        return nonce + self._cipher.encrypt(nonce, key, about)
+
+    def unwrap(self, wrapped: bytes, about: bytes) -> bytes | None:
+        """Return the session key; None if it was not wrapped for this conversation, or a bit was changed."""
+        try:
+            key = self._cipher.decrypt(wrapped[:NONCE_SIZE], wrapped[NONCE_SIZE:], about)
+        except (ValueError, InvalidTag):
+            return None
+        return key if len(key) == KEY_SIZE else None
+
+
+def sign_together(exchanges: Sequence[tuple[Exchange, bytes]], own: PrivateKey) -> list[Exchange]:
+    """Sign exchanges, each given with what it is bound to, by one signature. Returns them with it."""
+    root, proofs = prove([_signed(exchange, about) for exchange, about in exchanges])
+    signature = x509_certificates.sign(_SIGNED_ROOT + root, own)
+    return [
+        msgspec.structs.replace(exchange, signature=signature, sides=proof.sides, siblings=proof.siblings)
+        for (exchange, _), proof in zip(exchanges, proofs, strict=True)
+    ]
+
+
+def signed_root(exchange: Exchange, about: bytes) -> bytes:
+    """Return the text that the signature of an exchange out of a batch must sign."""
+    assert exchange.siblings is not None
+    return _SIGNED_ROOT + root_of(_signed(exchange, about), Proof(exchange.sides, exchange.siblings))
+
+
+# ---------------------------------------------------------------- both
+
+
+def _opened(secret: bytes, nonce: bytes, wrapped: bytes, about: bytes) -> bytes | None:
+    try:
+        key = AESGCM(secret).decrypt(nonce, wrapped, about)
+    except (ValueError, InvalidTag):
+        return None
+    return key if len(key) == KEY_SIZE else None
 
 
 def _signed(exchange: Exchange, about: bytes) -> bytes:
@@ -67,8 +147,8 @@ def _signed(exchange: Exchange, about: bytes) -> bytes:
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def _agreed(shared: bytes, capsule: bytes, target: ec.EllipticCurvePublicKey) -> bytes:
-    return HKDF(hashes.SHA256(), KEY_SIZE, None, _ABOUT + capsule + _point(target)).derive(shared)
+def _agreed(shared: bytes, sealed: bytes, target: ec.EllipticCurvePublicKey) -> bytes:
+    return HKDF(hashes.SHA256(), KEY_SIZE, None, _AGREED + sealed + _point(target)).derive(shared)
 
 
 def _point(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
-from uuid import UUID
+from typing import TypeVar, cast
+from uuid import UUID, uuid4
 
 import psycopg
 
@@ -32,7 +32,7 @@ from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import Place, Unroutable
+from servicebroker.engine.remote.remote_opening import BEING_ALTERED, NewTarget, Place, Unroutable, place_of
 from servicebroker.engine.remote.site import Database, Here, Home, Located
 from servicebroker.engine.security import known_brokers, session_keys
 from servicebroker.engine.security.known_brokers import KnownBroker
@@ -75,6 +75,7 @@ class PostgresStore(Store):
         self.kept = kept
         self._is_beside = False  # this transaction has left something beside a queue
         self._catalog = Catalog()
+        self._answers: dict[Hashable, object] | None = None  # of this transaction, to what each opening asks again
         self._must_last = False
         self._is_replicated = True
 
@@ -87,6 +88,7 @@ class PostgresStore(Store):
     def transaction(self) -> Iterator[None]:
         """As the driver's, but BEGIN travels with the first statement, and not every COMMIT waits for the disk."""
         connection, self._must_last, self._is_beside = self._connection, False, False
+        self._answers = {}
         connection.ahead.append(Ahead(b"begin"))
         try:
             yield
@@ -96,6 +98,8 @@ class PostgresStore(Store):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 connection.rollback()
             raise
+        finally:
+            self._answers = None
         if not self._is_replicated:
             raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
         if self._is_beside and self.kept is not None:
@@ -118,6 +122,14 @@ class PostgresStore(Store):
     def _do_lazily(self, steps: Steps[T]) -> T:
         """Run one that only reads, or whose loss in a crash of the server only means that a peer is asked again."""
         return run(self._connection, steps)
+
+    def _once(self, key: Hashable, steps: Steps[T]) -> T:
+        """Run a look-up once in a transaction: its openings ask the same of what they have in common."""
+        if self._answers is None:
+            return self._do(steps)
+        if key not in self._answers:
+            self._answers[key] = self._do(steps)
+        return cast("T", self._answers[key])
 
     def _execute(self, statement: Statement) -> None:
         self._do(_alone(statement))
@@ -208,14 +220,25 @@ class PostgresStore(Store):
     # ---------------------------------------------------------------- what arrives
 
     def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
-        return self._do(remote_opening.find_place(self._catalog, header, self._clock(), pick))
+        service, opening, now = header.to_service, header.opening, self._clock()
+        assert opening is not None
+        if not self._once(("lock_service", service), remote_opening.lock_service(service)):
+            return BEING_ALTERED
+        located, outside = self._once(
+            ("locate", service, opening.contract),
+            remote_opening.locate(self._catalog, service, opening.contract, now),
+        )
+        return place_of(header, located, outside, now, pick)
 
-    def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
-        return self._do(remote_opening.insert_target(header, home, security, keys, self._clock()))
+    def new_handle(self) -> UUID:
+        return uuid4()
 
-    def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> arriving.Result:
+    def store(
+        self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
+    ) -> arriving.Result:
         large = LIMITS.most_fragments if self.kept is None else arriving.LARGE_FRAGMENTS
-        result = self._do(arriving.store(self._catalog, batches, owners, self._clock(), large=large))
+        steps = arriving.store(self._catalog, batches, owners, self._clock(), targets=targets, large=large)
+        result = self._do(steps)
         self._is_beside |= result.is_beside
         return result
 
@@ -240,10 +263,11 @@ class PostgresStore(Store):
         return self._do(session_keys.find_certificates_of(owners))
 
     def find_certificates(self, database_id: int, thumbprints: Sequence[bytes]) -> dict[bytes, UserCertificate]:
-        return self._do(session_keys.find_certificates(database_id, thumbprints))
+        key = ("find_certificates", database_id, *thumbprints)
+        return self._once(key, session_keys.find_certificates(database_id, thumbprints))
 
     def find_master_key(self, database_id: int) -> MasterKey | None:
-        return self._do(find_master_key(database_id))
+        return self._once(("find_master_key", database_id), find_master_key(database_id))
 
     def ask_for_binding(self, database_id: int, service: str) -> bool:
         return self._do(missing_routes.ask_for_binding(database_id, service, self._clock()))
@@ -254,8 +278,8 @@ class PostgresStore(Store):
     def save_exchange(self, handle: UUID, exchange: bytes) -> None:
         self._execute(session_keys.save_exchange(handle, exchange))
 
-    def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
-        self._execute(session_keys.save_second_key(handle, key_id, key))
+    def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
+        self._execute(session_keys.save_second_keys(keys))
 
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
         return self._do_lazily(known_brokers.find_broker(certificate_id, broker))
@@ -264,16 +288,17 @@ class PostgresStore(Store):
         self._execute(known_brokers.save_broker(certificate_id, broker, capabilities, ahead_until))
 
     def find_target(self, home: Home) -> Target:
-        return self._do(admission.find_target(home.database_id, home.service_id))
+        key = ("find_target", home.database_id, home.service_id)
+        return self._once(key, admission.find_target(home.database_id, home.service_id))
 
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
-        return self._do(admission.refused_keeper(target, principal_id))
+        return self._once(("refused_keeper", target, principal_id), admission.refused_keeper(target, principal_id))
 
     def refused_sender(self, target: Target, principal_id: int) -> BrokerError | None:
-        return self._do(admission.refused_sender(target, principal_id))
+        return self._once(("refused_sender", target, principal_id), admission.refused_sender(target, principal_id))
 
     def refused_owner(self, target: Target) -> BrokerError | None:
-        return self._do(admission.refused_owner(target))
+        return self._once(("refused_owner", target), admission.refused_owner(target))
 
 
 def _alone(statement: Statement) -> Steps[None]:

@@ -85,7 +85,7 @@ class Relay:
         self._charges = Charges(seconds)
         self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
-        self._reception = Reception(self._conversations, self._waiting, security, self._chance)
+        self._reception = Reception(self._conversations, self._waiting, security, self._charges, clock, self._chance)
         self._unfinished = UnfinishedMessages(self._limits, shares)
         self._settling = Settling(self._conversations, self._charges, self._unfinished, seconds, self._budget // shares)
         self._finding = Finding(self._conversations, security, seconds)
@@ -191,27 +191,18 @@ class Relay:
         unknown = [key for key in {one.key for one in came} if self._conversations.find(*key) is None]
         # also whose message is not taken: what it sends itself is found by no page while it is in memory
         touched = {self._conversations.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
-        for one in self._pass_on(store, came):
+        ours = self._pass_on(store, came)
+        opened = self._reception.begin(store, ours)
+        for place, one in enumerate(ours):
             began = self._seconds()
-            handle = self._receive(store, one)
+            received = opened[place] if place in opened else self._reception.open(store, one)
+            if received is not None:
+                self._settling.arrived(store, one.link, received)
+                self._charges.note_bringer(received.handle, one.link)
+                touched.add(received.handle)
             self._charges.charge(one.link, began)
-            if handle is not None:
-                self._charges.note_bringer(handle, one.link)
-                touched.add(handle)
+        self._security.save(store)
         return touched
-
-    def _receive(self, store: Store, came: Came) -> UUID | None:
-        """Open a message, and note what it changes. Returns the endpoint that it is for, if it is taken."""
-        try:
-            received = self._reception.open(store, came)
-        except CorruptedMessage as problem:
-            journal.not_taken(problem, came.link)
-            came.link.complain()
-            return None
-        if received is None:
-            return None
-        self._settling.arrived(store, came.link, received)
-        return received.handle
 
     def _pass_on(self, store: Store, came: list[Came]) -> list[Came]:
         """What the routes lead elsewhere is taken over by the forwarder; what is not its bringer's is dropped.

@@ -17,7 +17,7 @@ from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import Place, Unroutable
+from servicebroker.engine.remote.remote_opening import NewTarget, Place, Unroutable
 from servicebroker.engine.remote.site import Database, Here, Home, Located
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
@@ -132,13 +132,16 @@ class Store(Protocol):
     def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
         """Where the target of a conversation that begins in another instance is to be."""
 
-    def insert_target(self, header: Header, home: Home, security: str, keys: Keys | None) -> UUID | None:
-        """Make the target endpoint, with its keys; None when both sides of that conversation are in this instance."""
+    def new_handle(self) -> UUID:
+        """Draw the handle of a target."""
 
-    def store(self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str]) -> arriving.Result:
-        """Store what has arrived for these endpoints: of each its whole batch, or nothing.
+    def store(
+        self, batches: Mapping[UUID, Batch], owners: Mapping[UUID, str], targets: Mapping[UUID, NewTarget]
+    ) -> arriving.Result:
+        """Make targets, and store what has arrived for endpoints: of each its whole batch, or nothing.
 
-        `owners` are those of the peers that have brought what is kept of messages that are not complete.
+        `owners` are those of the peers that have brought what is kept of messages that are not complete. The target of
+        a conversation of which the initiator is in this instance, too, is not made.
         """
 
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
@@ -176,8 +179,8 @@ class Store(Protocol):
     def save_exchange(self, handle: UUID, exchange: bytes) -> None:
         """Keep our session key as other certificates than before have wrapped and signed it."""
 
-    def save_second_key(self, handle: UUID, key_id: UUID, key: bytes) -> None:
-        """Keep the key of the target, which the initiator has learned."""
+    def save_second_keys(self, keys: Mapping[UUID, tuple[UUID, bytes]]) -> None:
+        """Keep the keys of targets that initiators have learned: the identifier of each, and the key."""
 
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
         """What is known of a broker that signs by this certificate."""

@@ -17,6 +17,7 @@ import msgspec
 
 from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES
 from servicebroker.protocol.envelope import (
+    CAPABILITIES,
     Acknowledgement,
     BrokerFailure,
     Content,
@@ -220,6 +221,7 @@ class Dialog:
         "_failure",
         "_incoming",
         "_is_acknowledged",
+        "_is_opened",
         "_is_refusing",
         "_jumps",
         "_link_status",
@@ -247,6 +249,7 @@ class Dialog:
         self._link_status = ""
         self._failure: BrokerFailure | None = None
         self._is_refusing = False
+        self._is_opened = False  # by the last frame: the peer has seen no acknowledgement yet
         if self._incoming.stored.is_closed:
             self._happens(Happening.PEER_ENDED)
         if self.sending is Sending.CLOSED:
@@ -383,6 +386,7 @@ class Dialog:
             self.introduction if kind in (Kind.RUN, Kind.FRAGMENT) else None,
             floor=self._floor,
             before=None if cut is None else self._outgoing.token(first - 1),
+            capabilities=CAPABILITIES if self._is_opened and identity.is_secured else (),
         )
 
     @property
@@ -422,6 +426,7 @@ class Dialog:
         strange = self._strange(header)
         if strange is not None:
             return [strange]
+        self._is_opened = header.opening is not None
         ack = header.acknowledgement
         wrong = None if ack is None else self._outgoing.contradicts(ack, recalled)
         events = [] if ack is None or wrong else self._acknowledge(header, ack)

@@ -27,7 +27,9 @@ MAXIMUM_RANGES = 64  # in one acknowledgement
 MAXIMUM_INTEGER = 2**31 - 1
 MAXIMUM_CAPABILITIES = 32  # that one broker tells
 DATED = "dated"  # the capability of a broker that says in each opening when it was sealed
-CAPABILITIES = (DATED,)  # of this version
+BATCHED = "batched"  # that of a broker that opens exchanges which were made in a batch
+CAPABILITIES = (DATED, BATCHED)  # of this version
+MAXIMUM_SIBLINGS = 16  # in the tree under one signature: of 65,536 exchanges
 
 Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
 FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]
@@ -91,11 +93,18 @@ Thumbprint = Annotated[bytes, Meta(max_length=64)]
 Secret = Annotated[bytes, Meta(max_length=4_096)]
 
 
+Sibling = Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
 class Exchange(Struct, array_like=True, frozen=True):
     """The security header: a session key for the peer, until it has acknowledged something.
 
     `source` and `destination` are the SHA-256 of the certificates that sign it and that it is wrapped for; without a
     source nobody signs. What the other fields hold is the business of who makes and opens them.
+
+    `siblings` is None in the form that every version knows. Else the exchange was made in a batch: its key exchange key
+    is used again, and its signature is that of the root of a hash tree, which it reaches by its siblings. Bit n of
+    `sides` is set where sibling n is the left one.
     """
 
     key_id: UUID
@@ -104,6 +113,8 @@ class Exchange(Struct, array_like=True, frozen=True):
     capsule: Secret
     wrapped: Secret
     signature: Secret
+    sides: Annotated[int, Meta(ge=0, lt=2**MAXIMUM_SIBLINGS)] = 0
+    siblings: Annotated[tuple[Sibling, ...], Meta(max_length=MAXIMUM_SIBLINGS)] | None = None
 
 
 # A message of the run, counted from its first, and where it comes from: trace id, span id, flags (W3C).
@@ -115,7 +126,8 @@ class Header(Struct, array_like=True, frozen=True):
 
     `floor`: the peer has acknowledged every message below it. `before` is the token of message `number` - 1, while the
     peer has not acknowledged that. `clock` is what the clock of a target's broker shows that has not taken an opening,
-    since it was sealed too long ago.
+    since it was sealed too long ago. `capabilities` are those of a target's broker, in its answers to frames that open
+    a secured conversation.
     Names may be anything that fits into a header, until `check_addresses` has looked at them.
     """
 
@@ -137,6 +149,7 @@ class Header(Struct, array_like=True, frozen=True):
     floor: Number | None = None
     before: Token | None = None
     clock: Moment | None = None
+    capabilities: Annotated[tuple[Capability, ...], Meta(max_length=MAXIMUM_CAPABILITIES)] = ()
 
 
 class Part(Struct, array_like=True, frozen=True):

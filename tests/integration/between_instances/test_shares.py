@@ -270,9 +270,9 @@ def test_every_share_finds_its_own(make_instance_url: Callable[..., str]) -> Non
 class Slow(PostgresStore):
     """A server on other cores, which needs some time for each message that it stores."""
 
-    def store(self, batches: Mapping[UUID, Batch]) -> Result:
+    def store(self, batches: Mapping[UUID, Batch], *arguments: Any) -> Result:
         """As PostgreSQL's; and then it takes a while."""
-        result = super().store(batches)
+        result = super().store(batches, *arguments)
         time.sleep(MESSAGE_COST_S * sum(batch.reached - batch.expected for batch in batches.values()))
         return result
 

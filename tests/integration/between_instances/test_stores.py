@@ -16,7 +16,7 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.engine.remote.departing import Claimed, Reading
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.remote_opening import Place
+from servicebroker.engine.remote.remote_opening import NewTarget, Place, lifetime_of
 from servicebroker.engine.security.known_brokers import MOST_OF_CERTIFICATE, KnownBroker
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import error_body
@@ -158,11 +158,30 @@ class Both:
         )
         place = self.real.find_place(header, lambda count: 0)
         assert isinstance(place, Place)
-        handle = self.real.insert_target(header, place.home, "N", None)
-        assert handle is not None
-        self.tables.draw_handle = lambda: handle  # type: ignore[method-assign]
-        assert self.double.insert_target(header, place.home, "N", None) == handle
-        self.same(lambda store: store.insert_target(header, place.home, "N", None))  # the target exists already
+        now = self.instance.clock()
+        handle = self.real.new_handle()
+        target = NewTarget(handle, header, place.home, place.broker, lifetime_of(header, now), "N")
+        batch = self.chance.choice((None, self._first_batch(), self._first_batch(is_whole=False)))
+        batches = {} if batch is None else {handle: batch}
+        self.same(lambda store: _storing(store, batches, {handle: target}))
+        (made,) = self.real.endpoints([handle])
+        state = EndpointState.CONVERSING if batch and batch.reached else EndpointState.STARTED_INBOUND
+        reached = made._replace(receive_sequence=0, receive_token=None, kept={}, state="SI")
+        assert made.state == state
+        assert reached == target.endpoint._replace(honors_priority=made.honors_priority)
+        another = target._replace(conversation_handle=self.real.new_handle())
+        self.same(lambda store: _storing(store, {}, {another.conversation_handle: another}))  # it is there already
+
+    def _first_batch(self, *, is_whole: bool = True) -> Batch:
+        """Two messages from the first one on; or a fragment of it."""
+        incoming = Incoming(Progress(0, {}, None, None, LIMITS))
+        for number in (0, 1) if is_whole else ():
+            incoming.arrived(number, 0, 1, Part(ORDER, Content.DATA, b"first", number.to_bytes(8, "big")))
+        if not is_whole:
+            incoming.arrived(0, 0, 3, Part(ORDER, Content.DATA, bytes(LIMITS.fragment_size), bytes(8)))
+        batch = incoming.batch()
+        assert batch is not None
+        return batch
 
     def claim(self) -> None:
         begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]
@@ -192,12 +211,7 @@ class Both:
         if self.chance.random() < 0.3:  # arrivals are put in order first, and stored later
             self.close_conversation()
 
-        def store_all(store: Store) -> Any:
-            with store.transaction():
-                result = store.store(batches, {handle: f"owner of {handle}" for handle in batches})
-            return result._replace(queues={0} if result.queues else set())
-
-        self.same(store_all)
+        self.same(lambda store: _storing(store, batches, {}))
 
     def _batch(self, handle: UUID) -> Batch | None:
         """Return a batch that a peer may have sent; sometimes one with a wrong count."""
@@ -303,6 +317,13 @@ class Both:
         ):
             queue.setdefault(handle, []).append((validation not in "EX", bytes(body or b"")))
         return waits, queue
+
+
+def _storing(store: Store, batches: dict[UUID, Batch], targets: dict[UUID, NewTarget]) -> Any:
+    with store.transaction():
+        result = store.store(batches, {handle: f"owner of {handle}" for handle in batches}, targets)
+    made = {handle: one.priority for handle, one in result.made.items()}
+    return result._replace(queues={0} if result.queues else set(), made=made)
 
 
 def _comparable(one: RemoteEndpoint) -> list[str]:

@@ -389,19 +389,44 @@ def arrive(queue_id: int) -> str:
     index of the first body (from 1), message type ids, validation letters, ranks, and whether the body is in fragments
     beside the queue. Then the bodies.
     """
-    return (
-        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
-        f"select first + i, a.last_stamp, {_OWN}, type, e.priority, rank, {_OWN_BUCKET}, validation, "
-        f"case when fragmented and body is null "
-        f"then {_FRAGMENTS.format(handle='handle', number='first + i')} else body end "
-        f"from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::int[], "
-        f'$6::"char"[], $7::smallint[], $8::boolean[]) '
-        f"r (handle, first, many, start, type, validation, rank, fragmented) "
-        f"join servicebroker.conversation_endpoints e on e.conversation_handle = handle "
-        f"join servicebroker.arrivals a on a.conversation_handle = handle "
-        f"cross join lateral generate_series(0, many - 1) i "
-        f"join unnest($9::bytea[]) with ordinality m (body, place) on place = start + i order by place"
+    fragments = _FRAGMENTS.format(handle="handle", number="first + i")
+    return _ARRIVE.format(
+        queue=queue_id,
+        stamp="a.last_stamp",
+        body=f"case when fragmented and body is null then {fragments} else body end",
+        runs='$1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::int[], $6::"char"[], $7::smallint[], $8::boolean[]',
+        columns="handle, first, many, start, type, validation, rank, fragmented",
+        endpoints="servicebroker.conversation_endpoints",
+        more="join servicebroker.arrivals a on a.conversation_handle = handle",
+        bodies="$9",
     )
+
+
+def arrive_first(queue_id: int, endpoints: str, first: int) -> str:
+    """The same for the first messages of conversations that begin, in the statement that makes their `endpoints`.
+
+    Its parameters are those of `arrive` but the last array, from the number `first` on.
+    """
+    types = ("uuid", "bigint", "int", "int", "int", '"char"', "smallint")
+    return _ARRIVE.format(
+        queue=queue_id,
+        stamp="pg_current_xact_id()",
+        body="body",
+        runs=", ".join(f"${first + place}::{name}[]" for place, name in enumerate(types)),
+        columns="handle, first, many, start, type, validation, rank",
+        endpoints=endpoints,
+        more="",
+        bodies=f"${first + len(types)}",
+    )
+
+
+_ARRIVE = (
+    f"insert into servicebroker.queue_{{queue}} ({_COLUMNS}) "
+    f"select first + i, {{stamp}}, {_OWN}, type, e.priority, rank, {_OWN_BUCKET}, validation, {{body}} "
+    "from unnest({runs}) r ({columns}) join {endpoints} e on e.conversation_handle = handle {more} "
+    "cross join lateral generate_series(0, many - 1) i "
+    "join unnest({bodies}::bytea[]) with ordinality m (body, place) on place = start + i order by place"
+)
 
 
 def arrive_kept(queue_id: int) -> str:

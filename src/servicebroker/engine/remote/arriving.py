@@ -8,10 +8,11 @@ A large message, and those after it, also wait there until they are assembled ou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, groupby
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
@@ -22,6 +23,13 @@ from servicebroker.engine.conversation.enqueue import RANK_DATA, RANK_ERROR
 from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.validation import Sender, rejection
 from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
+from servicebroker.engine.remote.remote_opening import (
+    FirstMessages,
+    MadeTarget,
+    NewTarget,
+    insert_targets,
+    insert_with_messages,
+)
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body, read_error
@@ -42,8 +50,9 @@ SQL = SqlFile(__file__)
 class Result(NamedTuple):
     """The outcome of the batches: `stored` are durable at commit, `postponed` must be given again.
 
-    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` got
-    messages, and need `enqueue.wake`. `is_beside`: messages wait beside a queue that is on, for `deliver_free`.
+    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` have more
+    to read then: `enqueue.wake` them. `made` are targets that were made. `is_beside`: something waits beside a queue
+    that is on, for `deliver_free`.
     """
 
     stored: list[UUID]
@@ -52,6 +61,7 @@ class Result(NamedTuple):
     closed: list[UUID]
     failures: dict[UUID, Failed]
     queues: set[int]
+    made: dict[UUID, MadeTarget]
     is_beside: bool = False
 
 
@@ -136,22 +146,33 @@ def store(
     owners: Mapping[UUID, str],
     now: datetime,
     *,
+    targets: Mapping[UUID, NewTarget] = MappingProxyType({}),
     large: int = LIMITS.most_fragments,
 ) -> Steps[Result]:
     """Store the batches of these endpoints: each of them whole, or not at all.
 
-    `owners` are the certificate owners of the peers that brought the fragments. A message of more than `large`
-    fragments is left beside its queue.
+    `owners` are those of the peers that have brought what is kept of messages that are not complete. `targets` are made
+    first, with their messages where nothing stands in the way. A message of more than `large` fragments is left beside
+    its queue.
 
     Raises:
         InstanceError: another process has stored messages of the same conversations. Roll back, and start again.
     """
     rows = yield _TRY_PARKING
-    if not rows[0][0]:  # a queue is being switched on, or a service moved: messages beside queues go first
-        return Result([], list(batches), set(), [], {}, set())
-    endpoints = yield from _lock_shared(batches)
+    is_free = rows[0][0]  # else a queue is being switched on, or a service moved: what waits beside queues goes first
+    first = (yield from _plan_first(catalog, batches, targets, large)) if is_free else []
+    made = yield from _begin(first)
+    handled = {plan.endpoint.conversation_handle for plan in first}
+    if rest := [target for handle, target in targets.items() if handle not in handled]:
+        made |= yield from insert_targets(rest)
+    opened = [plan for plan in first if plan.endpoint.conversation_handle in made]
+    later = {handle: batch for handle, batch in batches.items() if handle not in handled}
+    if not is_free:
+        return Result([], list(later), set(), [], {}, set(), made)
+    endpoints = (yield from _lock_shared(later)) if later else []
     found = {endpoint.conversation_handle for endpoint in endpoints}
-    gone = yield from find_gone([handle for handle in batches if handle not in found])
+    gone = yield from find_gone([handle for handle in later if handle not in found])
+    gone |= handled - made.keys()
     plans = []
     for endpoint in endpoints:
         plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle], large)))
@@ -159,21 +180,78 @@ def store(
     yield from _keep(plans, owners)
     yield from _advance(plans)
     yield from _deliver(plans)
-    for plan in plans:
-        yield from _conclude(plan, now)
-    stored = [plan.endpoint.conversation_handle for plan in plans]
+    yield from _conclude(plans, now)
+    stored = [plan.endpoint.conversation_handle for plan in (*opened, *plans)]
     return Result(
         stored,
         [handle for handle in batches if handle not in gone.union(stored)],
         gone,
         [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
         {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
-        {plan.endpoint.queue_id for plan in plans if plan.messages or plan.failure},
+        {plan.endpoint.queue_id for plan in (*opened, *plans) if plan.messages or plan.failure},
+        made,
         any(plan.endpoint.waits and not plan.endpoint.is_off and plan.messages for plan in plans),
     )
 
 
-# `endpoints.lock_parking` without waiting
+class FirstPlan(NamedTuple):
+    """A target that is made with its first messages."""
+
+    target: NewTarget
+    endpoint: ReceivingEndpoint
+    batch: Batch
+    messages: list[Arrived]
+    failure: None = None
+
+
+def _plan_first(
+    catalog: Catalog, batches: Mapping[UUID, Batch], targets: Mapping[UUID, NewTarget], large: int
+) -> Steps[list[FirstPlan]]:
+    """Those of the targets whose first messages all go into their queue at once."""
+    plans = []
+    for handle, target in targets.items():
+        batch, home = batches.get(handle), target.home
+        if batch is None or not home.is_open or not all(isinstance(step, Deliver) for step in batch.steps):
+            continue
+        endpoint = ReceivingEndpoint(
+            conversation_handle=handle,
+            conversation_id=target.header.conversation_id,
+            is_initiator=False,
+            database_id=home.database_id,
+            service_contract_id=home.contract_id or 0,
+            queue_id=home.queue_id,
+            state=EndpointState.STARTED_INBOUND,
+            catalog_version=home.catalog_version,
+            waits=False,
+            failure_code=None,
+            failure_text="",
+            is_off=False,
+        )
+        plan = yield from _plan(catalog, endpoint, batch, large)
+        if plan.messages and plan.failure is None and plan.event is None:
+            plans.append(FirstPlan(target, endpoint, batch, plan.messages))
+    return plans
+
+
+def _begin(plans: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
+    """Make the targets with their messages, in one statement for each queue."""
+    queues: dict[int, list[FirstPlan]] = defaultdict(list)
+    for plan in plans:
+        queues[plan.endpoint.queue_id].append(plan)
+    made: dict[UUID, MadeTarget] = {}
+    for queue_id, some in queues.items():
+        messages = [arrived for plan in some for arrived in plan.messages]
+        made |= yield from insert_with_messages(
+            queue_id,
+            [plan.target for plan in some],
+            [FirstMessages(plan.batch.reached, plan.batch.token) for plan in some],
+            [run[:-1] for run in _runs(messages)],  # none has its body in fragments
+            Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
+        )
+    return made
+
+
+# `endpoints.lock_parking`, waiting for nobody
 _TRY_PARKING = SQL("try_parking", (locks.DELIVERY,))
 
 
@@ -407,37 +485,50 @@ def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
     return runs
 
 
-def _conclude(plan: Plan, now: datetime) -> Steps[None]:
-    """Apply the effect of the arrivals on the endpoint itself."""
-    endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
-    if plan.failure is not None:
-        yield tell_remote([handle], Failed.of(plan.failure.to_sender))
-        yield from fail_endpoints([handle], plan.failure.to_receiver)
-        return
-    if endpoint.waits and endpoint.state in _LIVE:  # applied later, with the messages before it
-        return
-    state = (
-        EndpointState.CONVERSING
-        if endpoint.state == EndpointState.STARTED_INBOUND and plan.messages
-        else EndpointState(endpoint.state)
-    )
-    if plan.event is not None:
-        yield from take_end(handle, state, plan.event, now)
-    elif state != endpoint.state:
-        yield set_state(handle, state)
+def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
+    """Write what the arrivals mean for the endpoints themselves."""
+    ends: list[Ended] = []
+    states: dict[UUID, EndpointState] = {}
+    for plan in plans:
+        endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
+        if plan.failure is not None:
+            yield tell_remote([handle], Failed.of(plan.failure.to_sender))
+            yield from fail_endpoints([handle], plan.failure.to_receiver)
+            continue
+        if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
+            continue
+        state = EndpointState(endpoint.state)
+        if state is EndpointState.STARTED_INBOUND and plan.messages:
+            state = EndpointState.CONVERSING
+        if plan.event is not None:
+            ends.append(Ended(handle, state, plan.event))
+        elif state != endpoint.state:
+            states[handle] = state
+    yield from take_ends(ends, states, now)
 
 
-def take_end(handle: UUID, state: EndpointState, event: Event, now: datetime) -> Steps[None]:
-    """Apply an EndDialog or an Error that has arrived on an endpoint whose row is locked."""
-    after = TRANSITIONS.get((state, event), state)
-    if event is Event.ERROR_ARRIVED:
-        yield drop_waiting([handle])
-    if after is REMOVED:  # this side has ended; a target is kept, since a late first message would open it anew
-        yield from close_endpoints([handle], now)
-    elif after is not state or state is EndpointState.CONVERSING:
-        yield set_state(handle, after)
+class Ended(NamedTuple):
+    """An EndDialog or an Error that has arrived on an endpoint whose row is locked; `state` is before that."""
+
+    handle: UUID
+    state: EndpointState
+    event: Event
 
 
-def set_state(handle: UUID, state: EndpointState) -> Statement:
-    """Return the statement that sets the endpoint's state."""
-    return SQL("set_state", (handle, state.value))
+def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: datetime) -> Steps[None]:
+    """Write what the ends do to their endpoints, and these states to others."""
+    after = {end.handle: TRANSITIONS.get((end.state, end.event), end.state) for end in ends}
+    if failed := [end.handle for end in ends if end.event is Event.ERROR_ARRIVED]:
+        yield drop_waiting(failed)
+    # those have ended here too; targets stay, or their first message, coming late, would open them anew
+    if closed := [handle for handle, state in after.items() if state is REMOVED]:
+        yield from close_endpoints(closed, now)
+    changed = {
+        end.handle: state
+        for end in ends
+        if isinstance(state := after[end.handle], EndpointState)
+        and (state is not end.state or state is EndpointState.CONVERSING)
+    }
+    changed.update(states)
+    if changed:
+        yield SQL("take_ends", (list(changed), [state.value for state in changed.values()]))

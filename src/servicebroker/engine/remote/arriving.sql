@@ -60,5 +60,6 @@ select handle, number, 0, 1, type, content, body
 from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[])
   m (handle, number, type, content, body)
 
--- name: set_state
-update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1
+-- name: take_ends
+update servicebroker.conversation_endpoints e set state = s.state from unnest($1::uuid[], $2::text[]) s (handle, state)
+where e.conversation_handle = s.handle

@@ -1,22 +1,27 @@
-"""The target of a conversation that begins in another instance: its place, and its endpoint."""
+"""The targets of conversations that begin in another instance: where each is to be, and their endpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.priorities import PRIORITY
+from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.site import Home, Located, find_site
 from servicebroker.engine.security.session_keys import Keys
+from servicebroker.model.arguments import DEFAULT_LEVEL
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.envelope import Header
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.envelope import Header, Opening
 from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Bodies, Statement, Steps
 
 SQL = SqlFile(__file__)
 
@@ -27,8 +32,7 @@ class Unroutable(NamedTuple):
     number: int
 
 
-_NO_KEYS = (None,) * len(Keys._fields)
-BEING_ALTERED = Unroutable(9797)  # the service is being created or altered
+BEING_ALTERED = Unroutable(9797)  # the service is being made or altered
 
 
 class Place(NamedTuple):
@@ -42,27 +46,86 @@ class Place(NamedTuple):
     failure: Failed | None = None
 
 
-def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[Place | Failed | Unroutable]:
-    """Find the place for the target of a conversation that begins in another instance.
+class NewTarget(NamedTuple):
+    """A target endpoint to be made for a first message. `broker` is that of the database that gets it."""
 
-    The routes of msdb say whether the service is here (docs/reference/rules.md#routing).
-    """
-    opening = header.opening
-    assert opening is not None
+    conversation_handle: UUID
+    header: Header
+    home: Home
+    broker: UUID
+    lifetime: datetime
+    security: str
+    keys: Keys | None = None
+
+    @property
+    def opening(self) -> Opening:
+        """What its initiator says of the conversation."""
+        assert self.header.opening is not None
+        return self.header.opening
+
+    @property
+    def endpoint(self) -> RemoteEndpoint:
+        """The endpoint, before the database has given it a priority."""
+        header, opening = self.header, self.opening
+        return RemoteEndpoint(
+            conversation_handle=self.conversation_handle,
+            conversation_id=header.conversation_id,
+            is_initiator=False,
+            database_id=self.home.database_id,
+            own_broker=self.broker,
+            is_enabled=True,
+            own_service=header.to_service,
+            far_service=header.from_service,
+            far_broker=str(header.from_broker),
+            routed_broker=None,
+            contract=opening.contract,
+            lifetime=self.lifetime,
+            encryption=opening.encryption,
+            priority=DEFAULT_LEVEL,
+            honors_priority=False,
+            state=EndpointState.STARTED_INBOUND.value,
+            is_remote=True,
+            is_acknowledged=False,
+            first=0,
+            send_sequence=0,
+            receive_sequence=0,
+            failure=None,
+            kept={},
+            security=self.security,
+            keys=self.keys,
+        )
+
+
+class MadeTarget(NamedTuple):
+    """What the database adds to a target that it has made."""
+
+    priority: int
+    honors_priority: bool
+    by_service_master_key: bytes | None
+
+
+def lock_service(service: str) -> Steps[bool]:
+    """Keep a service as it is until the transaction ends. Returns False if somebody is altering it."""
     rows = yield SQL(
-        "find_place",  # as `opening.lock_service`, without waiting
-        (locks.DELIVERY, locks.SERVICE, header.to_service),
+        "lock_service",  # as `opening.lock_service`, but waiting for nobody
+        (locks.DELIVERY, locks.SERVICE, service),
     )
-    if not rows[0][0]:
-        return BEING_ALTERED
-    located = yield from find_site([header.to_service], now, contract=opening.contract)
-    return place_of(header, located, (yield from located.routes(catalog, located.msdb)), now, pick)
+    return bool(rows[0][0])
+
+
+def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Steps[tuple[Located, RoutingTable]]:
+    """Return the databases that have the service, and the routes of msdb for what comes from outside."""
+    located = yield from find_site([service], now, contract=contract)
+    return located, (yield from located.routes(catalog, located.msdb))
 
 
 def place_of(
     header: Header, located: Located, outside: RoutingTable, now: datetime, pick: Pick
 ) -> Place | Failed | Unroutable:
-    """Return the place by the routes of msdb."""
+    """Return where the target of a conversation that begins in another instance is to be.
+
+    `outside`: the routes of msdb, which say whether the service is here (docs/reference/rules.md#routing).
+    """
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
         RoutingTable(()),
@@ -86,42 +149,114 @@ def place_of(
     return Place(home, UUID(destination.broker_instance), refused)
 
 
-def insert_target(header: Header, home: Home, security: str, keys: Keys | None, now: datetime) -> Steps[UUID | None]:
-    """Create the target endpoint, with its keys if it is secured.
+def lifetime_of(header: Header, now: datetime) -> datetime:
+    """When a conversation that begins now ends."""
+    assert header.opening is not None
+    return now + timedelta(seconds=header.opening.lifetime)
 
-    Returns its handle; None if both sides of that conversation are in this instance.
+
+class FirstMessages(NamedTuple):
+    """What the first messages of a conversation do to its target: the next number, and the token of the last one."""
+
+    reached: int
+    token: bytes | None
+
+
+def insert_targets(targets: Sequence[NewTarget]) -> Steps[dict[UUID, MadeTarget]]:
+    """Make target endpoints, with their keys where they are secured. Returns those that it has made, by handle.
+
+    It does not make the target of a conversation of which the initiator is in this instance, too.
     """
-    opening = header.opening
-    assert opening is not None
+    rows = yield Statement("remote_opening.insert_targets", _INSERT_TARGETS, _columns(targets))
+    return {handle: MadeTarget(*row) for handle, *row in rows}
+
+
+def insert_with_messages(
+    queue_id: int,
+    targets: Sequence[NewTarget],
+    messages: Sequence[FirstMessages],
+    runs: Sequence[Sequence[object]],
+    bodies: Bodies,
+) -> Steps[dict[UUID, MadeTarget]]:
+    """Make the targets of one queue with their first messages, all in one statement.
+
+    `runs` and `bodies` are those of `enqueue.arrive_first`. Returns as `insert_targets`.
+    """
     rows = yield Statement(
-        "remote_opening.insert_target",
-        "with target as ("
-        "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
-        "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
-        "far_service, far_broker_instance, is_remote, security) "
-        f"select $1, false, $2, $3, $4, gen_random_uuid(), $5, "
-        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='$8')}, "
-        "'SI', $6, $7, $8, $9, true, $10::\"char\" "
-        "on conflict do nothing returning conversation_handle, conversation_group_id, service_id), "
-        "grouped as (insert into servicebroker.conversation_groups "
-        "select conversation_group_id, service_id from target), "
-        "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target), "
-        "secured as (insert into servicebroker.conversation_keys "
-        "select conversation_handle, $11::int, $12::int, $13::uuid, $14::bytea, $15::uuid, $16::bytea, $17::bytea "
-        "from target where $13::uuid is not null) "
-        "select conversation_handle from target",
+        "remote_opening.insert_with_messages",
+        _INSERT_WITH_MESSAGES.format(arrived=enqueue.arrive_first(queue_id, "target", _FIRST_RUN)),
         (
-            header.conversation_id,
-            home.database_id,
-            home.service_id,
-            home.contract_id,
-            home.queue_id,
-            opening.encryption,
-            now + timedelta(seconds=opening.lifetime),
-            header.from_service,
-            str(header.from_broker),
-            security,
-            *(keys or _NO_KEYS),
+            *_columns(targets),
+            [one.reached for one in messages],
+            Bodies(one.token for one in messages),
+            *map(list, zip(*runs, strict=True)),
+            bodies,
         ),
     )
-    return rows[0][0] if rows else None
+    return {handle: MadeTarget(*row) for handle, *row in rows}
+
+
+def _columns(targets: Sequence[NewTarget]) -> tuple[list[object], ...]:
+    """The arrays of `_WANTED`; those of bytes travel in binary."""
+    keys = list(zip(*(one.keys or _NO_KEYS for one in targets), strict=True))
+    return (
+        [one.conversation_handle for one in targets],
+        [one.header.conversation_id for one in targets],
+        [one.home.database_id for one in targets],
+        [one.home.service_id for one in targets],
+        [one.home.contract_id for one in targets],
+        [one.home.queue_id for one in targets],
+        [one.opening.encryption for one in targets],
+        [one.lifetime for one in targets],
+        [one.header.from_service for one in targets],
+        [str(one.header.from_broker) for one in targets],
+        [one.security for one in targets],
+        *(Bodies(column) if name in _BYTES else list(column) for name, column in zip(Keys._fields, keys, strict=True)),
+    )
+
+
+_NO_KEYS = (None,) * len(Keys._fields)
+_BYTES = ("first_key", "second_key", "exchange")
+_PRIORITY = PRIORITY.format(
+    database="n.database_id", contract="n.contract_id", local="n.service_id", remote="n.far_service"
+)
+_WANTED = (
+    "with wanted as materialized (select * from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], "
+    "$6::int[], $7::boolean[], $8::timestamptz[], $9::text[], $10::text[], $11::text[], "
+    "$12::int[], $13::int[], $14::uuid[], $15::bytea[], $16::uuid[], $17::bytea[], $18::bytea[]{arrays}) "
+    "n (handle, conversation_id, database_id, service_id, contract_id, queue_id, encryption, lifetime, far_service, "
+    "far_broker, security, principal_id, far_principal_id, first_key_id, first_key, second_key_id, second_key, "
+    "exchange{columns})), "
+    "target as (insert into servicebroker.conversation_endpoints (conversation_handle, conversation_id, is_initiator, "
+    "database_id, service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, "
+    "lifetime, far_service, far_broker_instance, is_remote, security) "
+    "select handle, conversation_id, false, database_id, service_id, contract_id, gen_random_uuid(), queue_id, "
+    f"{_PRIORITY}, '{{state}}', encryption, lifetime, far_service, far_broker, true, security::\"char\" from wanted n "
+    "on conflict do nothing returning *), "
+    "grouped as (insert into servicebroker.conversation_groups "
+    "select conversation_group_id, service_id from target), "
+    "secured as (insert into servicebroker.conversation_keys select t.conversation_handle, n.principal_id, "
+    "n.far_principal_id, n.first_key_id, n.first_key, n.second_key_id, n.second_key, n.exchange "
+    "from target t join wanted n on n.handle = t.conversation_handle where n.first_key_id is not null), "
+)
+_MADE = (
+    " select t.conversation_handle, t.priority::int, d.is_honor_broker_priority_on, "
+    "case when t.security <> 'N' then m.by_service_master_key end "
+    "from target t join servicebroker.databases d using (database_id) "
+    "left join servicebroker.master_keys m using (database_id)"
+)
+_INSERT_TARGETS = (
+    _WANTED.format(arrays="", columns="", state=EndpointState.STARTED_INBOUND.value)
+    + "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target)"
+    + _MADE
+)
+_FIRST_RUN = 21  # the first parameter of `enqueue.arrive_first`
+_INSERT_WITH_MESSAGES = (
+    _WANTED.format(
+        arrays=", $19::bigint[], $20::bytea[]", columns=", reached, token", state=EndpointState.CONVERSING.value
+    )
+    + "counted as (insert into servicebroker.arrivals (conversation_handle, receive_sequence, token, last_stamp) "
+    "select t.conversation_handle, n.reached, n.token, pg_current_xact_id() "
+    "from target t join wanted n on n.handle = t.conversation_handle), "
+    "arrived as ({arrived})" + _MADE
+)

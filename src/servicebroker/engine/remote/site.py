@@ -47,7 +47,8 @@ class Database(NamedTuple):
 class Home(NamedTuple):
     """A service of this instance. `contract_id` is that of the given contract; `accepted`: the service takes it.
 
-    `is_bound`: the asking database has a remote service binding for a service of that name.
+    `is_bound`: the database that asks has a remote service binding for a service of that name. `catalog_version`: of
+    the message types that the queue's services take.
     """
 
     service_id: int
@@ -57,6 +58,7 @@ class Home(NamedTuple):
     contract_id: int | None
     accepted: bool
     is_bound: bool
+    catalog_version: int = 0
 
 
 class _Found(NamedTuple):

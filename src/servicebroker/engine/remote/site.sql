@@ -12,7 +12,7 @@ random(), coalesce(n.ip_address, ''), n.port, n.is_message_forwarding_enabled,
 s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled,
 c.service_contract_id, u.service_id is not null,
 exists (select from servicebroker.remote_service_bindings b
-  where b.database_id = $4 and b.remote_service_name = s.name)
+  where b.database_id = $4 and b.remote_service_name = s.name), q.catalog_version
 from servicebroker.databases d
 left join servicebroker.network_endpoints n on n.state <> 1
 -- STOPPED

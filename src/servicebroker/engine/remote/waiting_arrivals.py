@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.remote.arriving import set_state, take_end
+from servicebroker.engine.remote.arriving import Ended, take_ends
 from servicebroker.model.states import EndpointState, Event
 from servicebroker.protocol.envelope import Content
 from servicebroker.store import locks
@@ -67,11 +67,14 @@ def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
     queues = yield SQL("enqueue.by_queue", (locked,))
     for queue_id, handles in queues:
         yield Statement("waiting_arrivals.enqueue.arrive", enqueue.arrive_kept(queue_id), (handles,))
-        ended = yield SQL("enqueue.find_ends", (handles,))
-        for handle, before, content in ended:
+        rows = yield SQL("enqueue.find_ends", (handles,))
+        ends: list[Ended] = []
+        states: dict[UUID, EndpointState] = {}
+        for handle, before, content in rows:
             state = EndpointState.CONVERSING if before == EndpointState.STARTED_INBOUND else EndpointState(before)
             if content != Content.DATA:
                 event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
-                yield from take_end(handle, state, event, now)
+                ends.append(Ended(handle, state, event))
             elif state != before:
-                yield set_state(handle, state)
+                states[handle] = state
+        yield from take_ends(ends, states, now)

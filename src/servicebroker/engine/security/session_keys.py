@@ -154,6 +154,7 @@ def save_exchange(handle: UUID, exchange: bytes) -> Statement:
     return SQL("save_exchange", (handle, exchange))
 
 
-def save_second_key(handle: UUID, key_id: UUID, key: bytes) -> Statement:
-    """Store the key of the target, which the initiator has learned."""
-    return SQL("save_second_key", (handle, key_id, key))
+def save_second_keys(keys: Mapping[UUID, tuple[UUID, bytes]]) -> Statement:
+    """Save the keys of targets that initiators have learned: the identifier of each, and the key."""
+    ids, secrets = zip(*keys.values(), strict=True)
+    return SQL("save_second_keys", (list(keys), list(ids), Bodies(secrets)))

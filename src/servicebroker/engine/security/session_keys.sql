@@ -17,6 +17,7 @@ $4::uuid[], $5::bytea[], $6::uuid[], $7::bytea[], $8::bytea[]) on conflict do no
 -- name: save_exchange
 update servicebroker.conversation_keys set exchange = $2 where conversation_handle = $1
 
--- name: save_second_key
-update servicebroker.conversation_keys set second_key_id = $2, second_key = $3
-where conversation_handle = $1 and second_key is null
+-- name: save_second_keys
+update servicebroker.conversation_keys k set second_key_id = n.key_id, second_key = n.key
+from unnest($1::uuid[], $2::uuid[], $3::bytea[]) n (handle, key_id, key)
+where k.conversation_handle = n.handle and k.second_key is null

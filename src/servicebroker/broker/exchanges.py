@@ -1,0 +1,175 @@
+"""Exchanges of session keys, made and opened with certificates, and what of that is used again.
+
+A private key operation takes longer than all else that a conversation costs. So a key exchange key is used again for
+each pair of services, and one signature is made for all conversations that begin in a round. Both need a peer that
+understands exchanges of a batch (`key_exchange.py`); another one gets those of the first form.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from servicebroker.broker.key_exchange import (
+    ReusedKey,
+    decapsulate,
+    encapsulate,
+    is_signed,
+    sign,
+    sign_together,
+    signed_root,
+    unwrap,
+    wrap,
+)
+from servicebroker.engine.security.user_certificates import UserCertificate
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.dialog_keys import bound
+from servicebroker.protocol.envelope import Exchange, Header
+from servicebroker.store.keys.x509_certificates import PrivateKey, PublicKey, public_key
+from servicebroker.store.keys.x509_certificates import is_signed as is_text_signed
+
+KEY_LIFETIME = timedelta(hours=1)  # of a key exchange key; longer reveals more if one is found in memory
+MAX_REMEMBERED = 1_000  # keys of each kind, and signatures; about 200 bytes each
+MAX_BATCH = 256  # exchanges under one signature: each brings 8 siblings, 272 bytes
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Signer(NamedTuple):
+    """A certificate of ours, and its private key."""
+
+    certificate: UserCertificate
+    key: PrivateKey
+
+
+class Draft(NamedTuple):
+    """An exchange before it is signed. `about`: what it is bound to. `signer` is None if it is anonymous."""
+
+    exchange: Exchange
+    about: bytes
+    signer: Signer | None
+
+
+class Exchanges:
+    """Makes exchanges for certificates of peers, and opens those of peers."""
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._made: dict[Hashable, tuple[datetime, bytes, ReusedKey]] = {}  # capsules, by the pair of services
+        self._opened: dict[tuple[bytes, bytes], ReusedKey] = {}  # by certificate and capsule
+        self._verified: dict[tuple[bytes, bytes, bytes], None] = {}  # certificates, signatures and texts
+
+    # ---------------------------------------------------------------- of ours
+
+    def draft(
+        self,
+        key: bytes,
+        key_id: UUID,
+        theirs: UserCertificate,
+        signer: Signer | None,
+        header: Header,
+        *,
+        is_batched: bool,
+    ) -> Draft:
+        """Wrap a session key for the peer.
+
+        Raises:
+            BrokerError: 9735 the peer's certificate has no key of a kind that we use.
+        """
+        about = bound(header, key_id)
+        source = b"" if signer is None else signer.certificate.facts.thumbprint
+        if is_batched:
+            capsule, kept = self._key_for(theirs, source, header)
+            wrapped = kept.wrap(key, about)
+        else:
+            capsule, wrapped = wrap(key, _public(theirs), about)
+        siblings = () if is_batched else None
+        exchange = Exchange(key_id, source, theirs.facts.thumbprint, capsule, wrapped, b"", siblings=siblings)
+        return Draft(exchange, about, signer)
+
+    def _key_for(self, theirs: UserCertificate, source: bytes, header: Header) -> tuple[bytes, ReusedKey]:
+        """The capsule and the key exchange key of a pair of services and certificates, for an hour."""
+        pair = (header.from_service, header.to_service, source, theirs.facts.thumbprint)
+        now = self._clock()
+        if pair in self._made:
+            since, sealed, kept = self._made[pair]
+            if timedelta(0) <= now - since < KEY_LIFETIME:
+                return sealed, kept
+        secret, sealed = encapsulate(_public(theirs))
+        kept = ReusedKey(secret)
+        _remember(self._made, pair, (now, sealed, kept))
+        return sealed, kept
+
+    @staticmethod
+    def sign(drafts: Sequence[Draft]) -> list[Exchange]:
+        """Return the exchanges with their signatures, in the order of the drafts."""
+        signed = [_signed_alone(draft) for draft in drafts]
+        batches: defaultdict[bytes, list[int]] = defaultdict(list)
+        for place, draft in enumerate(drafts):
+            if draft.signer is not None and draft.exchange.siblings is not None:
+                batches[draft.exchange.source].append(place)
+        for places in batches.values():
+            for first in range(0, len(places), MAX_BATCH):
+                some = places[first : first + MAX_BATCH]
+                signer = drafts[some[0]].signer
+                assert signer is not None
+                together = sign_together([(drafts[place].exchange, drafts[place].about) for place in some], signer.key)
+                for place, exchange in zip(some, together, strict=True):
+                    signed[place] = exchange
+        return signed
+
+    # ---------------------------------------------------------------- of peers
+
+    def is_signed(self, exchange: Exchange, signer: UserCertificate, header: Header) -> bool:
+        """Whether the owner of that certificate has signed the exchange, for this conversation."""
+        key, about = public_key(signer.facts.der), bound(header, exchange.key_id)
+        if key is None:
+            return False
+        if exchange.siblings is None:
+            return is_signed(exchange, key, about)
+        text = signed_root(exchange, about)
+        proof = (signer.facts.thumbprint, exchange.signature, text)
+        if proof not in self._verified:
+            if not is_text_signed(text, exchange.signature, key):
+                return False
+            _remember(self._verified, proof, None)
+        return True
+
+    def unwrap(self, exchange: Exchange, own: PrivateKey, header: Header) -> bytes | None:
+        """Return the session key; None if it was not wrapped for this certificate and this conversation."""
+        about = bound(header, exchange.key_id)
+        if exchange.siblings is None:
+            return unwrap(exchange, own, about)
+        place = (exchange.destination, exchange.capsule)
+        if place not in self._opened:
+            secret = decapsulate(exchange.capsule, own)
+            if secret is None:
+                return None
+            _remember(self._opened, place, ReusedKey(secret))
+        return self._opened[place].unwrap(exchange.wrapped, about)
+
+
+def _public(certificate: UserCertificate) -> PublicKey:
+    key = public_key(certificate.facts.der)
+    if key is None:
+        raise BrokerError(9735, certificate.owner_id)
+    return key
+
+
+def _signed_alone(draft: Draft) -> Exchange:
+    """The exchange as it is without a batch: anonymous, or signed by itself."""
+    if draft.signer is None or draft.exchange.siblings is not None:
+        return draft.exchange
+    return msgspec.structs.replace(draft.exchange, signature=sign(draft.exchange, draft.signer.key, draft.about))
+
+
+def _remember(memory: dict[K, V], key: K, value: V) -> None:
+    if len(memory) >= MAX_REMEMBERED:  # a peer may bring any number: then all is opened again
+        memory.clear()
+    memory[key] = value

@@ -1,0 +1,238 @@
+"""Exchanges of session keys: what is used again, for how long, and what a signature of a batch proves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from servicebroker.broker import exchanges as module
+from servicebroker.broker.exchanges import KEY_LIFETIME, MAX_BATCH, Draft, Exchanges, Signer
+from servicebroker.broker.hash_tree import Proof, prove, root_of
+from servicebroker.engine.security.user_certificates import KeptKey, UserCertificate
+from servicebroker.protocol.envelope import MAXIMUM_SIBLINGS, Exchange, Header, Kind
+from servicebroker.store.keys.x509_certificates import PrivateKey, issue
+from servicebroker_lab.simulation.simulated_time import MIDNIGHT
+
+DAY = timedelta(days=1)
+KEY = bytes(range(32))
+
+
+def certified(name: str) -> Signer:
+    facts, key = issue(name, MIDNIGHT - DAY, MIDNIGHT + DAY)
+    return Signer(UserCertificate(1, 1, name, True, KeptKey(), facts), key)
+
+
+WEST, EAST = certified("west"), certified("east")
+
+
+class Clock:
+    """Shows what a test says."""
+
+    def __init__(self) -> None:
+        self.now = MIDNIGHT
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def header(number: int = 1, to_service: str = "//east") -> Header:
+    return Header(UUID(int=number), True, Kind.RUN, True, to_service, None, "//west", UUID(int=9))
+
+
+def drafts(west: Exchanges, count: int, **options: Any) -> list[tuple[Header, Draft]]:
+    headers = [header(number) for number in range(count)]
+    options = {"is_batched": True} | options
+    return [(one, west.draft(KEY, uuid4(), EAST.certificate, WEST, one, **options)) for one in headers]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """The calls of a function that `exchanges.py` uses."""
+    calls: list[Any] = []
+    function: Callable[..., Any] = getattr(module, name)
+
+    def count(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, count)
+    return calls
+
+
+# ---------------------------------------------------------------- the hash tree
+
+
+contents = st.lists(st.binary(max_size=8), min_size=1, max_size=40)
+
+
+@given(contents, st.data())
+def test_each_content_leads_to_the_root_and_nothing_else_does(some: list[bytes], data: st.DataObject) -> None:
+    root, proofs = prove(some)
+    assert [root_of(content, proof) for content, proof in zip(some, proofs, strict=True)] == [root] * len(some)
+    place = data.draw(st.integers(0, len(some) - 1))
+    proof = proofs[place]
+    assert root_of(some[place] + b"x", proof) != root
+    if proof.siblings:
+        cut = Proof(proof.sides, proof.siblings[1:])
+        assert root_of(some[place], cut) != root
+        assert root_of(b"\1" + some[place] + proof.siblings[0], cut) != root  # a node is no content
+
+
+def test_a_batch_fits_under_the_siblings_that_an_exchange_may_have() -> None:
+    _, proofs = prove([b"%d" % number for number in range(MAX_BATCH)])
+    assert max(len(proof.siblings) for proof in proofs) == 8 <= MAXIMUM_SIBLINGS
+
+
+# ---------------------------------------------------------------- what is used again
+
+
+@pytest.mark.feature(161)
+def test_a_key_exchange_key_wraps_many_session_keys_for_an_hour() -> None:
+    clock = Clock()
+    west, east = Exchanges(clock), Exchanges(clock)
+    first = drafts(west, 20)
+    clock.now += KEY_LIFETIME - timedelta(seconds=1)
+    second = drafts(west, 1)
+    clock.now += timedelta(seconds=1)
+    third = drafts(west, 1)
+    clock.now -= timedelta(seconds=2)  # it was set back
+    fourth = drafts(west, 1)
+    capsules = [draft.exchange.capsule for _, draft in [*first, *second, *third, *fourth]]
+    assert [len({*capsules[:21]}), len({*capsules[20:]})] == [1, 3]
+    assert len({draft.exchange.wrapped for _, draft in first}) == 20  # each has a nonce of its own
+    for one, draft in [*first, *second, *third, *fourth]:
+        assert east.unwrap(draft.exchange, EAST.key, one) == KEY
+
+
+def test_each_pair_of_services_and_certificates_has_its_own() -> None:
+    west = Exchanges(Clock())
+    other = certified("another")
+    made = [
+        west.draft(KEY, uuid4(), EAST.certificate, WEST, header(), is_batched=True),
+        west.draft(KEY, uuid4(), EAST.certificate, WEST, header(to_service="//other"), is_batched=True),
+        west.draft(KEY, uuid4(), EAST.certificate, None, header(), is_batched=True),
+        west.draft(KEY, uuid4(), EAST.certificate, other, header(), is_batched=True),
+        west.draft(KEY, uuid4(), other.certificate, WEST, header(), is_batched=True),
+    ]
+    assert len({draft.exchange.capsule for draft in made}) == len(made)
+
+
+def test_a_peer_without_the_capability_gets_a_key_and_a_signature_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = counted(monkeypatch, "sign_together")
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    made = drafts(west, 3, is_batched=False)
+    signed = west.sign([draft for _, draft in made])
+    assert not together
+    assert len({one.capsule for one in signed}) == len({one.signature for one in signed}) == 3
+    for (one, _), exchange in zip(made, signed, strict=True):
+        assert exchange.siblings is None
+        assert east.is_signed(exchange, WEST.certificate, one)
+        assert east.unwrap(exchange, EAST.key, one) == KEY
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, MAX_BATCH, MAX_BATCH + 3])
+def test_one_signature_is_made_and_verified_for_a_batch(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    made, verified = counted(monkeypatch, "sign_together"), counted(monkeypatch, "is_text_signed")
+    opened = counted(monkeypatch, "decapsulate")
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    begun = drafts(west, count)
+    signed = west.sign([draft for _, draft in begun])
+    for (one, _), exchange in zip(begun, signed, strict=True):
+        assert east.is_signed(exchange, WEST.certificate, one)
+        assert east.unwrap(exchange, EAST.key, one) == KEY
+    batches = 1 + (count > MAX_BATCH)
+    assert (len(made), len(verified), len(opened)) == (batches, batches, 1)
+
+
+def test_signers_and_forms_may_be_mixed() -> None:
+    west, east, other = Exchanges(Clock()), Exchanges(Clock()), certified("another")
+    signers: Sequence[Signer | None] = [WEST, other, None, WEST, other, None]
+    made = [
+        west.draft(KEY, uuid4(), EAST.certificate, signer, header(number), is_batched=number % 2 == 0)
+        for number, signer in enumerate(signers)
+    ]
+    signed = west.sign(made)
+    for number, (signer, exchange) in enumerate(zip(signers, signed, strict=True)):
+        assert east.unwrap(exchange, EAST.key, header(number)) == KEY
+        assert exchange.key_id == made[number].exchange.key_id
+        if signer is None:
+            assert exchange.signature == exchange.source == b""
+        else:
+            assert east.is_signed(exchange, signer.certificate, header(number))
+
+
+# ---------------------------------------------------------------- what it proves
+
+
+FIELDS = ["source", "destination", "capsule", "wrapped", "signature", "siblings", "sides", "key_id"]
+
+
+def changed(exchange: Exchange, field: str) -> Exchange:
+    value = getattr(exchange, field)
+    if field == "siblings":
+        value = (bytes(32), *value[1:])
+    elif field == "sides":
+        value ^= 1
+    elif field == "key_id":
+        value = uuid4()
+    else:
+        value = bytes([value[0] ^ 1]) + value[1:]
+    return structs.replace(exchange, **{field: value})
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_changed_exchange_of_a_batch_is_not_signed(field: str) -> None:
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    begun = drafts(west, 5)
+    signed = west.sign([draft for _, draft in begun])
+    assert east.is_signed(signed[0], WEST.certificate, begun[0][0])
+    assert not east.is_signed(changed(signed[0], field), WEST.certificate, begun[0][0])
+
+
+def test_an_exchange_is_worth_nothing_in_another_conversation() -> None:
+    """Whoever has the key exchange key, as other holders of the certificate, can sign for nobody."""
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    begun = drafts(west, 2)
+    first, second = west.sign([draft for _, draft in begun])
+    assert not east.is_signed(first, WEST.certificate, begun[1][0])
+    assert east.unwrap(first, EAST.key, begun[1][0]) is None
+    moved = structs.replace(first, sides=second.sides, siblings=second.siblings)
+    assert not east.is_signed(moved, WEST.certificate, begun[1][0])
+    assert not east.is_signed(first, EAST.certificate, begun[0][0])
+
+
+def test_neither_form_passes_for_the_other() -> None:
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    for is_batched in (False, True):
+        ((one, draft),) = drafts(west, 1, is_batched=is_batched)
+        (exchange,) = west.sign([draft])
+        other = structs.replace(exchange, siblings=None if is_batched else ())
+        assert not east.is_signed(other, WEST.certificate, one)
+        assert east.unwrap(other, EAST.key, one) is None
+
+
+@pytest.mark.parametrize("own", [EAST.key, rsa.generate_private_key(65537, 2048)], ids=["curve", "RSA"])
+def test_what_was_made_for_nobody_is_not_opened(own: PrivateKey) -> None:
+    east = Exchanges(Clock())
+    for capsule in (b"", b"x", bytes(65), bytes(256)):
+        for siblings in (None, ()):
+            exchange = Exchange(uuid4(), b"", b"d" * 32, capsule, b"w" * 60, b"", siblings=siblings)
+            assert east.unwrap(exchange, own, header()) is None
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
+    west, east = Exchanges(Clock()), Exchanges(Clock())
+    for number in range(10):
+        one = header(number, to_service=f"//east{number}")
+        (exchange,) = west.sign([west.draft(KEY, uuid4(), EAST.certificate, WEST, one, is_batched=True)])
+        assert east.is_signed(exchange, WEST.certificate, one)
+        assert east.unwrap(exchange, EAST.key, one) == KEY
+    assert max(len(west._made), len(east._opened), len(east._verified)) == 3
