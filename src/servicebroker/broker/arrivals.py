@@ -38,7 +38,7 @@ from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
-from servicebroker.protocol.again import Again
+from servicebroker.protocol.backoff import Backoff
 from servicebroker.protocol.dialog import Acknowledged, Apart, ClockDiffers, Dropped, Failed
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
@@ -106,12 +106,12 @@ class WaitingOpenings:
         self._kept: list[Came] = []
         self._of_peer: Counter[object] = Counter()
         self._bytes = 0
-        self._again = Again()
+        self._backoff = Backoff()
 
     @property
     def wake_at(self) -> float:
         """When those that are kept are taken."""
-        return self._again.at
+        return self._backoff.at
 
     def keep(self, came: Came) -> bool:
         """Whether there is room for it."""
@@ -127,7 +127,7 @@ class WaitingOpenings:
 
     def take(self) -> list[Came]:
         """Those that it is time for."""
-        if not self._again.has_come(self._seconds()):
+        if not self._backoff.is_due(self._seconds()):
             return []
         taken, self._kept, self._bytes = self._kept, [], 0
         self._of_peer.clear()
@@ -136,11 +136,11 @@ class WaitingOpenings:
     def hurry(self) -> None:
         """Something has happened that they may have waited for."""
         if self._kept:
-            self._again.at = self._seconds()
+            self._backoff.at = self._seconds()
 
     def plan_again(self) -> None:
         """What is kept is taken soon, and less often when that lasts."""
-        self._again.plan(self._seconds(), is_left=bool(self._kept))
+        self._backoff.schedule(self._seconds(), is_left=bool(self._kept))
 
 
 class _Beginning(NamedTuple):
@@ -366,14 +366,14 @@ class Settling:
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
         self._apart: dict[UUID, Apart] = {}
-        self._again = Again()
+        self._backoff = Backoff()
         self._dirty = self._written = 0  # transmission objects, in this round
         self._last_batch = seconds()
 
     @property
     def wake_at(self) -> float:
         """When what could not be written is tried again, or what came behind it is written."""
-        return self._seconds() if self._behind else self._again.at
+        return self._seconds() if self._behind else self._backoff.at
 
     def arrived(self, store: Store, link: Link, received: Received) -> None:
         """What a message changes is noted, until it is written."""
@@ -589,8 +589,8 @@ class Settling:
     def plan_again(self) -> None:
         """Rows that somebody holds are tried again soon, and less often when that lasts."""
         now = self._seconds()
-        self._again.has_come(now)
-        self._again.plan(now, is_left=bool(self._postponed or self._acknowledged or self._failed or self._apart))
+        self._backoff.is_due(now)
+        self._backoff.schedule(now, is_left=bool(self._postponed or self._acknowledged or self._failed or self._apart))
 
 
 def parsed(arrival: Arrival, now: float) -> Came:

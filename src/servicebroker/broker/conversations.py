@@ -21,7 +21,7 @@ from servicebroker.engine.remote.remote_opening import MadeTarget
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY, Security
 from servicebroker.model.states import EndpointState
-from servicebroker.protocol.again import SOON
+from servicebroker.protocol.backoff import FIRST_RETRY_S
 from servicebroker.protocol.dialog import SENDS, Dialog, Identity, Sending, TransmissionState
 from servicebroker.protocol.dialog_keys import SessionKeys
 from servicebroker.protocol.envelope import BrokerFailure, Part, unpack_exchange
@@ -318,7 +318,7 @@ class Conversations:
 
     def _expiry(self, until: datetime | None) -> float:
         """When a route expires: not yet, since the store's clock has found it valid."""
-        return NEVER if until is None else max(self._at(until), self._seconds() + SOON)
+        return NEVER if until is None else max(self._at(until), self._seconds() + FIRST_RETRY_S)
 
     def _leaves_at_home(self, until: datetime | None) -> None:
         """One time is kept for all, since they may be any number."""
@@ -542,7 +542,7 @@ class Conversations:
         return bool(evicted)
 
 
-_PAUSES = {Act.MATCH_NOW: 0.0, Act.MATCH_SOON: SOON, Act.MATCH_LATER: MATCH_AGAIN}
+_PAUSES = {Act.MATCH_NOW: 0.0, Act.MATCH_SOON: FIRST_RETRY_S, Act.MATCH_LATER: MATCH_AGAIN}
 
 
 def _size(parts: Iterable[Part]) -> int:
