@@ -39,7 +39,7 @@ OUTBOX_BYTES = 4_000  # bytes that a link takes at a time
 CORRUPTED = (11230, 11235, 11251)  # why a message is refused that was changed on its way
 UNREACHABLE = RULES[9753].text
 
-Happening = Answered | Lost | Reached | Unreached
+NetworkEvent = Answered | Lost | Reached | Unreached
 
 
 class Attempt(NamedTuple):
@@ -133,7 +133,7 @@ class Links:
         shown: bytes,
         policy: Policy,
         standing: Standing,
-        tell: Callable[[Happening], None],
+        tell: Callable[[NetworkEvent], None],
         bring: Callable[[SimulatedLink, Arrived], None],
         on_room: Callable[[], None],
     ) -> None:

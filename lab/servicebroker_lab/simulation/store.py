@@ -42,7 +42,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Binding, Security
 from servicebroker.model.security.permissions import DBO_ID, Kind, Securable
 from servicebroker.model.states import REMOVED, REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
-from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Part
 from servicebroker.protocol.incoming import Batch, Begun, Complete, Deliver, Discard, Keep, Kept
@@ -492,12 +492,12 @@ class MemoryStore(Store):
                 self._tables.on_wake()
         return done
 
-    def part(self, partings: Mapping[UUID, Apart]) -> list[UUID]:
-        done = self.fail({handle: apart.own for handle, apart in partings.items()})
+    def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
+        done = self.fail({handle: apart.own for handle, apart in diverged.items()})
         for handle in done:
             one = self._tables.endpoints.get(handle)
             if one is not None:
-                one.is_remote, far = True, partings[handle].far
+                one.is_remote, far = True, diverged[handle].far
                 one.failure = far.code, far.description
         return done
 

@@ -39,7 +39,7 @@ from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
 from servicebroker.protocol.backoff import Backoff
-from servicebroker.protocol.dialog import Acknowledged, Apart, ClockDiffers, Dropped, Failed
+from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
     BrokerFailure,
@@ -66,7 +66,7 @@ MAX_TRACES = 10_000  # trace contexts that wait for the messages they came with
 MAX_TRACES_PER_CONVERSATION = 2_500  # of them; a peer may send what is never taken
 
 
-class Came(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message that has come, at the moment `since`; `passage` when it has passed forwarders."""
 
     link: Link
@@ -86,7 +86,7 @@ class Came(NamedTuple):
         return self.header.conversation_id, not self.header.is_from_initiator
 
 
-class Received(NamedTuple):
+class OpenedMessage(NamedTuple):
     """A message whose integrity is proven, and the endpoint that it is for; `target`: that is to be made."""
 
     handle: UUID
@@ -95,7 +95,7 @@ class Received(NamedTuple):
     target: NewTarget | None = None
 
 
-class WaitingOpenings:
+class PendingOpenings:
     """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
 
     Their senders would take seconds to try again.
@@ -103,7 +103,7 @@ class WaitingOpenings:
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._kept: list[Came] = []
+        self._kept: list[ReceivedMessage] = []
         self._of_peer: Counter[object] = Counter()
         self._bytes = 0
         self._backoff = Backoff()
@@ -113,7 +113,7 @@ class WaitingOpenings:
         """When those that are kept are taken."""
         return self._backoff.at
 
-    def keep(self, came: Came) -> bool:
+    def keep(self, came: ReceivedMessage) -> bool:
         """Whether there is room for it."""
         if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
             return False
@@ -125,7 +125,7 @@ class WaitingOpenings:
         self._bytes += len(came.body)
         return True
 
-    def take(self) -> list[Came]:
+    def take(self) -> list[ReceivedMessage]:
         """Those that it is time for."""
         if not self._backoff.is_due(self._seconds()):
             return []
@@ -146,19 +146,19 @@ class WaitingOpenings:
 class _Beginning(NamedTuple):
     """A first message that begins a conversation: where, by whom, and what it says."""
 
-    came: Came
+    came: ReceivedMessage
     place: Place
     admitted: Admitted
     payload: Payload
 
 
-class Reception:
+class MessageOpener:
     """Opens messages with the keys of their conversations, and makes the targets of those that begin."""
 
     def __init__(
         self,
         conversations: Conversations,
-        waiting: WaitingOpenings,
+        waiting: PendingOpenings,
         security: DialogSecurity,
         charges: Charges,
         clock: Callable[[], datetime],
@@ -171,7 +171,7 @@ class Reception:
         self._clock = clock
         self._chance = chance
 
-    def open(self, store: Store, came: Came) -> Received | None:
+    def open(self, store: Store, came: ReceivedMessage) -> OpenedMessage | None:
         """The message; None when it waits, is dropped, which was written down, or answered with an error."""
         handle = self._conversations.find(*came.key)
         entry = None if handle is None else self._conversations.get(handle)
@@ -183,7 +183,7 @@ class Reception:
             _spoiled(came, problem)
             return None
 
-    def _open(self, store: Store, came: Came, handle: UUID, entry: Entry) -> Received | None:
+    def _open(self, store: Store, came: ReceivedMessage, handle: UUID, entry: Entry) -> OpenedMessage | None:
         header = came.header
         if entry.session is None:
             _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
@@ -194,18 +194,18 @@ class Reception:
             if learned is None:
                 return None
             entry.secure(*learned)
-            return Received(handle, header, _opened(came.envelope, learned[1]))
+            return OpenedMessage(handle, header, _opened(came.envelope, learned[1]))
         payload = _opened(came.envelope, entry.session)
         if not entry.endpoint.is_acknowledged:
             self._security.note_capabilities(entry.endpoint, header)
-        return Received(handle, header, payload)
+        return OpenedMessage(handle, header, payload)
 
-    def begin(self, store: Store, came: Sequence[Came]) -> dict[int, Received | None]:
+    def begin(self, store: Store, came: Sequence[ReceivedMessage]) -> dict[int, OpenedMessage | None]:
         """Begin the conversations that are not known here, all of a round together.
 
         Returns the first message of each, by its place among those that came; None if it waits, or was refused.
         """
-        opened: dict[int, Received | None] = {}
+        opened: dict[int, OpenedMessage | None] = {}
         beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
         for place, one in enumerate(came):
             if one.key in beginnings or self._conversations.find(*one.key) is not None:
@@ -226,7 +226,7 @@ class Reception:
             self._charges.charge_equally([one.came.link for _, one in beginnings.values()], began)
         return opened
 
-    def _beginning(self, store: Store, came: Came) -> _Beginning | None:
+    def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
         """What a message begins; else the peer is told that nobody is here.
 
         A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
@@ -255,7 +255,7 @@ class Reception:
             refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
-    def _admit(self, store: Store, came: Came, place: Place, payload: Payload) -> _Beginning | None:
+    def _admit(self, store: Store, came: ReceivedMessage, place: Place, payload: Payload) -> _Beginning | None:
         link, header = came.link, came.header
         admitted = self._security.admit(store, place.home, place.broker, header, link)
         if admitted is None:
@@ -273,7 +273,7 @@ class Reception:
             return None
         return _Beginning(came, place, admitted, payload)
 
-    def _enter(self, store: Store, beginnings: dict[int, _Beginning]) -> Iterator[tuple[int, Received]]:
+    def _enter(self, store: Store, beginnings: dict[int, _Beginning]) -> Iterator[tuple[int, OpenedMessage]]:
         """Enter the targets of conversations that begin, which are made when their messages are stored."""
         secured = self._security.secure([one.admitted for one in beginnings.values()])
         for (place, one), how in zip(beginnings.items(), secured, strict=True):
@@ -288,7 +288,7 @@ class Reception:
                 how.keys,
             )
             handle = self._conversations.enter(target.endpoint, how.session)
-            yield place, Received(handle, header, one.payload, target)
+            yield place, OpenedMessage(handle, header, one.payload, target)
 
     def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Admitted) -> bool:
         """Whether a proven opening was sealed lately; an initiator whose clock differs is told what ours shows."""
@@ -337,7 +337,7 @@ class ArrivedTraces:
         return taken
 
 
-class Settling:
+class InboundWriter:
     """What is to be written, and is kept until it is: somebody may hold the rows, or have switched their broker off.
 
     At most `budget` bytes of it are kept, as their senders count them, and for as many conversations as have room in
@@ -365,7 +365,7 @@ class Settling:
         self._stored: list[Batch] = []  # by this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
-        self._apart: dict[UUID, Apart] = {}
+        self._diverged: dict[UUID, Diverged] = {}
         self._backoff = Backoff()
         self._dirty = self._written = 0  # transmission objects, in this round
         self._last_batch = seconds()
@@ -375,7 +375,7 @@ class Settling:
         """When what could not be written is tried again, or what came behind it is written."""
         return self._seconds() if self._behind else self._backoff.at
 
-    def arrived(self, store: Store, link: Link, received: Received) -> None:
+    def arrived(self, store: Store, link: Link, received: OpenedMessage) -> None:
         """What a message changes is noted, until it is written."""
         handle, header, payload, target = received
         entry = self._conversations.get(handle)
@@ -398,8 +398,8 @@ class Settling:
                         self._conversations.say(entry, "")
                 case Failed():
                     self._failed[handle] = event.failure
-                case Apart():
-                    self._apart[handle] = event
+                case Diverged():
+                    self._diverged[handle] = event
                 case ClockDiffers(clock):
                     entry.note_far_clock(clock, self._seconds())
                     self._conversations.say(entry, CLOCK_DIFFERS)
@@ -521,7 +521,7 @@ class Settling:
         """
         settled: dict[UUID, Acknowledged] = {}
         ended: list[UUID] = []
-        self._dirty += len(self._acknowledged) + len(self._failed) + len(self._apart)
+        self._dirty += len(self._acknowledged) + len(self._failed) + len(self._diverged)
         if self._acknowledged:
             groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
             done, ended = store.acknowledge(self._acknowledged)
@@ -538,12 +538,12 @@ class Settling:
                     if -failure.code in (9719, 9720):
                         self._note(store, entry, failure)
                     journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
-        if self._apart:
-            for handle in store.part(self._apart):
-                apart = self._apart.pop(handle)
+        if self._diverged:
+            for handle in store.diverge(self._diverged):
+                diverged = self._diverged.pop(handle)
                 self._written += 1
                 if entry := self._conversations.get(handle):
-                    self._note(store, entry, apart.own)
+                    self._note(store, entry, diverged.own)
                     journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._conversations.take_statuses():
             store.set_statuses(statuses)
@@ -590,10 +590,12 @@ class Settling:
         """Rows that somebody holds are tried again soon, and less often when that lasts."""
         now = self._seconds()
         self._backoff.is_due(now)
-        self._backoff.schedule(now, is_left=bool(self._postponed or self._acknowledged or self._failed or self._apart))
+        self._backoff.schedule(
+            now, is_left=bool(self._postponed or self._acknowledged or self._failed or self._diverged)
+        )
 
 
-def parsed(arrival: Arrival, now: float) -> Came:
+def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
     """A frame whose names can be looked up.
 
     Raises:
@@ -604,7 +606,7 @@ def parsed(arrival: Arrival, now: float) -> Came:
     header = envelope.header
     check_addresses(header)
     _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
-    return Came(arrival.link, envelope, body, passage, now)
+    return ReceivedMessage(arrival.link, envelope, body, passage, now)
 
 
 def _opened(envelope: Envelope, session: SessionKeys) -> Payload:
@@ -628,13 +630,13 @@ def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionK
     link.send(encode(answer, failure, session.of(answer)))
 
 
-def _spoiled(came: Came, problem: CorruptedMessage) -> None:
+def _spoiled(came: ReceivedMessage, problem: CorruptedMessage) -> None:
     """It was changed under way, or nobody can have made it so."""
     journal.not_taken(problem, came.link)
     came.link.complain()
 
 
-def _drop_stranger(came: Came, number: int, *values: object) -> None:
+def _drop_stranger(came: ReceivedMessage, number: int, *values: object) -> None:
     """Of a message that no conversation here is for; a peer that brings many of them is read less."""
     _drop(came.link, came.header, number, *values)
     came.link.complain()

@@ -8,7 +8,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal
-from servicebroker.broker.arrivals import Came
+from servicebroker.broker.arrivals import ReceivedMessage
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.transport.connections import show
 from servicebroker.broker.transport.links import Links
@@ -42,7 +42,7 @@ class Forwarding:
         self.shares = 1  # that divide what may be held
         self.wake_at = NEVER
 
-    def takes(self, came: Came, decision: Decision, here: Here) -> bool:
+    def takes(self, came: ReceivedMessage, decision: Decision, here: Here) -> bool:
         """Whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
         header = came.header
         journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
@@ -60,7 +60,7 @@ class Forwarding:
                 return False
         return True
 
-    def _take_in(self, came: Came, hop: Elsewhere) -> None:
+    def _take_in(self, came: ReceivedMessage, hop: Elsewhere) -> None:
         """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
         passage = came.passage or Passage(UUID(int=self._draw(128), version=4))
         now, owner = self._seconds(), came.link.owner

@@ -69,7 +69,7 @@ class Outdated(NamedTuple):
     known: Known
 
 
-Happening = Arrival | Lost | Reached | Unreached | Answered | Outdated
+NetworkEvent = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
 class _Line:
@@ -108,14 +108,14 @@ class Inbox:
         self.relieved = relieved
         self.count = 1  # of inboxes that share the room
         self._lock = threading.Lock()
-        self._happened: dict[object, Happening] = {}  # of each address and link the last
+        self._happened: dict[object, NetworkEvent] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
         self._is_shared = False  # somebody brings little, and is not to wait for the others
         self._taker = 0  # the thread that has taken last
         self._has_more = False  # than the last round took, of those who do not rest
         self.bell = threading.Event()
 
-    def put(self, item: Happening) -> None:
+    def put(self, item: NetworkEvent) -> None:
         """Add one, and ring, unless it has to wait."""
         now = time.monotonic()
         with self._lock:
@@ -134,7 +134,7 @@ class Inbox:
             if line.rests_until <= now:
                 self.bell.set()
 
-    def take(self, most: int) -> list[Happening]:
+    def take(self, most: int) -> list[NetworkEvent]:
         """At most so many: what has happened first, then what each line has brought, one in turns, until it is enough.
 
         Who gets least of a round is the first in the next one.
@@ -292,7 +292,7 @@ class Inboxes:
                 self.shares[share_for(arrival, count)].put(arrival)
         self.relieved()
 
-    def put(self, item: Happening) -> None:
+    def put(self, item: NetworkEvent) -> None:
         """Add one, and ring where it is for."""
         with self._lock:
             if isinstance(item, Arrival):

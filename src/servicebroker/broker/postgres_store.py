@@ -40,7 +40,7 @@ from servicebroker.engine.security.master_keys import MasterKey, find_master_key
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
@@ -206,8 +206,8 @@ class PostgresStore(Store):
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
         return self._do(departing.fail(failures, self._clock()))
 
-    def part(self, partings: Mapping[UUID, Apart]) -> list[UUID]:
-        return self._do(departing.part(partings, self._clock()))
+    def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
+        return self._do(departing.diverge(diverged, self._clock()))
 
     def note_old_copy(
         self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool

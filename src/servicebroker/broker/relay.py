@@ -13,7 +13,7 @@ from random import Random
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.arrivals import Came, Reception, Settling, WaitingOpenings, parsed
+from servicebroker.broker.arrivals import InboundWriter, MessageOpener, PendingOpenings, ReceivedMessage, parsed
 from servicebroker.broker.conversations import CAPACITY, Conversations
 from servicebroker.broker.departures import BUDGET, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
@@ -83,11 +83,13 @@ class Relay:
             self._links, clock, seconds, self._chance.random, capacity, self._limits, security.session
         )
         self._charges = Charges(seconds)
-        self._waiting = WaitingOpenings(seconds)
+        self._waiting = PendingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
-        self._reception = Reception(self._conversations, self._waiting, security, self._charges, clock, self._chance)
+        self._opener = MessageOpener(self._conversations, self._waiting, security, self._charges, clock, self._chance)
         self._unfinished = UnfinishedMessages(self._limits, shares)
-        self._settling = Settling(self._conversations, self._charges, self._unfinished, seconds, self._budget // shares)
+        self._writer = InboundWriter(
+            self._conversations, self._charges, self._unfinished, seconds, self._budget // shares
+        )
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
         self._readahead = Readahead(self._conversations, self._limits.fragment_size, seconds, self._budget, shares)
@@ -109,10 +111,10 @@ class Relay:
         with store.transaction():
             if self.snapshot is None:  # who is entered from here on lacks nothing that this look has seen
                 self.snapshot = store.look(None).snapshot
-                self._settling.quotas.load(store)
+                self._writer.quotas.load(store)
             touched = self._take(store, list(arrivals))
-            stored = self._settling.store(store, touched)
-            settled, ended = self._settling.settle(store, is_traced=self._is_traced)
+            stored = self._writer.store(store, touched)
+            settled, ended = self._writer.settle(store, is_traced=self._is_traced)
             look = store.look(self.snapshot)
             touched |= self._conversations.enable(look.disabled)
             touched |= self._matching.see_routes(store, look.routes)
@@ -122,13 +124,13 @@ class Relay:
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
             touched |= self._readahead.offer(store, touched)
-            expired = self._settling.quotas.expire(store) if self._unfinished.is_due(self._seconds()) else []
+            expired = self._writer.quotas.expire(store) if self._unfinished.is_due(self._seconds()) else []
         self.snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
-        self._settling.count(len(touched), began)
+        self._writer.count(len(touched), began)
         if stored is not None:
-            self._settling.committed(store, stored)
+            self._writer.committed(store, stored)
         if expired:
-            self._settling.quotas.expired(expired)
+            self._writer.quotas.expired(expired)
         for handle, event in settled.items():
             if entry := self._conversations.get(handle):
                 entry.dialog.deleted(event)
@@ -142,9 +144,9 @@ class Relay:
         if self._conversations.make_room():
             self._finding.missed()
         self._charges.tell()
-        self._settling.plan_again()
+        self._writer.plan_again()
         self._waiting.plan_again()
-        return max(len(touched), self._settling.stored + sent)
+        return max(len(touched), self._writer.stored + sent)
 
     @property
     def remembered(self) -> int:
@@ -154,7 +156,7 @@ class Relay:
     @property
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
-        arriving = self._waiting, self._settling, self._unfinished
+        arriving = self._waiting, self._writer, self._unfinished
         leaving = self._conversations, self._finding, self._readahead, self.forwarding
         at = min(part.wake_at for part in (*arriving, *leaving))
         return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at
@@ -192,19 +194,19 @@ class Relay:
         # also whose message is not taken: what it sends itself is found by no page while it is in memory
         touched = {self._conversations.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
         ours = self._pass_on(store, came)
-        opened = self._reception.begin(store, ours)
+        opened = self._opener.begin(store, ours)
         for place, one in enumerate(ours):
             began = self._seconds()
-            received = opened[place] if place in opened else self._reception.open(store, one)
+            received = opened[place] if place in opened else self._opener.open(store, one)
             if received is not None:
-                self._settling.arrived(store, one.link, received)
+                self._writer.arrived(store, one.link, received)
                 self._charges.note_bringer(received.handle, one.link)
                 touched.add(received.handle)
             self._charges.charge(one.link, began)
         self._security.save(store)
         return touched
 
-    def _pass_on(self, store: Store, came: list[Came]) -> list[Came]:
+    def _pass_on(self, store: Store, came: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """What the routes lead elsewhere is taken over by the forwarder; what is not its bringer's is dropped.
 
         Returns the others.

@@ -24,7 +24,7 @@ from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.envelope import BrokerFailure, Header
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.mirroring import Known
@@ -116,7 +116,7 @@ class Store(Protocol):
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
         """The peers' brokers have refused these conversations. Returns those for which that is done."""
 
-    def part(self, partings: Mapping[UUID, Apart]) -> list[UUID]:
+    def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
         """The two sides have different pasts, and each gets an Error. Returns those that have it."""
 
     def note_old_copy(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
-from servicebroker.broker.arrivals import Came, WaitingOpenings
+from servicebroker.broker.arrivals import PendingOpenings, ReceivedMessage
 from servicebroker.broker.conversations import Entry
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.store_operations import Store
@@ -41,7 +41,7 @@ class Trust:
         self,
         links: Links,
         peers: Peers,
-        waiting: WaitingOpenings,
+        waiting: PendingOpenings,
         here: Callable[[], Here],
         clock: Callable[[], datetime],
         seconds: Callable[[], float],
@@ -64,7 +64,7 @@ class Trust:
         if version != self._routes:
             self._routes, self._located = version, None
 
-    def takes(self, store: Store, came: Came, entry: Entry | None, decision: Decision | None) -> bool:
+    def takes(self, store: Store, came: ReceivedMessage, entry: Entry | None, decision: Decision | None) -> bool:
         """Whether a message is taken, for an endpoint of ours or where the routes lead it; not when it waits either."""
         source = _source(came.header, entry, decision)
         if source is None or self._is_right(store, came.link.owner, source):

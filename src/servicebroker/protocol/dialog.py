@@ -54,7 +54,7 @@ class Sending(StrEnum):
     CLOSED = "CLOSED"  # the endpoint is: only what it has stored is acknowledged again
 
 
-class Happening(StrEnum):
+class DialogEvent(StrEnum):
     """What moves a `Sending`."""
 
     ENDED_HERE = "END CONVERSATION"
@@ -62,19 +62,19 @@ class Happening(StrEnum):
     END_ACKNOWLEDGED = "receive message acknowledgement"
     FAILURE_ARRIVED = "receive broker error"
     CLOSED_HERE = "CLOSED"
-    CAME_APART = "the peer has another past"
+    DIVERGED = "the peer has another past"
 
 
 # A pair that is missing changes nothing. A peer that has ended makes no more errors that matter here.
-TRANSITIONS: dict[tuple[Sending, Happening], Sending] = {
-    (Sending.FLOWING, Happening.ENDED_HERE): Sending.ENDING,
-    (Sending.FLOWING, Happening.PEER_ENDED): Sending.HELD,
-    (Sending.FLOWING, Happening.FAILURE_ARRIVED): Sending.FAILED,
-    (Sending.HELD, Happening.ENDED_HERE): Sending.ENDING,
-    (Sending.ENDING, Happening.END_ACKNOWLEDGED): Sending.ENDED,
-    (Sending.ENDING, Happening.FAILURE_ARRIVED): Sending.FAILED,
-    **{(state, Happening.CAME_APART): Sending.FAILED for state in (Sending.FLOWING, Sending.HELD, Sending.ENDING)},
-    **{(state, Happening.CLOSED_HERE): Sending.CLOSED for state in Sending},
+TRANSITIONS: dict[tuple[Sending, DialogEvent], Sending] = {
+    (Sending.FLOWING, DialogEvent.ENDED_HERE): Sending.ENDING,
+    (Sending.FLOWING, DialogEvent.PEER_ENDED): Sending.HELD,
+    (Sending.FLOWING, DialogEvent.FAILURE_ARRIVED): Sending.FAILED,
+    (Sending.HELD, DialogEvent.ENDED_HERE): Sending.ENDING,
+    (Sending.ENDING, DialogEvent.END_ACKNOWLEDGED): Sending.ENDED,
+    (Sending.ENDING, DialogEvent.FAILURE_ARRIVED): Sending.FAILED,
+    **{(state, DialogEvent.DIVERGED): Sending.FAILED for state in (Sending.FLOWING, Sending.HELD, Sending.ENDING)},
+    **{(state, DialogEvent.CLOSED_HERE): Sending.CLOSED for state in Sending},
 }
 SENDS = frozenset({Sending.FLOWING, Sending.ENDING})
 _KEEPS = frozenset({Sending.FLOWING, Sending.HELD})  # nothing that was sent is dropped
@@ -124,7 +124,7 @@ class Dropped(NamedTuple):
     text: str
 
 
-class Apart(NamedTuple):
+class Diverged(NamedTuple):
     """The two sides have different pasts: an instance has gone back to an old copy. `is_here`: this one.
 
     In one transaction: the application gets the Error `own`, and it is noted that the peer gets `far`; which the
@@ -154,7 +154,7 @@ class ClockDiffers(NamedTuple):
     clock: int  # seconds since 1970
 
 
-Event = Acknowledged | Failed | Dropped | Apart | ClockDiffers
+Outcome = Acknowledged | Failed | Dropped | Diverged | ClockDiffers
 
 
 class Transmission(NamedTuple):
@@ -251,7 +251,7 @@ class Dialog:
         self._is_refusing = False
         self._is_opened = False  # by the last frame: the peer has seen no acknowledgement yet
         if self._incoming.stored.is_closed:
-            self._happens(Happening.PEER_ENDED)
+            self._happens(DialogEvent.PEER_ENDED)
         if self.sending is Sending.CLOSED:
             self.close()
         elif self.sending is Sending.FAILED:
@@ -323,15 +323,15 @@ class Dialog:
         self.dirty = True
         if content is not Content.DATA:
             self._end = number
-            self._happens(Happening.ENDED_HERE)
+            self._happens(DialogEvent.ENDED_HERE)
 
     def end(self) -> None:
         """The endpoint is DISCONNECTED_OUTBOUND: what it has sent travels, even when the peer has ended too."""
-        self._happens(Happening.ENDED_HERE)
+        self._happens(DialogEvent.ENDED_HERE)
 
     def close(self) -> None:
         """The endpoint is CLOSED: nothing is sent, and what comes and is new is refused, so that its sender can end."""
-        self._happens(Happening.CLOSED_HERE)
+        self._happens(DialogEvent.CLOSED_HERE)
         self._failure = GONE
 
     def refuse(self, failure: BrokerFailure) -> None:
@@ -417,7 +417,7 @@ class Dialog:
 
     def arrived(
         self, header: Header, payload: Payload, recalled: bytes | None = None, allowance: Allowance = FREE
-    ) -> list[Event]:
+    ) -> list[Outcome]:
         """A frame whose integrity is proven. What is new in it comes with the next `batch`.
 
         `recalled` is the token of the message that `to_recall` has named; None where it has none, or is gone.
@@ -433,9 +433,9 @@ class Dialog:
         if isinstance(payload, BrokerFailure):
             return [*events, *self._fail(payload)]
         if wrong:
-            return self._part(Apart(is_here=True, what=wrong))
-        if (apart := self._contradiction(header, payload)) is not None:
-            return [*events, *self._part(apart)]
+            return self._diverge(Diverged(is_here=True, what=wrong))
+        if (diverged := self._contradiction(header, payload)) is not None:
+            return [*events, *self._diverge(diverged)]
         if payload is None:
             return [*events, *self._clock_differs(header.clock)]
         if self._failure is None or self._repeats(header, payload):
@@ -452,7 +452,7 @@ class Dialog:
         self._incoming.committed()
         self.dirty = True
         if self._incoming.stored.is_closed:
-            self._happens(Happening.PEER_ENDED)
+            self._happens(DialogEvent.PEER_ENDED)
 
     @property
     def arriving(self) -> int:
@@ -499,30 +499,32 @@ class Dialog:
             return _dropped(11224)
         return None
 
-    def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Apart | None:
+    def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Diverged | None:
         """Whether it shows that one of the two instances has gone back to an old copy."""
         stored = self._incoming.stored.next
         if header.floor is not None and header.floor > stored:
             what = f"The messages {stored} to {header.floor - 1} were acknowledged, and are not known."
-            return Apart(is_here=True, what=what)
+            return Diverged(is_here=True, what=what)
         number = None if parts is None else self._incoming.contradicts(header.number, parts, header.before)
-        return None if number is None else Apart(is_here=False, what=f"Message {number} has come twice, and differs.")
+        if number is None:
+            return None
+        return Diverged(is_here=False, what=f"Message {number} has come twice, and differs.")
 
-    def _clock_differs(self, clock: int | None) -> list[Event]:
+    def _clock_differs(self, clock: int | None) -> list[Outcome]:
         """The target says what its clock shows; of no interest once it has opened the conversation."""
         is_opening = self.identity.is_initiator and not self._is_acknowledged
         return [ClockDiffers(clock)] if clock is not None and is_opening else []
 
-    def _part(self, apart: Apart) -> list[Event]:
+    def _diverge(self, diverged: Diverged) -> list[Outcome]:
         """Nothing more is taken, acknowledged or sent: told once to this side, and to the peer whenever it sends."""
         self._is_refusing = True
         if self._failure is not None:
             return [_dropped(11212)]
-        self._failure = apart.far
-        self._happens(Happening.CAME_APART)
-        return [apart]
+        self._failure = diverged.far
+        self._happens(DialogEvent.DIVERGED)
+        return [diverged]
 
-    def _acknowledge(self, header: Header, acknowledgement: Acknowledgement) -> list[Event]:
+    def _acknowledge(self, header: Header, acknowledgement: Acknowledgement) -> list[Outcome]:
         if not self._outgoing.acknowledged(acknowledgement):
             return []
         self.dirty = True
@@ -530,21 +532,21 @@ class Dialog:
         self._is_acknowledged = True
         self._link_status = ""
         if self._end is not None and self._outgoing.base > self._end:
-            self._happens(Happening.END_ACKNOWLEDGED)
+            self._happens(DialogEvent.END_ACKNOWLEDGED)
         return [Acknowledged(self._outgoing.base, header.from_broker)]
 
-    def _fail(self, failure: BrokerFailure) -> list[Event]:
+    def _fail(self, failure: BrokerFailure) -> list[Outcome]:
         before = self.sending
-        self._happens(Happening.FAILURE_ARRIVED)
+        self._happens(DialogEvent.FAILURE_ARRIVED)
         if before is self.sending:
             return []
         self._failure = GONE
         return [Failed(failure)]
 
-    def _take(self, header: Header, parts: tuple[Part, ...], allowance: Allowance) -> list[Event]:
+    def _take(self, header: Header, parts: tuple[Part, ...], allowance: Allowance) -> list[Outcome]:
         if header.fragments == 1 and self._incoming.arrived_run(header.number, parts):
             return []
-        events: list[Event] = []
+        events: list[Outcome] = []
         verdicts: set[Verdict] = set()
         for place, part in enumerate(parts):
             number = header.number + place
@@ -643,8 +645,8 @@ class Dialog:
             )
         )
 
-    def _happens(self, happening: Happening) -> None:
-        after = TRANSITIONS.get((self.sending, happening), self.sending)
+    def _happens(self, event: DialogEvent) -> None:
+        after = TRANSITIONS.get((self.sending, event), self.sending)
         self.dirty |= after is not self.sending
         self.sending = after
 

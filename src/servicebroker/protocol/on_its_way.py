@@ -83,7 +83,7 @@ class BatchEvent(StrEnum):
 
 
 State = TypeVar("State", Stage, Storing)
-Happening = TypeVar("Happening", Event, BatchEvent)
+AnyEvent = TypeVar("AnyEvent", Event, BatchEvent)
 
 
 class Step(NamedTuple, Generic[State]):
@@ -163,7 +163,7 @@ UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # nothing of it has left: i
 UNSETTLED = UNCLAIMED | {Stage.DELAYED}  # is matched whenever it is looked at
 
 
-def step(table: Mapping[tuple[State, Happening], Step[State]], before: State, event: Happening) -> Step[State]:
+def step(table: Mapping[tuple[State, AnyEvent], Step[State]], before: State, event: AnyEvent) -> Step[State]:
     """What `event` asks for.
 
     Raises:

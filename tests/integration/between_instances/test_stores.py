@@ -22,7 +22,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import error_body
 from servicebroker.model.security.dialog_security import Security
 from servicebroker.model.states import EndpointState
-from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.envelope import BrokerFailure, Content, Header, Kind, Opening, Part
 from servicebroker.protocol.incoming import Batch, Begun, Complete, Deliver, Discard, Incoming, Keep, Progress
 from servicebroker.protocol.limits import LIMITS
@@ -203,8 +203,8 @@ class Both:
         self.same(lambda store: store.fail(failures))
 
     def part(self) -> None:
-        partings = {handle: Apart(self.chance.random() < 0.5, "it differs") for handle in self._sent()[:1]}
-        self.same(lambda store: store.part(partings))
+        diverged = {handle: Diverged(self.chance.random() < 0.5, "it differs") for handle in self._sent()[:1]}
+        self.same(lambda store: store.diverge(diverged))
 
     def store(self) -> None:
         batches = {handle: batch for handle in self._sent() if (batch := self._batch(handle)) is not None}
@@ -379,7 +379,7 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     assert both.same(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}).stored) == [one.handle]
     found = both.same(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
     assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
-    both.same(lambda store: store.part({one.handle: Apart(False, "it differs")}))
+    both.same(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
     both.database.end_conversation(one.handle)
     both.tables.end(one)
     late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)

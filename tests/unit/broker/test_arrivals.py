@@ -15,8 +15,8 @@ from servicebroker.broker.arrivals import (
     MAX_TRACES,
     MAX_TRACES_PER_CONVERSATION,
     ArrivedTraces,
-    Came,
-    WaitingOpenings,
+    PendingOpenings,
+    ReceivedMessage,
 )
 from servicebroker.broker.conversations import CAPACITY
 from servicebroker.broker.departures import BUDGET
@@ -85,7 +85,7 @@ def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
     here.tables.is_held = lambda handle: True
     here.take(senders, 1)
     here.take(senders, 2)  # behind what waits: that fills the memory as well
-    assert len(here.relay._settling._postponed) == 20
+    assert len(here.relay._writer._postponed) == 20
     assert here.bodies(senders[0]) == [b"0" * BODY_BYTES]
     here.tables.is_held = lambda handle: False
     for number in (1, 2):  # peers send again what is not acknowledged
@@ -103,13 +103,16 @@ def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
     here.tables.is_held = lambda handle: True
     for one in senders:
         here.take([one], 1)
-    assert [here.tables.endpoints[handle].conversation for handle in here.relay._settling._postponed] == senders[3:]
+    assert [here.tables.endpoints[handle].conversation for handle in here.relay._writer._postponed] == senders[3:]
 
 
 def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> None:
-    waiting = WaitingOpenings(lambda: 0.0)
+    waiting = PendingOpenings(lambda: 0.0)
     body = _message(uuid4(), 0)
-    mallory = [Came(Wire(owner="certificate mallory"), parse(body), body, None, 0.0) for _ in range(2 * KEPT_OF_PEER)]
+    mallory = [
+        ReceivedMessage(Wire(owner="certificate mallory"), parse(body), body, None, 0.0)
+        for _ in range(2 * KEPT_OF_PEER)
+    ]
     assert [waiting.keep(came) for came in mallory].count(True) == KEPT_OF_PEER
     assert waiting.keep(mallory[0]._replace(link=Wire(owner="certificate shop")))
     assert waiting.keep(mallory[0]._replace(link=Wire()))

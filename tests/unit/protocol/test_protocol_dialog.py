@@ -15,12 +15,12 @@ from servicebroker.protocol.dialog import (
     GONE,
     TRANSITIONS,
     Acknowledged,
-    Apart,
     ClockDiffers,
     Dialog,
+    DialogEvent,
+    Diverged,
     Dropped,
     Failed,
-    Happening,
     Identity,
     Sending,
     Transmission,
@@ -293,7 +293,7 @@ def talked(count: int) -> tuple[Dialog, Dialog]:
 
 def parted(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> None:
     """That side knows it, takes and sends nothing more, and the peer is told."""
-    assert isinstance(apart, Apart)
+    assert isinstance(apart, Diverged)
     assert (apart.is_here, apart.own.code, apart.far.code) == (
         is_here,
         *((-9719, -9720) if is_here else (-9720, -9719)),
@@ -567,17 +567,17 @@ def send_header(from_: Dialog) -> Header:
     return send(from_).header
 
 
-@pytest.mark.parametrize("happening", Happening)
+@pytest.mark.parametrize("happening", DialogEvent)
 @pytest.mark.parametrize("sending", Sending)
-def test_every_happening_in_every_state(sending: Sending, happening: Happening) -> None:
+def test_every_happening_in_every_state(sending: Sending, happening: DialogEvent) -> None:
     flowing, held, ending, ended, failed, closed = Sending
     expected = {
-        Happening.ENDED_HERE: {flowing: ending, held: ending},
-        Happening.PEER_ENDED: {flowing: held},
-        Happening.END_ACKNOWLEDGED: {ending: ended},
-        Happening.FAILURE_ARRIVED: {flowing: failed, ending: failed},
-        Happening.CLOSED_HERE: dict.fromkeys(Sending, closed),
-        Happening.CAME_APART: dict.fromkeys((flowing, held, ending), failed),
+        DialogEvent.ENDED_HERE: {flowing: ending, held: ending},
+        DialogEvent.PEER_ENDED: {flowing: held},
+        DialogEvent.END_ACKNOWLEDGED: {ending: ended},
+        DialogEvent.FAILURE_ARRIVED: {flowing: failed, ending: failed},
+        DialogEvent.CLOSED_HERE: dict.fromkeys(Sending, closed),
+        DialogEvent.CAME_APART: dict.fromkeys((flowing, held, ending), failed),
     }[happening]
     assert TRANSITIONS.get((sending, happening), sending) is expected.get(sending, sending)
 

@@ -23,7 +23,7 @@ from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
 from servicebroker.engine.remote.site import Here, Located, Picking, find_site
 from servicebroker.model.messages import error_body
-from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
@@ -354,12 +354,12 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
     return [*done, *gone]
 
 
-def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
+def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID]]:
     """Fail conversations whose two sides have diverged: each side gets an Error. Returns the handles that are done."""
-    done = yield from fail({handle: apart.own for handle, apart in partings.items()}, now)
+    done = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
     yield _be_remote(done)
     for handle in done:
-        yield tell_remote([handle], Failed(*structs.astuple(partings[handle].far)))
+        yield tell_remote([handle], Failed(*structs.astuple(diverged[handle].far)))
     return done
 
 
