@@ -268,7 +268,7 @@ class Daemon:
             if isinstance(one, LinkLost):
                 relay.lost(one.link, one.status)
             elif isinstance(one, Answered):
-                relay.stands(*one)
+                relay.on_peer_role(*one)
             elif isinstance(one, Reached):
                 relay.reached(one.address)
             else:

@@ -27,11 +27,11 @@ from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reac
 from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
-from servicebroker.broker.processes import Begin, Gone, ShareProcess
+from servicebroker.broker.principal_check import PrincipalCheck
+from servicebroker.broker.processes import Begin, ProcessExited, ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.self_report import SelfReport
 from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Serving, Share, Shares, pin_plans
-from servicebroker.broker.standing import Proof
 from servicebroker.broker.transport import connections
 from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
@@ -135,7 +135,7 @@ class Daemon:
         self._serving: list[Serving] = []
         self._membership: ToldMembership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
-        self._proof = Proof(self._network, self._stopped, self._reports)
+        self._principal_check = PrincipalCheck(self._network, self._stopped, self._reports)
         self._connection: psycopg.Connection[Any] | None = None
         self._impatient: threading.Timer | None = None
 
@@ -182,7 +182,7 @@ class Daemon:
             while not self._stopped.is_set():
                 try:
                     self._connect_and_serve()
-                except Gone as problem:  # as conversations were to be divided anew
+                except ProcessExited as problem:  # as conversations were to be divided anew
                     _log.warning("%s All of them begin anew from what is stored.", problem)
                     self._begin_anew()
                 except (psycopg.Error, InstanceError) as problem:
@@ -220,7 +220,7 @@ class Daemon:
                 self._connection = connection
                 if self._is_promoted(connection) and self._wait_for_lease(connection):
                     self._follow(connection)
-                    if self._proof.give(connection):
+                    if self._principal_check.give(connection):
                         _log.info("This process serves the instance.")
                         self._serve(connection)
             finally:
@@ -314,7 +314,7 @@ class Daemon:
         follow(self._clock, connection)
         if ahead := taken_ahead(self._clock):
             run_alone(connection, note_wrong_clock(ahead, self._clock()))
-        self._proof.renew(connection)
+        self._principal_check.renew(connection)
         self._keep(connection)
         self._follow(connection)
         if self._watch.membership != self._membership:
@@ -455,9 +455,9 @@ class Daemon:
                 case Unreached():
                     share.relay.unreached(one.address, one.status)
                 case Answered():
-                    share.relay.stands(one.address, one.standing)
+                    share.relay.on_peer_role(one.address, one.standing)
                 case Outdated():
-                    self._proof.challenge(one.known)
+                    self._principal_check.challenge(one.known)
         carried = _round(share, arrivals)
         seconds = time.monotonic() - began
         share.inbox.took(seconds)

@@ -92,14 +92,14 @@ class Round(NamedTuple):
     arrivals: list[tuple[int, str, bytes, bool]]
 
 
-class Ask(NamedTuple):
+class Question(NamedTuple):
     """A process wants to know something of the links or the peers."""
 
     what: str
     about: Any
 
 
-class Told(NamedTuple):
+class DaemonCall(NamedTuple):
     """A call to be made here: of a link by its number, or of the links, the peers, the log."""
 
     whom: int | str
@@ -108,7 +108,7 @@ class Told(NamedTuple):
     named: dict[str, Any]
 
 
-class Seen(NamedTuple):
+class StatusMessage(NamedTuple):
     """How a process stands, once a second: what it remembers and holds, and has counted since the last time."""
 
     remembered: int
@@ -123,8 +123,8 @@ class Done(NamedTuple):
 
     carried: int
     wake_at: float
-    told: list[Told]
-    seen: Seen | None
+    told: list[DaemonCall]
+    seen: StatusMessage | None
 
 
 class Failed(NamedTuple):
@@ -135,7 +135,7 @@ class Failed(NamedTuple):
     trace: str
 
 
-class Gone(InstanceError):
+class ProcessExited(InstanceError):
     """A process has ended without a word."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class ShareProcess:
         self._next = count(1)
         self._busy: set[int] = set()  # links that the last round has sent on
         self._happened: list[tuple[str, tuple[Any, ...]]] = []
-        self._seen: Seen | None = None
+        self._seen: StatusMessage | None = None
         self._is_idle = self._is_ready = False  # it waits for a question, it has connected
         self._url = begin.url
         self._session: Session | None = None
@@ -197,7 +197,7 @@ class ShareProcess:
                 )
         except OSError as problem:  # as where a user may have no more of them
             raise Unstartable(f"No process can be started: {one_line(problem)}.") from problem
-        with suppress(Gone):  # `ready` says so
+        with suppress(ProcessExited):  # `ready` says so
             self._say(begin)
 
     def ready(self) -> None:
@@ -216,7 +216,7 @@ class ShareProcess:
                 )
             self._session = self._hear()
             self._take(self._hear())
-        except Gone as gone:
+        except ProcessExited as gone:
             if self._process.wait() >= 0:  # nobody has killed it
                 raise Unstartable(f"A process {self.ending} as it began.") from gone
             raise
@@ -288,7 +288,7 @@ class ShareProcess:
         self._said = here
         time = self._clock(), self._seconds()
         self._say(Round(time, news, self._peers.proves, self._peers.version, rooms, happened, brought))
-        while isinstance(answer := self._hear(), Ask):
+        while isinstance(answer := self._hear(), Question):
             self._say(self._answered(answer))
         return self._take(answer)
 
@@ -308,9 +308,9 @@ class ShareProcess:
         """There is no link to that address, and why."""
         self._happened.append(("unreached", (address, status)))
 
-    def stands(self, address: Address, standing: Standing) -> None:
+    def on_peer_role(self, address: Address, standing: Standing) -> None:
         """The broker at that address has said whether it is the principal."""
-        self._happened.append(("stands", (address, standing)))
+        self._happened.append(("on_peer_role", (address, standing)))
 
     @property
     def remembered(self) -> int:
@@ -329,13 +329,13 @@ class ShareProcess:
         try:
             self._connection.send(what)
         except OSError as problem:
-            raise Gone from problem
+            raise ProcessExited from problem
 
     def _hear(self) -> Any:
         try:
             heard = self._connection.recv()
         except (EOFError, OSError) as problem:
-            raise Gone from problem
+            raise ProcessExited from problem
         if isinstance(heard, Failed):
             failure = InstanceError(heard.text) if heard.is_of_database else RuntimeError(heard.text)
             failure.add_note(heard.trace)
@@ -355,7 +355,7 @@ class ShareProcess:
         self.wake_at = done.wake_at
         return done.carried
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: DaemonCall) -> None:
         match told.whom:
             case int(number):
                 self._busy.add(number)
@@ -368,7 +368,7 @@ class ShareProcess:
             case whom:
                 getattr(self._links if whom == TO_LINKS else self._peers, told.method)(*told.arguments)
 
-    def _answered(self, ask: Ask) -> object:
+    def _answered(self, ask: Question) -> object:
         """What a process asks for in a round."""
         match ask.what:
             case "reach":

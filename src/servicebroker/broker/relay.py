@@ -161,7 +161,7 @@ class Relay:
         at = min(part.wake_at for part in (*arriving, *leaving))
         return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at
 
-    def stands(self, address: Address, standing: Standing) -> None:
+    def on_peer_role(self, address: Address, standing: Standing) -> None:
         """The broker at that address has said whether it is the principal."""
         self.mirrors.heard(address, standing)
 

@@ -30,14 +30,14 @@ from servicebroker.broker.processes import (
     TO_LINKS,
     TO_LOG,
     TO_PEERS,
-    Ask,
     Begin,
+    DaemonCall,
     Done,
     Failed,
+    Question,
     Round,
-    Seen,
     Session,
-    Told,
+    StatusMessage,
 )
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import open_share
@@ -66,7 +66,7 @@ class Daemon:
     def __init__(self, connection: Connection) -> None:
         self.rounds = 0
         self._connection = connection
-        self._told: list[Told] = []
+        self._told: list[DaemonCall] = []
 
     def hear(self) -> Any:
         """What it says. Where it has gone this process ends: that is not to look like the failure of a round."""
@@ -84,14 +84,14 @@ class Daemon:
 
     def ask(self, what: str, about: object) -> Any:
         """What only the daemon knows."""
-        self.say(Ask(what, about))
+        self.say(Question(what, about))
         return self.hear()
 
     def tell(self, whom: int | str, method: str, *arguments: object, **named: object) -> None:
         """A call for it to make."""
-        self._told.append(Told(whom, method, arguments, named))
+        self._told.append(DaemonCall(whom, method, arguments, named))
 
-    def take_told(self) -> list[Told]:
+    def take_told(self) -> list[DaemonCall]:
         """What it was told since the last time."""
         taken, self._told = self._told, []
         return taken
@@ -311,10 +311,12 @@ class Worker:
         else:
             getattr(self._relay, method)(*arguments)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> StatusMessage:
         forwarding = self._relay.forwarding
         statements = place_of(self._opened.connection), counts_of(self._opened.connection).take()
-        return Seen(self._relay.remembered, forwarding.held, forwarding.observed(), metrics.take_counted(), statements)
+        return StatusMessage(
+            self._relay.remembered, forwarding.held, forwarding.observed(), metrics.take_counted(), statements
+        )
 
 
 def _end_with_the_daemon() -> None:

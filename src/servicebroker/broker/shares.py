@@ -26,7 +26,7 @@ from servicebroker.broker import metrics
 from servicebroker.broker.inboxes import Inbox, Inboxes
 from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.postgres_store import PostgresStore
-from servicebroker.broker.processes import Gone, ShareProcess, Unstartable
+from servicebroker.broker.processes import ProcessExited, ShareProcess, Unstartable
 from servicebroker.broker.relay import Relay
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
@@ -349,7 +349,7 @@ class Shares:
                         share.works_with(opened)
                         self._rounds(share, over)
                     return
-                except Gone:
+                except ProcessExited:
                     assert isinstance(opened, ShareProcess)
                     if not over.is_set():
                         self._note_killed(number + 1, opened.ending)

@@ -19,7 +19,7 @@ from servicebroker.broker import inboxes, share_process, shares
 from servicebroker.broker.conversations import Conversations
 from servicebroker.broker.departures import BUDGET, PIPELINE, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
-from servicebroker.broker.processes import Gone, ShareProcess
+from servicebroker.broker.processes import ProcessExited, ShareProcess
 from servicebroker.broker.shares import (
     COMPUTING,
     FEW,
@@ -366,13 +366,13 @@ def test_no_process_begins_where_conversations_are_divided_anew(
     def carry(share: Share) -> int:
         if is_over_before:
             of._over.wait()
-        raise Gone
+        raise ProcessExited
 
     of = divided(carry, lambda *about: started.append(about))
     of._divide([Killed()])
     while not is_over_before and "takes its place" not in caplog.text:
         time.sleep(0.01)
-    with pytest.raises(Gone):
+    with pytest.raises(ProcessExited):
         of._divide([])
     assert started == []
     assert of._replaced.keys() == (set() if is_over_before else {2})

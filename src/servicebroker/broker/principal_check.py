@@ -16,8 +16,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.store.running import run
 
-PATIENCE = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
-AGAIN = 1.0  # seconds until the next one
+COMMIT_TIMEOUT_S = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
+RETRY_INTERVAL_S = 1.0  # seconds until the next one
 
 UNGUARDED = (
     "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
@@ -27,7 +27,7 @@ UNGUARDED = (
 _log = logging.getLogger("servicebroker.broker")
 
 
-class Proof:
+class PrincipalCheck:
     """Tells the network what the server is: the principal once it has committed, and as long as it goes on to."""
 
     def __init__(self, network: Network, stopped: threading.Event, reports: SelfReport) -> None:
@@ -51,7 +51,7 @@ class Proof:
                 return True
             self._network.stand(IN_DOUBT)
             self._reports.write(connection, anew=True)  # its table is unlogged: no commit waits for the standby
-            self._stopped.wait(AGAIN)
+            self._stopped.wait(RETRY_INTERVAL_S)
         return False
 
     def renew(self, connection: psycopg.Connection[Any]) -> None:
@@ -87,7 +87,7 @@ class Proof:
             given_up.append(said.source_function == "SyncRepWaitForLSN")
 
         connection.add_notice_handler(notice)
-        impatient = threading.Timer(PATIENCE, connection.cancel_safe)
+        impatient = threading.Timer(COMMIT_TIMEOUT_S, connection.cancel_safe)
         impatient.start()
         try:
             run(connection, proof())
