@@ -37,7 +37,7 @@ from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
-from servicebroker_lab.simulation.links import DialogEvent, Links, SimulatedLink, address_of
+from servicebroker_lab.simulation.links import Links, NetworkEvent, SimulatedLink, address_of
 from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
 from servicebroker_lab.simulation.simulated_network import OTHER_HALF_OFFSET, Network, Stream, flip
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
@@ -124,7 +124,7 @@ class Share:
     def __init__(self, relay: Relay, store: FaultyStore) -> None:
         self.relay = relay
         self.store = store
-        self.inbox: list[Arrival | DialogEvent] = []
+        self.inbox: list[Arrival | NetworkEvent] = []
         self.round_at = NEVER
         self.is_running = False
         self.hasty = 0  # rounds in a row before which nothing had come, and after which another one was due at once
@@ -204,7 +204,7 @@ class Daemon:
             share.round_at = NEVER
         self.links.crash()
 
-    def _tell(self, happening: DialogEvent) -> None:
+    def _tell(self, happening: NetworkEvent) -> None:
         self._instance.trace(*happening)
         for share in self.shares:
             share.inbox.append(happening)

@@ -111,8 +111,8 @@ def test_few_private_keys_are_used_for_many_conversations(
     for message in (message for _ in range(MANY) for message in pair.east.database.receive(STOCK_QUEUE)):
         pair.east.database.send(message.conversation_handle, REPLY, "answer")
     pair.rounds()
-    # each side: one batch signed, one root verified, one key exchange key made and one opened
-    assert used == {"sign_together": 2, "is_text_signed": 2, "encapsulate": 2, "decapsulate": 2}
+    # each side: one batch signed, one root verified, one key exchange key opened; east has made its own before
+    assert used == {"sign_together": 2, "is_text_signed": 2, "encapsulate": 1, "decapsulate": 2}
 
 
 @pytest.mark.parametrize("is_secured", [True, False], ids=["secured", "unsecured"])
@@ -242,7 +242,7 @@ def test_capabilities_are_told_only_until_the_conversation_is_known_to_be_open(p
 def test_some_of_a_round_are_refused_and_the_others_begin(pair: Pair) -> None:
     """Whoever sends what is no XML gets an Error; an end and fragments take the way of all messages."""
     pair.east.database.alter_message_type(ORDER, validation="WELL_FORMED_XML")
-    contents = ("<a/>", "no xml", "<b/>", "<c>" + "x" * 100_000 + "</c>", "<d/>")
+    contents = ("<a/>", "<no xml", "<b/>", "<c>" + "x" * 100_000 + "</c>", "<d/>")
     with pair.west.database.transaction() as transaction:
         handles = [transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(5)]
         for handle, body in zip(handles, contents, strict=True):

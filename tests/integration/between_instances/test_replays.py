@@ -17,7 +17,7 @@ from servicebroker.engine.conversation.endpoints import remove_closed
 from servicebroker.model.remedies import after_status
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.model.waiting import CLOCK_DIFFERS
-from servicebroker.protocol.envelope import Header, parse
+from servicebroker.protocol.envelope import CAPABILITIES, Header, parse
 from servicebroker.store.running import run
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, bodies, query
 
@@ -216,7 +216,7 @@ def test_a_frame_says_when_it_was_sealed_until_the_conversation_is_open(pair: Pa
     pair.west.round([])
     opening = header(pair.west).opening
     assert opening is not None
-    assert opening.capabilities == ("dated",)
+    assert opening.capabilities == CAPABILITIES
     assert opening.sealed_at == pytest.approx(pair.west.clock().timestamp(), abs=30)
     pair.west.out.frames.clear()
     wait(pair, minutes=1)

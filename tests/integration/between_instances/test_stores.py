@@ -150,7 +150,7 @@ class Both:
 
     # ---------------------------------------------------------------- what rounds do
 
-    def open_target(self) -> None:
+    def open_target(self, *, is_empty: bool = False) -> None:
         conversation = UUID(int=self.chance.getrandbits(128))
         header = Header(
             *(conversation, True, Kind.RUN, False, ORDERS, None, STOCK, FAR, 0, 0, 1, None),
@@ -161,7 +161,8 @@ class Both:
         now = self.instance.clock()
         handle = self.real.new_handle()
         target = NewTarget(handle, header, place.home, place.broker, lifetime_of(header, now), "N")
-        batch = self.chance.choice((None, self._first_batch(), self._first_batch(is_whole=False)))
+        choices = (None, self._first_batch(), self._first_batch(is_whole=False))
+        batch = None if is_empty else self.chance.choice(choices)
         batches = {} if batch is None else {handle: batch}
         self.same(lambda store: _storing(store, batches, {handle: target}))
         (made,) = self.real.endpoints([handle])
@@ -372,11 +373,11 @@ def _operate(both: Both, count: int) -> None:
 
 def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(both: Both) -> None:
     """The daemon knows the endpoint as open, and what is kept of it as kept, until it has stored its batch."""
-    both.open_target()
+    both.open_target(is_empty=True)
     (one,) = both.tables.endpoints.values()
     whole, half = (Part(ORDER, Content.DATA, b"abcd", bytes([number] * 8)) for number in range(2))
     kept = Batch(0, 0, [Keep(0, 0, 2, half), Keep(1, 0, 1, whole)])
-    assert both.same(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}).stored) == [one.handle]
+    assert both.same(lambda store: store.store({one.handle: kept}, {one.handle: "shop"}, {}).stored) == [one.handle]
     found = both.same(lambda store: [stored._replace(idle=0.0) for stored in store.unfinished()])
     assert found == _plain([Stored(one.handle, "shop", Begun(0, 2 * LIMITS.fragment_size, 2_004, 2_004), 0.0)])
     both.same(lambda store: store.diverge({one.handle: Diverged(False, "it differs")}))
@@ -384,7 +385,7 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
     both.tables.end(one)
     late = Batch(0, 2, [Keep(0, 1, 2, half), Complete(0), Complete(1)], b"t" * 8)
     with both.real.transaction(), both.double.transaction():
-        real, double = (store.store({one.handle: late}, {}) for store in (both.real, both.double))
+        real, double = (store.store({one.handle: late}, {}, {}) for store in (both.real, both.double))
     assert real.stored == double.stored == real.closed == double.closed == [one.handle]
     assert not real.queues
     assert not double.queues
@@ -394,7 +395,7 @@ def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(b
 @pytest.mark.parametrize("is_off", [False, True], ids=["into the queue", "beside one that is off"])
 def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_off: bool) -> None:
     """The error overtakes what is kept behind it, and that alone goes."""
-    both.open_target()
+    both.open_target(is_empty=True)
     (one,) = both.tables.endpoints.values()
     ((queue,),) = query(both.database, "select name from servicebroker.queues where queue_id = %s", both.queue)
     if is_off:
@@ -407,7 +408,7 @@ def test_what_becomes_complete_before_an_error_keeps_its_body(both: Both, *, is_
     )
     for batch in (begun, ended):
         with both.real.transaction():
-            assert both.real.store({one.handle: batch}, {}).stored == [one.handle]
+            assert both.real.store({one.handle: batch}, {}, {}).stored == [one.handle]
     if is_off:
         both.database.alter_queue(queue, status=True)
     assert [body for is_data, body in both.shown()[1][one.handle] if is_data] == [b"01"]

@@ -567,9 +567,9 @@ def send_header(from_: Dialog) -> Header:
     return send(from_).header
 
 
-@pytest.mark.parametrize("happening", DialogEvent)
+@pytest.mark.parametrize("event", DialogEvent)
 @pytest.mark.parametrize("sending", Sending)
-def test_every_happening_in_every_state(sending: Sending, happening: DialogEvent) -> None:
+def test_every_event_in_every_state(sending: Sending, event: DialogEvent) -> None:
     flowing, held, ending, ended, failed, closed = Sending
     expected = {
         DialogEvent.ENDED_HERE: {flowing: ending, held: ending},
@@ -577,9 +577,9 @@ def test_every_happening_in_every_state(sending: Sending, happening: DialogEvent
         DialogEvent.END_ACKNOWLEDGED: {ending: ended},
         DialogEvent.FAILURE_ARRIVED: {flowing: failed, ending: failed},
         DialogEvent.CLOSED_HERE: dict.fromkeys(Sending, closed),
-        DialogEvent.CAME_APART: dict.fromkeys((flowing, held, ending), failed),
-    }[happening]
-    assert TRANSITIONS.get((sending, happening), sending) is expected.get(sending, sending)
+        DialogEvent.DIVERGED: dict.fromkeys((flowing, held, ending), failed),
+    }[event]
+    assert TRANSITIONS.get((sending, event), sending) is expected.get(sending, sending)
 
 
 def test_a_lost_link_says_why_and_is_tried_again() -> None:

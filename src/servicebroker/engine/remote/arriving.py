@@ -162,10 +162,10 @@ def store(
     is_free = rows[0][0]  # else a queue is being switched on, or a service moved: what waits beside queues goes first
     first = (yield from _plan_first(catalog, batches, targets, large)) if is_free else []
     made = yield from _begin(first)
-    handled = {plan.endpoint.conversation_handle for plan in first}
+    handled = {one.target.conversation_handle for one in first}
     if rest := [target for handle, target in targets.items() if handle not in handled]:
         made |= yield from insert_targets(rest)
-    opened = [plan for plan in first if plan.endpoint.conversation_handle in made]
+    opened = [one.plan for one in first if one.target.conversation_handle in made]
     later = {handle: batch for handle, batch in batches.items() if handle not in handled}
     if not is_free:
         return Result([], list(later), set(), [], {}, set(), made)
@@ -198,10 +198,7 @@ class FirstPlan(NamedTuple):
     """A target that is made with its first messages."""
 
     target: NewTarget
-    endpoint: ReceivingEndpoint
-    batch: Batch
-    messages: list[Arrived]
-    failure: None = None
+    plan: Plan
 
 
 def _plan_first(
@@ -229,22 +226,22 @@ def _plan_first(
         )
         plan = yield from _plan(catalog, endpoint, batch, large)
         if plan.messages and plan.failure is None and plan.event is None:
-            plans.append(FirstPlan(target, endpoint, batch, plan.messages))
+            plans.append(FirstPlan(target, plan))
     return plans
 
 
-def _begin(plans: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
+def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
     """Make the targets with their messages, in one statement for each queue."""
     queues: dict[int, list[FirstPlan]] = defaultdict(list)
-    for plan in plans:
-        queues[plan.endpoint.queue_id].append(plan)
+    for one in first:
+        queues[one.target.home.queue_id].append(one)
     made: dict[UUID, MadeTarget] = {}
     for queue_id, some in queues.items():
-        messages = [arrived for plan in some for arrived in plan.messages]
+        messages = [arrived for one in some for arrived in one.plan.messages]
         made |= yield from insert_with_messages(
             queue_id,
-            [plan.target for plan in some],
-            [FirstMessages(plan.batch.reached, plan.batch.token) for plan in some],
+            [one.target for one in some],
+            [FirstMessages(one.plan.batch.reached, one.plan.batch.token) for one in some],
             [run[:-1] for run in _runs(messages)],  # none has its body in fragments
             Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
         )

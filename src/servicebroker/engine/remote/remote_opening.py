@@ -196,10 +196,9 @@ def insert_with_messages(
     return {handle: MadeTarget(*row) for handle, *row in rows}
 
 
-def _columns(targets: Sequence[NewTarget]) -> tuple[list[object], ...]:
+def _columns(targets: Sequence[NewTarget]) -> tuple[Sequence[object], ...]:
     """The arrays of `_WANTED`; those of bytes travel in binary."""
-    keys = list(zip(*(one.keys or _NO_KEYS for one in targets), strict=True))
-    return (
+    columns: list[Sequence[object]] = [
         [one.conversation_handle for one in targets],
         [one.header.conversation_id for one in targets],
         [one.home.database_id for one in targets],
@@ -211,8 +210,11 @@ def _columns(targets: Sequence[NewTarget]) -> tuple[list[object], ...]:
         [one.header.from_service for one in targets],
         [str(one.header.from_broker) for one in targets],
         [one.security for one in targets],
-        *(Bodies(column) if name in _BYTES else list(column) for name, column in zip(Keys._fields, keys, strict=True)),
-    )
+    ]
+    keys = zip(*(one.keys or _NO_KEYS for one in targets), strict=True)
+    for name, column in zip(Keys._fields, keys, strict=True):
+        columns.append(Bodies(column) if name in _BYTES else list(column))
+    return tuple(columns)
 
 
 _NO_KEYS = (None,) * len(Keys._fields)
