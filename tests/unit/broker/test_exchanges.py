@@ -235,4 +235,4 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (exchange,) = west.sign([west.draft(KEY, uuid4(), EAST.certificate, WEST, one, is_batched=True)])
         assert east.is_signed(exchange, WEST.certificate, one)
         assert east.unwrap(exchange, EAST.key, one) == KEY
-    assert max(len(west._made), len(east._opened), len(east._verified)) == 3
+        assert {len(west._made), len(east._opened), len(east._verified)} == {number % 3 + 1}
