@@ -356,7 +356,7 @@ def test_a_queue_that_begins_to_retain_under_a_send_to_another_instance(
     database = pair.west.database
     handle = begin(pair)
     pair.rounds()
-    monkeypatch.setattr(enqueue, "MAXIMUM_BATCH", 2)
+    monkeypatch.setattr(enqueue, "MAX_BATCH_BYTES", 2)
     batch = SendBatch(handle, ORDER, [b"1", b"2", b"3", b"4"])
     sending = Direct.interpreters[SendBatch](database.engine, batch)
     with pair.west.instance.connection() as connection, connection.transaction():

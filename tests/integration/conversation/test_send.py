@@ -233,7 +233,7 @@ def test_a_large_body_arrives(database: sb.Database) -> None:
 
 
 def test_a_batch_larger_than_a_statement_is_still_one(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enqueue, "MAXIMUM_BATCH", 1000)
+    monkeypatch.setattr(enqueue, "MAX_BATCH_BYTES", 1000)
     contents: list[bytes | str] = [b"%d" % n * 300 for n in range(10)]
     handle = begin(database)
     assert database.send_batch(handle, ORDER, contents) == 0
