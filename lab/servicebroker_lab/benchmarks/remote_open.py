@@ -20,11 +20,11 @@ from servicebroker_lab.benchmarks.remote import (
     BODY,
     CONTRACT,
     DATABASE,
+    MESSAGE_TIMEOUT_S,
     ORDER,
-    PATIENCE,
     QUEUE,
+    READER_WAIT_S,
     SECURED,
-    TURN,
     UNSECURED,
     Linked,
     Progress,
@@ -96,10 +96,10 @@ class Openings:
         return int(count)
 
     def _wait(self, count: int) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + MESSAGE_TIMEOUT_S
         while self._arrived() < count:
             if time.monotonic() > deadline:
-                raise InstanceError(f"Conversations have not arrived in {PATIENCE:g} seconds.")
+                raise InstanceError(f"Conversations have not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
             time.sleep(LOOK_INTERVAL_S)
 
     def _answer_all(self, count: int) -> int:
@@ -157,9 +157,9 @@ def _work(
     database: Database, procedure: Callable[[Transaction, list[Message]], None], is_done: Callable[[], bool]
 ) -> None:
     """Process messages of many conversations in a transaction until it is done."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + MESSAGE_TIMEOUT_S
     while not is_done():
-        if database.process(QUEUE, procedure, top=None, groups=JOBS_TOGETHER, wait=TURN):
-            deadline = time.monotonic() + PATIENCE
+        if database.process(QUEUE, procedure, top=None, groups=JOBS_TOGETHER, wait=READER_WAIT_S):
+            deadline = time.monotonic() + MESSAGE_TIMEOUT_S
         elif time.monotonic() > deadline:
-            raise InstanceError(f"Messages have not arrived in {PATIENCE:g} seconds.")
+            raise InstanceError(f"Messages have not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
