@@ -121,14 +121,15 @@ def find_overload(name: str, count: int) -> Function | None:
         if row.min_arguments <= count <= row.max_arguments:
             return row
     if rows or name in SESSION:
-        counts = [(row.min_arguments, row.max_arguments) for row in rows] + ([(0, 0)] if name in SESSION else [])
-        least, most = min(least for least, _ in counts), max(most for _, most in counts)
-        raise argument_count_error(name, least, most)
+        limits = [(row.min_arguments, row.max_arguments) for row in rows]
+        if name in SESSION:
+            limits.append((0, 0))
+        raise argument_count_error(name, min(low for low, _ in limits), max(high for _, high in limits))
     return None
 
 
-def argument_count_error(name: str, least: int, most: int) -> TsqlError:
+def argument_count_error(name: str, min_arguments: int, max_arguments: int) -> TsqlError:
     """Build error 174 or 189: the number of arguments is wrong."""
-    if least == most:
-        return TsqlError(174, f"The {name} function requires {least} argument(s).", severity=15)
-    return TsqlError(189, f"The {name} function requires {least} to {most} arguments.", severity=15)
+    if min_arguments == max_arguments:
+        return TsqlError(174, f"The {name} function requires {min_arguments} argument(s).", severity=15)
+    return TsqlError(189, f"The {name} function requires {min_arguments} to {max_arguments} arguments.", severity=15)

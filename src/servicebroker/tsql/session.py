@@ -93,19 +93,19 @@ class Session:
     ) -> None:
         self._database = database
         self._listener = listener
-        self._given = connection
+        self._shared_connection = connection
         self._temporary: dict[str, str] = {}  # temporary tables of earlier batches
         self._resources = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         instance = self._database.instance
-        connection = self._given or self._resources.enter_context(instance.connection())
+        connection = self._shared_connection or self._resources.enter_context(instance.connection())
         self.machine = Machine(instance, connection, self._listener or (lambda item: None))
         self.machine.context = Context(self.machine, self._database)
         self.machine.queries = Queries(self.machine)
         self.machine.transactions.on_undo = self.machine.queries.invalidate_all
         self.machine.transactions.save_tables = functools.partial(save_table_variables, self.machine)
-        if self._given is not None:
+        if self._shared_connection is not None:
             self.machine.transactions.count = 1
             self.machine.transactions.is_external = True
         return self
@@ -122,18 +122,18 @@ class Session:
 
     def _leave(self, machine: Machine) -> None:
         """Roll back an open transaction, and release the locks and tables of the session."""
-        if self._given is None and machine.transactions.count:
+        if self._shared_connection is None and machine.transactions.count:
             machine.context.roll_back()
         machine.transactions.release_guard()
-        if self._given is not None and machine.transactions.has_begun():
+        if self._shared_connection is not None and machine.transactions.has_begun():
             send_ahead(machine.connection)
         try:
             applocks.release_all(machine)
             machine.queries.close()
         except psycopg.Error:
-            if self._given is None:
+            if self._shared_connection is None:
                 machine.connection.close()  # its settings must not reach another session
-        if self._given is None:
+        if self._shared_connection is None:
             release_kept(machine.connection)
 
     def run(

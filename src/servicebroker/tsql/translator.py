@@ -167,7 +167,12 @@ def _expression(writer: Writer, piece: Slice) -> Translation:
     value = condition_or_value(writer, inside)
     text = f"{value.text}::text" if value.is_untyped and value.type is not None else value.text
     return Translation(
-        f"SELECT ({text})", tuple(writer.parameters), "rows", ("",), (value.type,), before=tuple(writer.locks)
+        f"SELECT ({text})",
+        tuple(writer.parameters),
+        "rows",
+        ("",),
+        (value.type,),
+        before=tuple(writer.statements_before),
     )
 
 
@@ -206,7 +211,7 @@ def _query(writer: Writer, node: exp.Expression) -> Translation:
     text = (
         translated.text if node.args.get("for_") is not None else apply_row_limit(writer, translated.text)
     )  # a document is one row
-    return Translation(text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.locks))
+    return Translation(text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.statements_before))
 
 
 _WRITERS: dict[str, Callable[[Writer, Slice], Any]] = {

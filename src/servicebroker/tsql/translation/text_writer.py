@@ -80,7 +80,7 @@ class Writer:
     namespaces: dict[str, str] = field(
         default_factory=dict
     )  # prefix to URI, from WITH XMLNAMESPACES; '' is the default
-    locks: list[ExtraStatement] = field(default_factory=list)
+    statements_before: list[ExtraStatement] = field(default_factory=list)
     assigned: dict[str, Sql] = field(
         default_factory=dict
     )  # values assigned to variables to the left in the same SELECT

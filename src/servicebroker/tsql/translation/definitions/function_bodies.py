@@ -95,7 +95,7 @@ def translate_inline(function: Function, scope: Scope) -> tuple[str, tuple[Colum
     translated = translate_query(
         writer, parse_slice(take_namespaces(writer, slice_text(function.query))), outermost=False
     )
-    if writer.locks:
+    if writer.statements_before:
         raise _lock_hint_error()
     if scope.recorded_uses is not None:
         scope.recorded_uses.update(writer.uses)

@@ -47,15 +47,15 @@ def translate_accumulation(writer: Writer, node: exp.Select, targets: list[str])
         [Source(_ROWS, row_columns if len(row_columns) > len(columns) else None), Source(_VALUES, value_columns)]
     ):
         texts = _write_steps(writer, steps, targets)
-    most = f" AND {_ROWS}.n <= {writer.scope.row_limit}" if writer.scope.row_limit else ""
+    limit_condition = f" AND {_ROWS}.n <= {writer.scope.row_limit}" if writer.scope.row_limit else ""
     text = (
         f"WITH RECURSIVE {_ROWS} AS MATERIALIZED ({numbered.text}), {_VALUES} (n, {names}) AS (SELECT 0::bigint, {start} UNION ALL "
-        f"SELECT {_ROWS}.n, {', '.join(texts)} FROM {_VALUES} JOIN {_ROWS} ON {_ROWS}.n = {_VALUES}.n + 1{most}) "
+        f"SELECT {_ROWS}.n, {', '.join(texts)} FROM {_VALUES} JOIN {_ROWS} ON {_ROWS}.n = {_VALUES}.n + 1{limit_condition}) "
         f"SELECT {names} FROM {_VALUES} ORDER BY n DESC LIMIT 1"
     )
     types = tuple(writer.variable_type(name) for name in targets)
     return Translation(
-        text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.locks)
+        text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.statements_before)
     )
 
 

@@ -46,7 +46,7 @@ def translate_assignment(writer: Writer, node: exp.Select) -> Translation:
         None,
         types,
         tuple(targets),
-        before=tuple(writer.locks),
+        before=tuple(writer.statements_before),
     )
 
 

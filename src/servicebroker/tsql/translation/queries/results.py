@@ -70,11 +70,11 @@ def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] |
 
 def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
     """Return the outputs of a query that is written elsewhere, without leaving parameters or locks."""
-    parameters, locks = list(writer.parameters), list(writer.locks)
+    parameters, locks = list(writer.parameters), list(writer.statements_before)
     try:
         return write_query(writer, node).outputs
     finally:
-        writer.parameters[:], writer.locks[:] = parameters, locks
+        writer.parameters[:], writer.statements_before[:] = parameters, locks
 
 
 def columns_of(outputs: list[Output] | None) -> dict[str, Column] | None:

@@ -434,8 +434,8 @@ def _percent_sql(writer: Writer, node: exp.Expression, whole: str) -> str:
 
 def apply_row_limit(writer: Writer, text: str) -> str:
     """Limit a query to the rows of SET ROWCOUNT."""
-    most = writer.scope.row_limit
-    return f"SELECT * FROM ({text}) AS tsql_limited LIMIT {most}" if most else text
+    row_limit = writer.scope.row_limit
+    return f"SELECT * FROM ({text}) AS tsql_limited LIMIT {row_limit}" if row_limit else text
 
 
 def _unwrap_top(node: exp.Expression) -> exp.Expression:

@@ -81,7 +81,7 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
 
             raise UnknownColumns("SELECT ... INTO with IDENTITY()")
         text = f"CREATE {kind} {table} AS {apply_row_limit(writer, translated.text)}"
-        return Translation(text, tuple(writer.parameters), "count", before=tuple(writer.locks))
+        return Translation(text, tuple(writer.parameters), "count", before=tuple(writer.statements_before))
     named = ", ".join(quote_identifier(column.name) for column in columns)
     overriding = ""
     if counted is not None and counted.is_alone:
@@ -102,7 +102,7 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
         text,
         tuple(writer.parameters),
         "count",
-        before=(create_table, *writer.locks),
+        before=(create_table, *writer.statements_before),
         after=_advance_identity(table, columns),
     )
 

@@ -90,7 +90,7 @@ def add_locks(writer: Writer, hints: Hints, table: str, alias: str, where: exp.E
     the other. The key consists of the columns compared by = and their values.
     """
     if hints.table_lock_mode:
-        writer.locks.append(ExtraStatement(f"LOCK TABLE {table} IN {hints.table_lock_mode} MODE", ()))
+        writer.statements_before.append(ExtraStatement(f"LOCK TABLE {table} IN {hints.table_lock_mode} MODE", ()))
     if not hints.locks_key:
         return
     pairs = sorted(_equalities(writer, where, alias))
@@ -102,7 +102,7 @@ def add_locks(writer: Writer, hints: Hints, table: str, alias: str, where: exp.E
             [quote_string(table), *(part for name, value in pairs for part in (quote_string(name), f"{value}::text"))]
         )
         sql = f"SELECT pg_advisory_xact_lock({locks.TSQL_KEY}, hashtext(concat_ws('|', {key})))"
-        writer.locks.append(ExtraStatement(sql, tuple(writer.parameters)))
+        writer.statements_before.append(ExtraStatement(sql, tuple(writer.parameters)))
     finally:
         writer.parameters = outer
 

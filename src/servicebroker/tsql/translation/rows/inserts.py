@@ -70,13 +70,13 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
     targets = [(table_columns or {}).get(name.lower()) for name in columns]
     if rest.words[:1] == ["VALUES"]:
         named = {name.lower() for name in columns}
-        unsaid = [
+        unlisted = [
             each
             for name, each in (table_columns or {}).items()
             if each.sequence_default and columns and name not in named
         ]
-        rows, drawn = _write_values(writer, rest, table, targets, unsaid, top)
-        columns = [*columns, *(each.name for each in drawn)]
+        rows, added = _write_values(writer, rest, table, targets, unlisted, top)
+        columns = [*columns, *(each.name for each in added)]
     else:
         rows = _write_source(writer, common, rest, table, targets, top)
     column_list = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
@@ -102,27 +102,27 @@ def _target_columns(
     """
     if table_columns is None:
         return names
-    explicit = writer.scope.identity_insert == table
+    is_insert_allowed = writer.scope.identity_insert == table
     if any(column.is_identity for column in table_columns.values()):
-        writer.scope_answers["identity_insert", table] = explicit
+        writer.scope_answers["identity_insert", table] = is_insert_allowed
     if not names:
         return [column.name for column in table_columns.values() if not column.is_computed and not column.is_identity]
-    lower = [each.lower() for each in names]
-    for each in names:
-        column = table_columns.get(each.lower())
+    lower_names = [column_name.lower() for column_name in names]
+    for column_name in names:
+        column = table_columns.get(column_name.lower())
         if column is None:
-            raise TsqlError(207, f"Invalid column name '{each}'.")
-        if lower.count(each.lower()) > 1:
+            raise TsqlError(207, f"Invalid column name '{column_name}'.")
+        if lower_names.count(column_name.lower()) > 1:
             raise TsqlError(
                 264,
-                f"The column name '{each}' is specified more than once in the SET clause or column list of an INSERT.",
+                f"The column name '{column_name}' is specified more than once in the SET clause or column list of an INSERT.",
             )
         if column.is_computed:
             raise TsqlError(
                 271,
-                f'The column "{each}" cannot be modified because it is either a computed column or is the result of a UNION operator.',
+                f'The column "{column_name}" cannot be modified because it is either a computed column or is the result of a UNION operator.',
             )
-        if column.is_identity and not explicit:
+        if column.is_identity and not is_insert_allowed:
             raise TsqlError(
                 544,
                 f"Cannot insert explicit value for identity column in table '{name}' when IDENTITY_INSERT is set to OFF.",
@@ -154,21 +154,23 @@ def _write_source(
             raise UnknownColumns("INSERT of numbers for IDENTITY from a star")
         return text
     if targets and len(targets) != len(translated.outputs):
-        more = len(targets) > len(translated.outputs)
+        has_more_targets = len(targets) > len(translated.outputs)
         raise TsqlError(
-            120 if more else 121,
-            f"The select list for the INSERT statement contains {'fewer' if more else 'more'} items than the insert list. "
+            120 if has_more_targets else 121,
+            f"The select list for the INSERT statement contains {'fewer' if has_more_targets else 'more'} items than the insert list. "
             "The number of SELECT values must match the number of INSERT columns.",
             severity=15,
         )
     fields = [f"c{number}" for number in range(len(translated.outputs))]
-    into = [
+    select_list = [
         advance_identity(_convert_query_column(field, output, target), table, target)
         for field, output, target in zip(fields, translated.outputs, targets or [None] * len(fields), strict=True)
     ]
-    if text == translated.text and into == fields:  # otherwise PostgreSQL takes a NULL of UNION or DISTINCT as text
+    if (
+        text == translated.text and select_list == fields
+    ):  # otherwise PostgreSQL takes a NULL of UNION or DISTINCT as text
         return text
-    return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
+    return f"SELECT {', '.join(select_list)} FROM ({text}) AS source ({', '.join(fields)})"
 
 
 def _convert_query_column(field: str, output: Output, target: Column | None) -> str:
@@ -185,63 +187,73 @@ class _RowValue(NamedTuple):
 
 
 def _write_values(
-    writer: Writer, rest: Slice, table: str, targets: list[Column | None], unsaid: list[Column], top: Top | None
+    writer: Writer, rest: Slice, table: str, targets: list[Column | None], unlisted: list[Column], top: Top | None
 ) -> tuple[str, list[Column]]:
-    """Write VALUES. Return it with those of the `unsaid` columns whose sequence values were added to the rows.
+    """Write VALUES. Return it with those of the `unlisted` columns whose sequence values were added to the rows.
 
     All draws of a row return one number. If several expressions draw, each row marks its own number for them.
     """
     rows: list[list[_RowValue]] = []
-    is_written = False
-    most = _row_limit(writer, top)
-    is_cut = top is not None and most is None
+    has_draws = False
+    max_rows = _row_limit(writer, top)
+    has_dynamic_limit = top is not None and max_rows is None
     hints = rest.find("OPTION")
     if hints is not None:  # optimizer hints
         find_ignored_places(rest.tokens, rest.first + hints, rest.first + len(rest.words))
         rest = rest.part(0, hints)
-    for each in rest.part(1, len(rest.words)).split():
-        if each.words[:1] != ["("] or each.closing(0) != len(each.words) - 1:
-            raise syntax_error(each.text[:40], each.line())
-        members = each.part(1, len(each.words) - 1).split()
+    for row_piece in rest.part(1, len(rest.words)).split():
+        if row_piece.words[:1] != ["("] or row_piece.closing(0) != len(row_piece.words) - 1:
+            raise syntax_error(row_piece.text[:40], row_piece.line())
+        members = row_piece.part(1, len(row_piece.words) - 1).split()
         if targets and len(members) != len(targets):
-            more = len(targets) > len(members)
+            has_more_targets = len(targets) > len(members)
             raise TsqlError(
-                109 if more else 110,
-                f"There are {'more' if more else 'fewer'} columns in the INSERT statement than values specified in the VALUES "
+                109 if has_more_targets else 110,
+                f"There are {'more' if has_more_targets else 'fewer'} columns in the INSERT statement than values specified in the VALUES "
                 "clause. The number of values in the VALUES clause must match the number of columns specified in the "
                 "INSERT statement.",
                 severity=15,
             )
         padded = targets or [None] * len(members)
         writer.sequence_draws = 0
-        rows.append([_write_member(writer, table, *pair, is_cut=is_cut) for pair in zip(members, padded, strict=True)])
-        is_written = is_written or writer.sequence_draws > 0
-    drawing = sum(target is not None and bool(target.sequence_default) for target in targets) + len(unsaid)
-    if len(rows) == 1 or not (is_written or drawing > 1):
-        unsaid = []
+        rows.append(
+            [
+                _write_member(writer, table, *pair, has_dynamic_limit=has_dynamic_limit)
+                for pair in zip(members, padded, strict=True)
+            ]
+        )
+        has_draws = has_draws or writer.sequence_draws > 0
+    draw_count = sum(target is not None and bool(target.sequence_default) for target in targets) + len(unlisted)
+    if len(rows) == 1 or not (has_draws or draw_count > 1):
+        unlisted = []
     else:
-        sequence_values = [_RowValue("", each.sequence_default) for each in unsaid]
+        sequence_values = [_RowValue("", row_piece.sequence_default) for row_piece in unlisted]
         rows = [[_mark_row(number, member) for member in (*row, *sequence_values)] for number, row in enumerate(rows)]
-    if most == 0:
-        return f"SELECT {', '.join('NULL' for _ in rows[0])} WHERE FALSE", unsaid
-    text = "VALUES " + ", ".join("(" + ", ".join(each.text for each in row) + ")" for row in rows[:most])
-    return text + (f" LIMIT {row_count_sql(writer, top, text)}" if top is not None and is_cut else ""), unsaid
+    if max_rows == 0:
+        return f"SELECT {', '.join('NULL' for _ in rows[0])} WHERE FALSE", unlisted
+    text = "VALUES " + ", ".join("(" + ", ".join(row_piece.text for row_piece in row) + ")" for row in rows[:max_rows])
+    return text + (
+        f" LIMIT {row_count_sql(writer, top, text)}" if top is not None and has_dynamic_limit else ""
+    ), unlisted
 
 
-def _write_member(writer: Writer, table: str, piece: Slice, target: Column | None, *, is_cut: bool) -> _RowValue:
+def _write_member(
+    writer: Writer, table: str, piece: Slice, target: Column | None, *, has_dynamic_limit: bool
+) -> _RowValue:
     if piece.words == ["DEFAULT"]:
         if target is None:
             return _RowValue("DEFAULT")
-        if not is_cut:
+        if not has_dynamic_limit:
             return _RowValue("DEFAULT", target.sequence_default)
-        default = target.default_sql or cast_for_column(
-            Sql("NULL", None, is_untyped=True), target
-        )  # DEFAULT is allowed in plain VALUES only
+        # DEFAULT is allowed in plain VALUES only
+        default = target.default_sql or cast_for_column(Sql("NULL", None, is_untyped=True), target)
         return _RowValue(default, target.sequence_default)
-    before = writer.sequence_draws
-    text = (cast_for_column if is_cut else convert_for_column)(write_value(writer, read_value(piece)), target)
+    draws_before = writer.sequence_draws
+    text = (cast_for_column if has_dynamic_limit else convert_for_column)(
+        write_value(writer, read_value(piece)), target
+    )
     text = advance_identity(text, table, target)
-    return _RowValue(text, text if writer.sequence_draws > before else "")
+    return _RowValue(text, text if writer.sequence_draws > draws_before else "")
 
 
 def _mark_row(row: int, member: _RowValue) -> _RowValue:
@@ -261,7 +273,7 @@ def _add_returning(
     writer: Writer, text: str, table: str, table_columns: dict[str, Column] | None, outputs: Outputs | None
 ) -> Translation:
     identities = [column for column in (table_columns or {}).values() if column.is_identity]
-    before = tuple(writer.locks)
+    before = tuple(writer.statements_before)
     if outputs is None:
         if not identities:
             return Translation(text, tuple(writer.parameters), "count", before=before)

@@ -88,7 +88,11 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
         )
         if output is None:
             translation = Translation(
-                text, tuple(writer.parameters), "count", before=tuple(writer.locks), min_server_version=server
+                text,
+                tuple(writer.parameters),
+                "count",
+                before=tuple(writer.statements_before),
+                min_server_version=server,
             )
         else:
             translation = _add_output(
@@ -109,7 +113,7 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
     with writer.query(sight.sources):
         returned = write_returning(writer, outputs, sight)
     text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(each.text for each in returned)}"
-    before = tuple(writer.locks)
+    before = tuple(writer.statements_before)
     if outputs.into is not None:
         return Translation(
             write_output_into(writer, outputs, text, returned),

@@ -261,7 +261,7 @@ def _write_statement(
     if change.outputs is not None and change.outputs.into is not None:
         return _write_into(writer, change.outputs, prefix, text, returned)
     text = f"{prefix} {text}" if prefix else text
-    before = tuple(writer.locks)
+    before = tuple(writer.statements_before)
     if variables:
         if change.outputs is not None:
             raise not_supported("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
@@ -324,7 +324,7 @@ def _write_into(writer: Writer, outputs: Outputs, prefix: str, text: str, return
     whole = write_output_into(writer, outputs, text, returned)
     if prefix:
         whole = f"{prefix}, {whole.removeprefix('WITH ')}"
-    return Translation(whole, tuple(writer.parameters), "count", before=tuple(writer.locks))
+    return Translation(whole, tuple(writer.parameters), "count", before=tuple(writer.statements_before))
 
 
 def _mentions_table(outputs: Outputs, name: str) -> bool:
