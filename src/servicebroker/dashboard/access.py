@@ -131,7 +131,7 @@ class Sessions:
             return Person(name, self._role)
         try:
             return self.people.find(name)
-        except InstanceError:  # nobody is let in while the file cannot be read
+        except InstanceError:  # an unreadable file lets no person in
             return None
 
     def begin(self, name: str = "", *, is_from_proxy: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""An instance in memory for the tests of an application: no PostgreSQL, no threads, a clock that jumps.
+"""An instance in memory for tests of applications: no PostgreSQL, no threads, and a clock that the test moves.
 
 import servicebroker.testing
 
@@ -9,27 +9,28 @@ with servicebroker.testing.open() as instance:
 
 The objects have the methods of the real ones, with the same arguments, errors and messages.
 
-**The problem.** A test of an application wants the broker in milliseconds. The project wants a second implementation of
-the rules: random histories run through engine and double, and every difference is a fault of one of them.
+**The problem.** A test of an application needs a broker that answers in milliseconds. The project needs a second
+implementation of the rules: random histories run through the engine and this double, and every difference is a fault of
+one of them.
 
-**The flow.** `verbs.py` and `instance.py` have the methods. A verb runs in a `Session` (`rows.py`), a transaction over
-rows in memory. What is committed is seen by the next statement, as in READ COMMITTED. `delivery.py`, `receiving.py`,
+**The flow.** `verbs.py` and `instance.py` have the methods. A verb runs in a `Session` (`memory.py`), a transaction
+over rows in memory. The next statement sees committed rows, as in READ COMMITTED. `delivery.py`, `receiving.py`,
 `dialogs.py`, `ending.py` have the rules of the verbs, `definitions.py` those of DDL.
 
 **The rules.**
 
-* The double shares names, states, errors and operations with the engine, and no rule about order, locks or delivery.
+* The double shares names, states, errors and operations with the engine, but no rule about order, locks or delivery.
   Write a rule from docs/reference/rules.md, never from the engine's code.
-* Nothing waits. Where PostgreSQL would wait for another transaction, nothing is done and `WouldWait` is raised.
-* The time is the instance's clock, which stands still until a test lets it jump.
+* Nothing waits. Where PostgreSQL would wait for another transaction, the verb does nothing and raises `WouldWait`.
+* The time is the instance's clock, which stands still until a test moves it.
 
-Begin with `rows.py`, then `delivery.py`.
+Begin with `memory.py`, then `delivery.py`.
 """
 
-from servicebroker.testing.asyncio_face import AsyncDatabase, AsyncInstance, AsyncTransaction, open_async
+from servicebroker.testing.asyncio_instance import AsyncDatabase, AsyncInstance, AsyncTransaction, open_async
 from servicebroker.testing.instance import Clock, Database, Instance, Transaction
 from servicebroker.testing.instance import open_instance as open
-from servicebroker.testing.rows import WouldWait
+from servicebroker.testing.memory import WouldWait
 
 __all__ = [
     "AsyncDatabase",

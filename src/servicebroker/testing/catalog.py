@@ -11,7 +11,7 @@ from servicebroker.model.arguments import DEFAULT_LEVEL, SENT_BY
 
 @dataclass(eq=False)
 class MessageType:
-    """A message type; `validation` is its catalog letter."""
+    """A message type. `validation` is its letter in the catalog."""
 
     message_type_id: int
     name: str
@@ -21,7 +21,7 @@ class MessageType:
 
 @dataclass(eq=False)
 class Contract:
-    """A contract: each message type with whether the initiator, and whether the target, may send it."""
+    """A contract. `usages`: each message type, with True for each side that may send it: initiator, target."""
 
     service_contract_id: int
     name: str
@@ -29,14 +29,14 @@ class Contract:
     is_dropped: bool = False
 
     def allows(self, message_type: str, *, initiator: bool) -> bool:
-        """Whether that side may send the type."""
+        """True if that side may send the message type."""
         _, by_initiator, by_target = self.usages[message_type]
         return by_initiator if initiator else by_target
 
 
 @dataclass(eq=False)
 class Queue:
-    """A queue and its switches."""
+    """A queue and its options."""
 
     queue_id: int
     name: str
@@ -47,7 +47,7 @@ class Queue:
 
 @dataclass(eq=False)
 class Service:
-    """A service on its queue, and the contracts that it is a target of."""
+    """A service on its queue, and the contracts for which it is a target."""
 
     service_id: int
     name: str
@@ -58,7 +58,7 @@ class Service:
 
 @dataclass(eq=False)
 class Priority:
-    """A conversation priority; None stands for ANY."""
+    """A conversation priority. None stands for ANY."""
 
     name: str
     contract: Contract | None
@@ -68,7 +68,7 @@ class Priority:
 
     @property
     def criteria(self) -> tuple[int | None, int | None, str | None]:
-        """What it is for, to be compared with others."""
+        """The criteria, for comparison with other priorities."""
         contract = self.contract.service_contract_id if self.contract else None
         service = self.local_service.service_id if self.local_service else None
         return contract, service, self.remote_service
@@ -80,7 +80,7 @@ def _system_types() -> dict[str, MessageType]:
 
 @dataclass(eq=False)
 class Broker:
-    """One broker database. Queues and priorities are found by their names in lower case."""
+    """One broker database. Keys of queues and priorities are names in lower case."""
 
     database_id: int
     name: str
@@ -94,13 +94,16 @@ class Broker:
     priorities: dict[str, Priority] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        by_id = {kind.message_type_id: kind for kind in self.message_types.values()}
+        by_id = {message_type.message_type_id: message_type for message_type in self.message_types.values()}
         for row in names.SYSTEM_CONTRACTS:
             usages = {by_id[number].name: (by_id[number], *SENT_BY[side]) for number, side in row.usages.items()}
             self.contracts[row.name] = Contract(row.service_contract_id, row.name, usages)
 
     def level(self, contract: Contract, local: Service, remote: str) -> int:
-        """The priority of a new endpoint: the contract counts most, then the local service, then the remote one."""
+        """Return the priority of a new endpoint.
+
+        The contract counts most, then the local service, then the remote service.
+        """
         fitting = [
             priority
             for priority in self.priorities.values()

@@ -1,6 +1,6 @@
 """CREATE, ALTER and DROP of the objects of a broker database, and ALTER DATABASE.
 
-Each function checks everything first and then changes; `session` is a transaction of its own, with no other open.
+Each function checks everything before it changes anything. Its `session` is the only open transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from servicebroker.operations.priorities import Criteria, criteria
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
 from servicebroker.testing.delivery import deliver_everything, deliver_to_service, fail_endpoints
 from servicebroker.testing.endpoints import remove_endpoint
-from servicebroker.testing.rows import Endpoint, Memory, Session
+from servicebroker.testing.memory import Endpoint, Memory, Session
 
 T = TypeVar("T", MessageType, Contract)
 
@@ -30,7 +30,7 @@ T = TypeVar("T", MessageType, Contract)
 
 
 def find_broker(memory: Memory, name: str, *, create: bool) -> Broker:
-    """The database of that name, compared without case; made when it is missing and `create` is set."""
+    """Return the database of that name, case-insensitive. With `create`, a missing one is created."""
     names.checked("database", name)
     for broker in memory.brokers:
         if broker.name.lower() == name.lower():
@@ -57,13 +57,13 @@ def _alter_database(session: Session, broker: Broker, operation: operations.Alte
 
 
 def _new_broker(session: Session, broker: Broker) -> None:
-    """NEW_BROKER: another identifier; every conversation is removed, and no peer is told."""
-    own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
+    """NEW_BROKER: set a new identifier, and remove every conversation without notice to its peer."""
+    own, peers = _find_conversations(session, lambda endpoint: endpoint.broker is broker)
     for message in session.messages.all():
         if message.service.broker is broker:
             session.messages.remove(message.queuing_order)
     for endpoint in [*own, *peers]:
-        session.drop_waiting(endpoint.conversation_handle)
+        session.drop_undelivered(endpoint.conversation_handle)
     for endpoint in peers:
         session.update(endpoint, far_handle=None, is_parked=False)
     for endpoint in [*own, *(peer for peer in peers if peer.state is EndpointState.DISCONNECTED_OUTBOUND)]:
@@ -72,8 +72,8 @@ def _new_broker(session: Session, broker: Broker) -> None:
 
 
 def _error_broker_conversations(session: Session, broker: Broker) -> None:
-    """ERROR_BROKER_CONVERSATIONS: the Error -9719 here, -9720 in other databases."""
-    own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
+    """ERROR_BROKER_CONVERSATIONS: end every conversation with Error -9719 here, -9720 in other databases."""
+    own, peers = _find_conversations(session, lambda endpoint: endpoint.broker is broker)
     fail_endpoints(session, _handles(own), BrokerError(9719))
     fail_endpoints(session, _handles(peers), BrokerError(9720))
 
@@ -81,35 +81,40 @@ def _error_broker_conversations(session: Session, broker: Broker) -> None:
 # ---------------------------------------------------------------- a whole application
 
 
-def present(broker: Broker) -> Application:
-    """What the database has, as a definition."""
-    said = {letter: validation for validation, letter in reversed(arguments.VALIDATIONS.items())}
+def describe(broker: Broker) -> Application:
+    """Return the objects of the database as a definition."""
+    validation_names = {letter: validation for validation, letter in reversed(arguments.VALIDATIONS.items())}
     sides = {senders: side for side, senders in SENT_BY.items()}
-    called = {queue.queue_id: f"{schema}.{queue.name}" for (schema, _), queue in broker.queues.items()}
+    queue_names = {queue.queue_id: f"{schema}.{queue.name}" for (schema, _), queue in broker.queues.items()}
     return application.read(
         {
-            "message_types": {kind.name: said[kind.validation] for kind in broker.message_types.values()},
+            "message_types": {
+                message_type.name: validation_names[message_type.validation]
+                for message_type in broker.message_types.values()
+            },
             "contracts": {
-                contract.name: {name: sides[one, other] for name, (_, one, other) in contract.usages.items()}
+                contract.name: {
+                    name: sides[initiator, target] for name, (_, initiator, target) in contract.usages.items()
+                }
                 for contract in broker.contracts.values()
             },
             "queues": {
-                called[queue.queue_id]: {
+                queue_names[queue.queue_id]: {
                     "status": queue.is_receive_enabled,
                     "poison_message_handling": queue.is_poison_message_handling_enabled,
                 }
                 for queue in broker.queues.values()
             },
             "services": {
-                one.name: {"queue": called[one.queue.queue_id], "contracts": list(one.contracts)}
-                for one in broker.services.values()
+                service.name: {"queue": queue_names[service.queue.queue_id], "contracts": list(service.contracts)}
+                for service in broker.services.values()
             },
         }
     )
 
 
-def known_part(wanted: Application) -> Application:
-    """A definition without what the double does not have."""
+def supported_part(wanted: Application) -> Application:
+    """Return a definition without the parts that the double does not support."""
     return Application(
         wanted.message_types,
         wanted.contracts,
@@ -129,7 +134,7 @@ def _create_message_type(session: Session, broker: Broker, operation: operations
 
 
 def _alter_message_type(session: Session, broker: Broker, operation: operations.AlterMessageType) -> None:
-    """Messages in queues keep their letter."""
+    """Messages in queues keep their validation."""
     letter = operation.letter()
     kind = _user_object("alter", "message type", broker.message_types, operation.name)
     kind.validation = letter
@@ -147,33 +152,33 @@ def _drop_message_type(session: Session, broker: Broker, operation: operations.D
 def _create_contract(session: Session, broker: Broker, operation: operations.CreateContract) -> None:
     name = names.checked("contract", operation.name)
     pairs = operation.pairs()
-    types = [_found("find", "message type", broker.message_types, message_type) for message_type, _ in pairs]
+    types = [_find("find", "message type", broker.message_types, message_type) for message_type, _ in pairs]
     _refuse_taken(broker.contracts, name)
     usages = {kind.name: (kind, *SENT_BY[side]) for kind, (_, side) in zip(types, pairs, strict=True)}
     broker.contracts[name] = Contract(next(session.memory.object_ids), name, usages)
 
 
 def _drop_contract(session: Session, broker: Broker, operation: operations.DropContract) -> None:
-    """Open conversations on it get the Error -8487."""
+    """Open conversations of the contract get the Error -8487."""
     name = operation.name
     contract = _user_object("drop", "service contract", broker.contracts, name)
     if any(name in service.contracts for service in broker.services.values()):
         raise BrokerError(3716, "service contract", name, "services")
     if any(priority.contract is contract for priority in broker.priorities.values()):
         raise BrokerError(3716, "service contract", name, "conversation priorities")
-    own, peers = _conversations(session, lambda endpoint: endpoint.contract is contract)
+    own, peers = _find_conversations(session, lambda endpoint: endpoint.contract is contract)
     fail_endpoints(session, _handles([*own, *peers]), BrokerError(8487))
     contract.is_dropped = True
     del broker.contracts[name]
 
 
 def _user_object(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
-    """A message type or contract that may be changed."""
-    found = _found(action, kind, objects, names.checked(kind, name))
-    number = found.message_type_id if isinstance(found, MessageType) else found.service_contract_id
+    """Return a message type or contract that may be changed."""
+    row = _find(action, kind, objects, names.checked(kind, name))
+    number = row.message_type_id if isinstance(row, MessageType) else row.service_contract_id
     if number < names.FIRST_USER_ID:
         raise BrokerError(9663)
-    return found
+    return row
 
 
 # ---------------------------------------------------------------- queues
@@ -191,20 +196,20 @@ def _create_queue(session: Session, broker: Broker, operation: operations.Create
 
 
 def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:
-    """The queue of that name, compared without case.
+    """Return the queue of that name, case-insensitive.
 
     Raises:
-        BrokerError: 15151 when it does not exist.
+        BrokerError: 15151 there is no such queue.
     """
     schema, queue = names.split_queue_name(name)
-    found = broker.queues.get((schema.lower(), queue.lower()))
-    if found is None:
+    queue_object = broker.queues.get((schema.lower(), queue.lower()))
+    if queue_object is None:
         raise BrokerError(15151, action, "queue", name)
-    return found
+    return queue_object
 
 
 def _alter_queue(session: Session, broker: Broker, operation: operations.AlterQueue) -> None:
-    """Switching on delivers what waited."""
+    """Switching a queue on delivers its undelivered messages."""
     operation.check()
     queue, status = find_queue(broker, operation.name, "alter"), operation.status
     if operation.poison_message_handling is not None:
@@ -226,22 +231,22 @@ def _drop_queue(session: Session, broker: Broker, operation: operations.DropQueu
 
 
 def _create_service(session: Session, broker: Broker, operation: operations.CreateService) -> None:
-    """Messages that wait for it are delivered."""
-    found = find_queue(broker, operation.queue)
+    """Undelivered messages for the service are delivered."""
+    queue = find_queue(broker, operation.queue)
     name = names.checked("service", operation.name)
-    given = _contracts(broker, operation.contracts)
+    contracts = _find_contracts(broker, operation.contracts)
     _refuse_taken(broker.services, name)
-    broker.services[name] = Service(next(session.memory.object_ids), name, broker, found, given)
+    broker.services[name] = Service(next(session.memory.object_ids), name, broker, queue, contracts)
     deliver_to_service(session, name)
 
 
 def _alter_service(session: Session, broker: Broker, operation: operations.AlterService) -> None:
-    """Its messages move to the other queue with it, and arrive there anew."""
+    """Its messages move to the new queue, and get a new order of arrival."""
     name, queue = names.checked("service", operation.name), operation.queue
     to_add = arguments.checked_contracts(operation.add_contracts)
     to_drop = arguments.checked_contracts(operation.drop_contracts)
-    service = _service(broker, name, "alter")
-    added, dropped = _contracts(broker, to_add), _contracts(broker, to_drop)
+    service = _find_service(broker, name, "alter")
+    added, dropped = _find_contracts(broker, to_add), _find_contracts(broker, to_drop)
     for contract in sorted(added.keys() & dropped.keys()):
         raise BrokerError(8404, contract)
     target = service.queue if queue is None else find_queue(broker, queue)
@@ -257,20 +262,20 @@ def _alter_service(session: Session, broker: Broker, operation: operations.Alter
     service.contracts = kept | added
     if target is not service.queue:
         service.queue = target
-        session.arrive_anew([message for message in session.messages.all() if message.service is service])
+        session.requeue([message for message in session.messages.all() if message.service is service])
     deliver_everything(session)
 
 
 def _drop_service(session: Session, broker: Broker, operation: operations.DropService) -> None:
-    """With its messages and conversations; their peers get the Error -8470."""
+    """Its messages and conversations are dropped, and their peers get the Error -8470."""
     name = names.checked("service", operation.name)
-    service = _service(broker, name, "drop")
+    service = _find_service(broker, name, "drop")
     if any(priority.local_service is service for priority in broker.priorities.values()):
         raise BrokerError(3716, "service", name, "conversation priorities")
-    own, peers = _conversations(session, lambda endpoint: endpoint.service is service)
+    own, peers = _find_conversations(session, lambda endpoint: endpoint.service is service)
     fail_endpoints(session, _handles(peers), BrokerError(8470))
     for endpoint in own:
-        session.drop_waiting(endpoint.conversation_handle)
+        session.drop_undelivered(endpoint.conversation_handle)
         remove_endpoint(session, endpoint)
     for message in session.messages.all():
         if message.service is service:
@@ -278,15 +283,15 @@ def _drop_service(session: Session, broker: Broker, operation: operations.DropSe
     del broker.services[name]
 
 
-def _service(broker: Broker, name: str, action: str) -> Service:
+def _find_service(broker: Broker, name: str, action: str) -> Service:
     if name not in broker.services:
         raise BrokerError(15151, action, "service", name)
     return broker.services[name]
 
 
-def _contracts(broker: Broker, given: Iterable[str]) -> dict[str, Contract]:
-    wanted = arguments.checked_contracts(given)
-    return {name: _found("find", "service contract", broker.contracts, name) for name in wanted}
+def _find_contracts(broker: Broker, contract_names: Iterable[str]) -> dict[str, Contract]:
+    wanted = arguments.checked_contracts(contract_names)
+    return {name: _find("find", "service contract", broker.contracts, name) for name in wanted}
 
 
 # ---------------------------------------------------------------- priorities
@@ -294,45 +299,45 @@ def _contracts(broker: Broker, given: Iterable[str]) -> dict[str, Contract]:
 
 def _create_broker_priority(session: Session, broker: Broker, operation: operations.CreateBrokerPriority) -> None:
     name = names.checked("conversation priority", operation.name)
-    found, service, far, number = _resolved(broker, criteria(operation))
-    new = Priority(name, found, service, far, number or arguments.DEFAULT_LEVEL)
+    contract, service, remote_service, level = _resolve(broker, criteria(operation))
+    new = Priority(name, contract, service, remote_service, level or arguments.DEFAULT_LEVEL)
     _refuse_taken_priority(broker, new, None, operation)
     broker.priorities[name.lower()] = new
 
 
 def _alter_broker_priority(session: Session, broker: Broker, operation: operations.AlterBrokerPriority) -> None:
-    """What is given changes."""
-    old = _priority(broker, operation.name, "alter")
-    found, service, far, number = _resolved(broker, criteria(operation))
+    """Only the given values change."""
+    old = _find_priority(broker, operation.name, "alter")
+    contract, service, remote_service, level = _resolve(broker, criteria(operation))
     new = Priority(
         old.name,
-        old.contract if operation.contract_name is None else found,
+        old.contract if operation.contract_name is None else contract,
         old.local_service if operation.local_service_name is None else service,
-        old.remote_service if operation.remote_service_name is None else far,
-        number or old.level,
+        old.remote_service if operation.remote_service_name is None else remote_service,
+        level or old.level,
     )
     _refuse_taken_priority(broker, new, old, operation)
     broker.priorities[operation.name.lower()] = new
 
 
 def _drop_broker_priority(session: Session, broker: Broker, operation: operations.DropBrokerPriority) -> None:
-    _priority(broker, operation.name, "drop")
+    _find_priority(broker, operation.name, "drop")
     del broker.priorities[operation.name.lower()]
 
 
-def _priority(broker: Broker, name: str, action: str) -> Priority:
-    found = broker.priorities.get(names.checked("conversation priority", name).lower())
-    if found is None:
+def _find_priority(broker: Broker, name: str, action: str) -> Priority:
+    priority = broker.priorities.get(names.checked("conversation priority", name).lower())
+    if priority is None:
         raise BrokerError(15151, action, "conversation priority", name)
-    return found
+    return priority
 
 
-def _resolved(broker: Broker, wanted: Criteria) -> tuple[Contract | None, Service | None, str | None, int | None]:
-    """The criteria as objects; None for ANY and for what was not given."""
+def _resolve(broker: Broker, wanted: Criteria) -> tuple[Contract | None, Service | None, str | None, int | None]:
+    """Return the criteria as objects; None for ANY, and for values that were not given."""
     contract, local, remote, level = wanted
-    found = None if contract is None else _found("find", "service contract", broker.contracts, contract)
-    service = None if local is None else _service(broker, local, "find")
-    return found, service, remote, level
+    contract_object = None if contract is None else _find("find", "service contract", broker.contracts, contract)
+    service = None if local is None else _find_service(broker, local, "find")
+    return contract_object, service, remote, level
 
 
 def _refuse_taken_priority(
@@ -341,17 +346,17 @@ def _refuse_taken_priority(
     old: Priority | None,
     operation: operations.CreateBrokerPriority | operations.AlterBrokerPriority,
 ) -> None:
-    given = operation.contract_name, operation.local_service_name, operation.remote_service_name
+    given_names = operation.contract_name, operation.local_service_name, operation.remote_service_name
     for other in broker.priorities.values():
         same_name = other.name.lower() == new.name.lower()
         if other is not old and (same_name or other.criteria == new.criteria):
-            raise BrokerError(33303, new.name, *(name or arguments.ANY for name in given))
+            raise BrokerError(33303, new.name, *(name or arguments.ANY for name in given_names))
 
 
 # ---------------------------------------------------------------- what they share
 
 
-def _found(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
+def _find(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
     if name not in objects:
         raise BrokerError(15151, action, kind, name)
     return objects[name]
@@ -362,8 +367,8 @@ def _refuse_taken(objects: Mapping[str, object], name: str) -> None:
         raise BrokerError(2714, name)
 
 
-def _conversations(session: Session, chosen: Callable[[Endpoint], bool]) -> tuple[list[Endpoint], list[Endpoint]]:
-    """The endpoints that are chosen, and those of their peers that are not."""
+def _find_conversations(session: Session, chosen: Callable[[Endpoint], bool]) -> tuple[list[Endpoint], list[Endpoint]]:
+    """Return the chosen endpoints, and those of their peers that are not chosen."""
     own = [endpoint for endpoint in session.endpoints.all() if chosen(endpoint)]
     peers = [session.other_side(endpoint) for endpoint in own]
     return own, [peer for peer in peers if peer and not chosen(peer)]
@@ -376,7 +381,7 @@ def _handles(endpoints: list[Endpoint]) -> list[UUID]:
 # ---------------------------------------------------------------- how the double runs definitions
 
 # fields that it does not know
-_LACKING = {
+_UNSUPPORTED_FIELDS = {
     "activation",
     "authorization",
     "read_only",
@@ -408,10 +413,10 @@ def define(session: Session, broker: Broker, operation: Definition[Any]) -> None
     """Run a definition.
 
     Raises:
-        InstanceError: it says what the double does not have.
+        InstanceError: the double does not support it.
     """
-    for field in fields(operation):  # type: ignore[arg-type] # each is a dataclass
-        if field.name in _LACKING and getattr(operation, field.name) != field.default:
+    for field in fields(operation):  # type: ignore[arg-type] # every definition is a dataclass
+        if field.name in _UNSUPPORTED_FIELDS and getattr(operation, field.name) != field.default:
             raise InstanceError(
                 f"The in-memory double has no {field.name.upper()}: leave it out, or use servicebroker.open for a "
                 "test that needs it."

@@ -1,4 +1,4 @@
-"""SEND, and how messages reach the other side: at once, later, or never."""
+"""SEND, and the delivery of messages to the other side: at once, later, or never."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Even
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.testing.catalog import Service
 from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
-from servicebroker.testing.rows import Endpoint, Memory, Session, Waiting
+from servicebroker.testing.memory import Endpoint, Memory, Session, UndeliveredMessage
 
 
 def send(session: Session, operation: Send[Any]) -> Any:
-    """SEND of one message. Returns its sequence number, or those of each conversation."""
+    """SEND one message on one or several conversations. Returns the sequence number, or a list of them."""
     content, handles, message_type = operation.content(), operation.handles, operation.message_type
     if operation.is_single:
         return _send(session, handles[0], message_type, [content])
@@ -27,7 +27,7 @@ def send(session: Session, operation: Send[Any]) -> Any:
 
 
 def _send_multicast(session: Session, handles: Sequence[UUID], message_type: str, content: bytes | None) -> list[int]:
-    """SEND of one message on each of these conversations, or on none. Returns the sequence numbers."""
+    """SEND one message on each of the conversations, or on none. Returns the sequence numbers."""
     for endpoint in [session.endpoint(handle) for handle in handles]:
         _refuse(endpoint, message_type, session)
     for handle in sorted(handles):
@@ -36,7 +36,7 @@ def _send_multicast(session: Session, handles: Sequence[UUID], message_type: str
     for handle in handles:
         endpoint = session.endpoint(handle)
         numbers.append(endpoint.send_sequence)
-        if endpoint.state is EndpointState.ERROR:  # its other end is among the handles, and has just failed
+        if endpoint.state is EndpointState.ERROR:  # just failed, since its other side is among the handles
             session.update(endpoint, send_sequence=endpoint.send_sequence + 1)
         else:
             _send(session, handle, message_type, [content])
@@ -44,7 +44,7 @@ def _send_multicast(session: Session, handles: Sequence[UUID], message_type: str
 
 
 def send_batch(session: Session, operation: SendBatch) -> int:
-    """SEND of many messages of one type. Returns the first sequence number."""
+    """SEND messages of one type on a conversation. Returns the first sequence number."""
     return _send(session, operation.handle, operation.message_type, operation.contents())
 
 
@@ -53,30 +53,33 @@ def _send(session: Session, handle: UUID, message_type: str, contents: list[byte
     _refuse(endpoint, message_type, session)
     session.lock("endpoint", handle)
     first = endpoint.send_sequence
-    if endpoint.far_handle is not None or _reach(session, endpoint, message_type, contents):
+    if endpoint.far_handle is not None or _open_and_deliver(session, endpoint, message_type, contents):
         _deliver(session, session.endpoint(handle), message_type, contents)
     return first
 
 
-def _reach(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> bool:
-    """Make the other side of a new conversation. False when the conversation fails, or the messages have to wait."""
-    refusal, why = _open_target(session, endpoint)
+def _open_and_deliver(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> bool:
+    """Create the target's side of a new conversation.
+
+    Returns False if the conversation fails, or its messages have to wait.
+    """
+    refusal, wait_reason = _open_target(session, endpoint)
     if refusal:
         _fail(session, endpoint, refusal)
-    elif why:
-        park(session, endpoint, message_type, contents, why)
+    elif wait_reason:
+        park(session, endpoint, message_type, contents, wait_reason)
     else:
         return deliver_waiting(session, session.endpoint(endpoint.conversation_handle))
     return False
 
 
 def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> None:
-    """Into the peer's queue, when it takes them and nothing is in the way."""
+    """Put messages into the peer's queue, if the peer accepts them and nothing delays them."""
     first = endpoint.send_sequence
     peer = session.peer(endpoint)
-    assert peer is not None  # who loses it in the state CO loses its address too
+    assert peer is not None  # an endpoint in state CO that loses its peer loses the address too
     if peer.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
-        session.update(endpoint, send_sequence=first + len(contents))  # nobody reads it any more
+        session.update(endpoint, send_sequence=first + len(contents))  # the peer does not receive any more
         return
     for number, content in enumerate(contents, first):
         if rejected := _rejection(endpoint, peer, message_type, number, content):
@@ -84,17 +87,17 @@ def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: 
                 _deliver(session, endpoint, message_type, contents[: number - first])
             _fail(session, endpoint, *rejected)
             return
-    if why := obstacle(endpoint, peer):
-        park(session, endpoint, message_type, contents, why)
+    if wait_reason := obstacle(endpoint, peer):
+        park(session, endpoint, message_type, contents, wait_reason)
     elif not endpoint.is_parked or deliver_waiting(session, endpoint):
-        kind, _, _ = peer.contract.usages[message_type]
+        type_of_peer, _, _ = peer.contract.usages[message_type]
         for number, content in enumerate(contents, first):
-            session.enqueue(peer, kind, content, number=number)
+            session.enqueue(peer, type_of_peer, content, number=number)
         session.update(endpoint, send_sequence=first + len(contents))
 
 
 def _refuse(endpoint: Endpoint, message_type: str, session: Session) -> None:
-    """Raise what the sender's own side forbids: the state, then the message type and its direction."""
+    """Raise the errors of the sender's own side: state first, then message type and direction."""
     after(at(endpoint.state, endpoint.lifetime, session.now), Event.SEND)
     if message_type not in endpoint.contract.usages:
         raise BrokerError(8431 if message_type in endpoint.broker.message_types else 8428, message_type)
@@ -105,15 +108,15 @@ def _refuse(endpoint: Endpoint, message_type: str, session: Session) -> None:
 def _rejection(
     sender: Endpoint, peer: Endpoint, message_type: str, number: int, content: bytes | None
 ) -> Rejection | None:
-    """Why the peer does not take the message, None when it does."""
+    """Return why the peer rejects the message, None if it accepts it."""
     if message_type not in peer.contract.usages:
         return unknown_type(message_type, is_known=message_type in peer.broker.message_types)
     if not peer.contract.allows(message_type, initiator=sender.is_initiator):
         return wrong_direction(message_type, from_initiator=sender.is_initiator)
-    kind, _, _ = peer.contract.usages[message_type]
+    type_of_peer, _, _ = peer.contract.usages[message_type]
     return invalid_body(
         message_type,
-        kind.validation,
+        type_of_peer.validation,
         content,
         sender.conversation_id,
         number,
@@ -122,7 +125,7 @@ def _rejection(
 
 
 def obstacle(endpoint: Endpoint, peer: Endpoint | None) -> str:
-    """Why nothing can be delivered to the peer now; empty when it can."""
+    """Return why no message can be delivered to the peer now; "" if messages can."""
     if not endpoint.broker.is_enabled:
         return waiting.SENDER_DISABLED
     if peer and not peer.broker.is_enabled:
@@ -133,12 +136,17 @@ def obstacle(endpoint: Endpoint, peer: Endpoint | None) -> str:
 
 
 def park(
-    session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None], why: str, end: str = ""
+    session: Session,
+    endpoint: Endpoint,
+    message_type: str,
+    contents: list[bytes | None],
+    wait_reason: str,
+    end: str = "",
 ) -> None:
-    """Keep messages until they can be delivered."""
+    """Put messages into the transmission queue."""
     handle = endpoint.conversation_handle
     for number, content in enumerate(contents, endpoint.send_sequence):
-        message = Waiting(handle, number, message_type, content, why, session.now, end)
+        message = UndeliveredMessage(handle, number, message_type, content, wait_reason, session.now, end)
         session.waiting.put((handle, number), message)
     state = EndpointState.DISCONNECTED_OUTBOUND if end else EndpointState.CONVERSING
     session.update(endpoint, send_sequence=endpoint.send_sequence + len(contents), state=state, is_parked=True)
@@ -148,14 +156,17 @@ def park(
 
 
 def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | None, str]:
-    """Make the target endpoint; or say why the conversation fails, or why its messages wait."""
+    """Create the target's endpoint.
+
+    Returns the error that fails the conversation, or the reason why its messages wait.
+    """
     if not initiator.is_initiator or (initiator.send_sequence and not never_opened(session, initiator)):
         return BrokerError(8462), ""
-    if why := obstacle(initiator, None):
-        return None, why
+    if wait_reason := obstacle(initiator, None):
+        return None, wait_reason
     service = _find_service(session.memory, initiator)
     if service is None:
-        return _missing(session.memory, initiator)
+        return _missing_service(session.memory, initiator)
     contract = service.contracts.get(initiator.contract.name)
     if initiator.contract.name not in service.broker.contracts:
         return BrokerError(8425, initiator.contract.name), ""
@@ -190,17 +201,17 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
     return None, ""
 
 
-def _missing(memory: Memory, initiator: Endpoint) -> tuple[BrokerError | None, str]:
-    """A database that was named and is here, but has no such service, is an error; anything else waits."""
+def _missing_service(memory: Memory, initiator: Endpoint) -> tuple[BrokerError | None, str]:
+    """An addressed database that is here without the service is an error. Otherwise the messages wait."""
     enabled = [broker for broker in memory.brokers if broker.is_enabled]
     if initiator.far_broker_instance in [str(broker.service_broker_guid) for broker in enabled]:
         return BrokerError(8490, initiator.far_service), ""
-    elsewhere = any(initiator.far_service in broker.services for broker in enabled)
-    return None, waiting.INSTANCE_NOT_HERE if elsewhere else waiting.NOT_HERE
+    is_elsewhere = any(initiator.far_service in broker.services for broker in enabled)
+    return None, waiting.INSTANCE_NOT_HERE if is_elsewhere else waiting.NOT_HERE
 
 
 def _find_service(memory: Memory, initiator: Endpoint) -> Service | None:
-    """In the initiator's own database first; with a broker instance only in that one."""
+    """Return the service, first from the initiator's own database; an addressed broker instance excludes others."""
     for broker in sorted(memory.brokers, key=lambda broker: (broker is not initiator.broker, broker.database_id)):
         fits = initiator.far_broker_instance in (None, str(broker.service_broker_guid))
         if broker.is_enabled and fits and initiator.far_service in broker.services:
@@ -209,24 +220,27 @@ def _find_service(memory: Memory, initiator: Endpoint) -> Service | None:
 
 
 def never_opened(session: Session, endpoint: Endpoint) -> bool:
-    """Whether message 0 still waits: then no target endpoint was ever made."""
+    """True if message 0 is still undelivered, so that no target endpoint was ever created."""
     return session.waiting.get((endpoint.conversation_handle, 0)) is not None
 
 
-# ---------------------------------------------------------------- what waited
+# ---------------------------------------------------------------- undelivered messages
 
 
 def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
-    """Deliver what waits on an endpoint whose way is free. False when the conversation failed at one of it."""
+    """Deliver the undelivered messages of an endpoint without obstacle.
+
+    Returns False if one of them fails the conversation.
+    """
     peer = session.peer(endpoint)
     assert peer is not None
     end, failure = "", None
-    for message in session.waits_on(endpoint.conversation_handle):
+    for message in session.undelivered(endpoint.conversation_handle):
         number = message.message_sequence_number
         if not message.end:
             failure = _rejection(endpoint, peer, message.message_type, number, message.message_body)
         if failure:
-            session.drop_waiting(endpoint.conversation_handle, number)
+            session.drop_undelivered(endpoint.conversation_handle, number)
             break
         session.waiting.remove((endpoint.conversation_handle, number))
         if message.end:
@@ -248,7 +262,7 @@ def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
 
 
 def deliver_to_service(session: Session, name: str) -> None:
-    """Deliver what waits for a service of that name, in the order in which it began to wait."""
+    """Deliver undelivered messages for a service, oldest conversation first."""
     for message in session.waiting.all():
         if message.message_sequence_number == 0:
             endpoint = session.endpoints.get(message.conversation_handle)
@@ -257,7 +271,7 @@ def deliver_to_service(session: Session, name: str) -> None:
 
 
 def deliver_everything(session: Session) -> None:
-    """Deliver all that waits and need not: first on conversations that have a target, then on new ones."""
+    """Deliver all undelivered messages that can be: first on conversations that have a target, then on new ones."""
     handles = dict.fromkeys(message.conversation_handle for message in session.waiting.all())
     for opened in (True, False):
         for handle in handles:
@@ -267,29 +281,29 @@ def deliver_everything(session: Session) -> None:
             peer = session.peer(endpoint)
             if peer and endpoint.is_parked and not obstacle(endpoint, peer):
                 deliver_waiting(session, endpoint)
-            elif never_opened(session, endpoint) and _is_worth_a_try(session, endpoint):
+            elif never_opened(session, endpoint) and _should_retry(session, endpoint):
                 _open_waiting(session, endpoint)
 
 
-def _is_worth_a_try(session: Session, initiator: Endpoint) -> bool:
-    """Whether somebody may take its messages, or one of them was not tried: an EndDialog behind those that wait."""
+def _should_retry(session: Session, initiator: Endpoint) -> bool:
+    """True if a service may accept the messages, or if a message was never tried: an EndDialog after waiting ones."""
     name = initiator.far_service
     brokers = [broker for broker in session.memory.brokers if broker.is_enabled and name in broker.services]
     is_taken = any(broker.services[name].queue.is_enqueue_enabled for broker in brokers)
-    is_untried = any(not message.status for message in session.waits_on(initiator.conversation_handle))
+    is_untried = any(not message.status for message in session.undelivered(initiator.conversation_handle))
     return initiator.broker.is_enabled and (is_taken or is_untried)
 
 
 def _open_waiting(session: Session, endpoint: Endpoint) -> None:
     if endpoint.far_handle is not None:
         return
-    refusal, why = _open_target(session, endpoint)
+    refusal, wait_reason = _open_target(session, endpoint)
     if refusal:
         _fail(session, endpoint, refusal)
-    elif why:
-        for message in session.waits_on(endpoint.conversation_handle):
+    elif wait_reason:
+        for message in session.undelivered(endpoint.conversation_handle):
             key = message.conversation_handle, message.message_sequence_number
-            session.waiting.put(key, replace(message, status=why))
+            session.waiting.put(key, replace(message, status=wait_reason))
     else:
         deliver_waiting(session, session.endpoint(endpoint.conversation_handle))
 
@@ -298,20 +312,20 @@ def _open_waiting(session: Session, endpoint: Endpoint) -> None:
 
 
 def _fail(session: Session, endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> None:
-    """An error of the broker on both sides of a conversation; the peer gets the same, or its own."""
+    """Fail a conversation on both sides with an error of the broker. The peer gets the same error, or `at_peer`."""
     fail_endpoints(session, [endpoint.conversation_handle], error)
     if endpoint.far_handle is not None:
         fail_endpoints(session, [endpoint.far_handle], at_peer or error)
 
 
 def fail_endpoints(session: Session, handles: list[UUID], error: BrokerError) -> None:
-    """An Error message for each of these endpoints; what they sent and still waits is dropped.
+    """Put an Error message into the queue of each endpoint, and drop its undelivered messages.
 
-    One that has ended is removed, since its application never sees the error; one that is closed or has its error
-    already stays as it is.
+    An endpoint that has ended is removed, since its application would never see the error. One that is closed or has an
+    error already stays as it is.
     """
     for handle in handles:
-        session.drop_waiting(handle)
+        session.drop_undelivered(handle)
     for handle in handles:
         endpoint = session.endpoints.get(handle)
         if endpoint is None or (endpoint.state, Event.ERROR_ARRIVED) not in TRANSITIONS:
@@ -319,10 +333,10 @@ def fail_endpoints(session: Session, handles: list[UUID], error: BrokerError) ->
         if TRANSITIONS[endpoint.state, Event.ERROR_ARRIVED] is REMOVED:
             remove_endpoint(session, endpoint)
         else:
-            tell_error(session, session.update(endpoint, state=EndpointState.ERROR), -error.number, error.text)
+            enqueue_error(session, session.update(endpoint, state=EndpointState.ERROR), -error.number, error.text)
 
 
-def tell_error(session: Session, receiver: Endpoint, code: int, description: str, number: int = 0) -> None:
-    """An Error message into the queue of an endpoint, before its data."""
+def enqueue_error(session: Session, receiver: Endpoint, code: int, description: str, number: int = 0) -> None:
+    """Put an Error message into the queue of an endpoint, before its other messages."""
     kind = receiver.broker.message_types[names.ERROR]
     session.enqueue(receiver, kind, error_body(code, description), number=number, rank=1)

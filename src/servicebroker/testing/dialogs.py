@@ -12,11 +12,11 @@ from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.move import MoveConversation
 from servicebroker.testing.catalog import Broker, Service
 from servicebroker.testing.endpoints import remove_empty_group
-from servicebroker.testing.rows import Endpoint, Session
+from servicebroker.testing.memory import Endpoint, Session
 
 
 def begin_dialog(session: Session, broker: Broker, operation: BeginDialog) -> UUID:
-    """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND, its group locked. Returns its handle."""
+    """BEGIN DIALOG: create an endpoint in the state STARTED_OUTBOUND, lock its group, and return its handle."""
     operation.check()
     from_service, contract, instance = operation.from_service, operation.contract, operation.target_broker
     if from_service not in broker.services:
@@ -49,7 +49,7 @@ def begin_dialog(session: Session, broker: Broker, operation: BeginDialog) -> UU
 
 
 def _related_group(session: Session, service: Service, conversation: UUID | None, group: UUID | None) -> UUID | None:
-    """The group that the new conversation joins, locked; None for a new one."""
+    """Return the group that the new conversation joins, locked; None for a new group."""
     if conversation is not None:
         group = session.endpoint(conversation).conversation_group_id
     if group is None:
@@ -65,7 +65,7 @@ def _related_group(session: Session, service: Service, conversation: UUID | None
 
 
 def begin_conversation_timer(session: Session, operation: BeginConversationTimer) -> None:
-    """BEGIN CONVERSATION TIMER: one per endpoint; a second call replaces it."""
+    """BEGIN CONVERSATION TIMER: set the only timer of an endpoint."""
     operation.check()
     endpoint = session.endpoint(operation.handle)
     session.lock("group", endpoint.conversation_group_id)
@@ -77,13 +77,13 @@ def begin_conversation_timer(session: Session, operation: BeginConversationTimer
 
 
 def move_conversation(session: Session, operation: MoveConversation) -> None:
-    """MOVE CONVERSATION to another group of its service; its messages arrive anew there."""
+    """MOVE CONVERSATION to another group of its service. Its messages get a new order of arrival there."""
     operation.check()
     handle, group = operation.handle, operation.group
     endpoint = session.endpoint(handle)
-    left = endpoint.conversation_group_id
+    old_group = endpoint.conversation_group_id
     session.lock("move", handle)
-    session.lock("group", left)
+    session.lock("group", old_group)
     session.lock("group", group)
     session.lock("endpoint", handle)
     peer = session.other_side(endpoint)
@@ -96,9 +96,9 @@ def move_conversation(session: Session, operation: MoveConversation) -> None:
     session.lock("row of the group", group, shared=True)
     if service is not endpoint.service:
         raise BrokerError(8439, group)
-    if group == left:
+    if group == old_group:
         return
     session.update(endpoint, conversation_group_id=group)
-    own = [message for message in session.messages.all() if message.conversation_handle == handle]
-    session.arrive_anew(sorted(own, key=lambda message: message.place), conversation_group_id=group)
-    remove_empty_group(session, left)
+    messages = [message for message in session.messages.all() if message.conversation_handle == handle]
+    session.requeue(sorted(messages, key=lambda message: message.sort_key), conversation_group_id=group)
+    remove_empty_group(session, old_group)

@@ -8,9 +8,9 @@ from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event, after, at
 from servicebroker.operations.end import EndConversation
-from servicebroker.testing.delivery import never_opened, obstacle, park, tell_error
+from servicebroker.testing.delivery import enqueue_error, never_opened, obstacle, park
 from servicebroker.testing.endpoints import close_endpoint, remove_closed, remove_endpoint
-from servicebroker.testing.rows import Endpoint, Session
+from servicebroker.testing.memory import Endpoint, Session
 
 
 def end_conversation(session: Session, operation: EndConversation) -> None:
@@ -23,17 +23,17 @@ def end_conversation(session: Session, operation: EndConversation) -> None:
         if message.conversation_handle == handle:
             session.messages.remove(message.queuing_order)
     if cleanup or error or state is not EndpointState.DISCONNECTED_OUTBOUND:
-        session.drop_waiting(handle)
+        session.drop_undelivered(handle)
     if peer:
-        session.drop_waiting(peer.conversation_handle)  # it has nobody to go to
-    if peer and peer.state is EndpointState.DISCONNECTED_OUTBOUND:  # both have ended, and neither is told
-        session.drop_waiting(handle)
+        session.drop_undelivered(peer.conversation_handle)  # no endpoint receives them any more
+    if peer and peer.state is EndpointState.DISCONNECTED_OUTBOUND:  # both sides have ended, and neither gets a message
+        session.drop_undelivered(handle)
         close_endpoint(session, peer)
         endpoint = session.endpoint(handle)
         state = state and EndpointState.CLOSED
     if cleanup:
         _forget_address(session, endpoint)
-    elif state is EndpointState.DISCONNECTED_OUTBOUND and _tell(session, endpoint, peer, error):
+    elif state is EndpointState.DISCONNECTED_OUTBOUND and _send_end(session, endpoint, peer, error):
         return
     endpoint = session.endpoint(handle)
     if state is REMOVED:
@@ -44,7 +44,7 @@ def end_conversation(session: Session, operation: EndConversation) -> None:
 
 
 def _lock(session: Session, handle: UUID) -> tuple[Endpoint, Endpoint | None]:
-    """The endpoint and its peer, under the endpoint's group lock."""
+    """Return the endpoint and its peer, locked together with the endpoint's group."""
     endpoint = session.endpoint(handle)
     session.lock("group", endpoint.conversation_group_id)
     peer = session.other_side(endpoint)
@@ -54,8 +54,8 @@ def _lock(session: Session, handle: UUID) -> tuple[Endpoint, Endpoint | None]:
     return endpoint, peer
 
 
-def _tell(session: Session, endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> bool:
-    """EndDialog or Error to the peer. True when that has to wait in the transmission queue."""
+def _send_end(session: Session, endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> bool:
+    """Send EndDialog or Error to the peer. Returns True if it has to wait in the transmission queue."""
     if peer is None or endpoint.far_handle is None:
         if error or not never_opened(session, endpoint):
             return False
@@ -63,13 +63,13 @@ def _tell(session: Session, endpoint: Endpoint, peer: Endpoint | None, error: tu
         return True
     if endpoint.is_parked or obstacle(endpoint, peer):
         _park_end(session, endpoint, error)
-        session.update(peer, is_parked=True)  # nobody reads what it sends
+        session.update(peer, is_parked=True)  # the ended side receives no more
         return True
     event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
     if (peer.state, event) not in TRANSITIONS:
         return False
     if error:
-        tell_error(session, peer, *error, number=endpoint.send_sequence)
+        enqueue_error(session, peer, *error, number=endpoint.send_sequence)
     else:
         kind = peer.broker.message_types[names.END_DIALOG]
         session.enqueue(peer, kind, number=endpoint.send_sequence)
@@ -79,14 +79,14 @@ def _tell(session: Session, endpoint: Endpoint, peer: Endpoint | None, error: tu
 
 
 def _park_end(session: Session, endpoint: Endpoint, error: tuple[int, str] | None) -> None:
-    """EndDialog or Error waits behind what was sent before."""
+    """Put EndDialog or Error into the transmission queue, after earlier messages."""
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
     park(session, endpoint, name, [body], obstacle(endpoint, session.peer(endpoint)), end=name)
     session.update(endpoint, dialog_timer=None)
 
 
 def _forget_address(session: Session, endpoint: Endpoint) -> None:
-    """The peer's next SEND finds nobody."""
+    """Make the peer's next SEND find no endpoint."""
     peer = session.peer(endpoint)
     if peer and peer.far_handle == endpoint.conversation_handle:
         session.update(peer, far_handle=None, is_parked=False)

@@ -1,15 +1,15 @@
-"""What becomes of endpoints that have ended, and of groups that nobody is in any more."""
+"""Removal of endpoints that have ended, and of empty groups."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
 from servicebroker.model.states import REPLAY_PROTECTION, EndpointState
-from servicebroker.testing.rows import Endpoint, Session
+from servicebroker.testing.memory import Endpoint, Session
 
 
 def close_endpoint(session: Session, endpoint: Endpoint) -> None:
-    """Its end is with the peer: an initiator is removed, a target kept against replays."""
+    """Close an endpoint whose end the peer has: an initiator is removed, a target is kept against replays."""
     if endpoint.is_initiator:
         remove_endpoint(session, endpoint)
         return
@@ -25,7 +25,7 @@ def close_endpoint(session: Session, endpoint: Endpoint) -> None:
 
 
 def remove_endpoint(session: Session, endpoint: Endpoint) -> None:
-    """Delete it, and its group when it was the last one of it."""
+    """Delete an endpoint, and its group if it was the last one in it."""
     _leave_last_number(session, endpoint)
     session.lock("endpoint", endpoint.conversation_handle)
     session.endpoints.remove(endpoint.conversation_handle)
@@ -33,7 +33,7 @@ def remove_endpoint(session: Session, endpoint: Endpoint) -> None:
 
 
 def remove_closed(session: Session) -> None:
-    """Delete closed target endpoints whose time of replay protection is over; those in use stay for the next time."""
+    """Delete closed target endpoints after their replay protection. Endpoints in use are left for the next time."""
     for endpoint in session.endpoints.all():
         handle, group = endpoint.conversation_handle, endpoint.conversation_group_id
         until = endpoint.security_timestamp
@@ -45,7 +45,7 @@ def remove_closed(session: Session) -> None:
 
 
 def remove_empty_group(session: Session, group: UUID) -> None:
-    """Delete the group when no conversation is in it; a dialog that is beginning in it has to be waited for."""
+    """Delete a group without conversations. A dialog that is beginning in it makes this wait."""
     if session.groups.get(group):
         session.lock("row of the group", group)
         if not any(endpoint.conversation_group_id == group for endpoint in session.endpoints.all()):
@@ -59,8 +59,8 @@ def _leave_last_number(session: Session, endpoint: Endpoint) -> None:
 
 
 def expire_ended(session: Session) -> None:
-    """Remove endpoints that have ended and waited for the delivery of that until their lifetime was over."""
+    """Remove ended endpoints whose end was not delivered within their lifetime."""
     for endpoint in session.endpoints.all():
         if endpoint.state is EndpointState.DISCONNECTED_OUTBOUND and endpoint.lifetime <= session.now:
-            session.drop_waiting(endpoint.conversation_handle)
+            session.drop_undelivered(endpoint.conversation_handle)
             remove_endpoint(session, endpoint)

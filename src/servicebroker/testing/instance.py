@@ -1,6 +1,4 @@
-"""The instance, its databases and their transactions: the names of the real ones, without PostgreSQL; and a
-clock that stands still until a test jumps.
-"""
+"""The instance, its databases and transactions, named as the real ones; and a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ from servicebroker.operations import application
 from servicebroker.operations.application import Application
 from servicebroker.operations.operation import Definition, Operation
 from servicebroker.operations.send import Send
-from servicebroker.testing import definitions, delivery, working
+from servicebroker.testing import definitions, delivery, worker_calls
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
-from servicebroker.testing.receiving import serve
-from servicebroker.testing.requesting import drop_late, process_late_answers
-from servicebroker.testing.rows import Connect, Identify, Memory, Session, WouldWait, connected
-from servicebroker.testing.verbs import Verbs, operated
+from servicebroker.testing.memory import Connect, IdentityFactory, Memory, Session, WouldWait, application_connection
+from servicebroker.testing.receiving import fire_due_events
+from servicebroker.testing.requests import drop_late, process_late_answers
+from servicebroker.testing.verbs import Verbs, method_of
 
 T = TypeVar("T")
 
@@ -49,15 +47,15 @@ def _random_identity(peer: UUID | None) -> tuple[UUID, UUID, UUID]:
 
 
 class Instance:
-    """An instance in memory, as `servicebroker.Instance`; it is gone when nobody refers to it.
+    """An instance in memory, as `servicebroker.Instance`. It vanishes with its last reference.
 
     Attributes:
-        clock: gives every rule its time; it stands still until it is told to jump.
-        events: what an administrator wants to know.
+        clock: the time of every rule; it stands still until a test moves it.
+        events: events for an administrator.
     """
 
     def __init__(
-        self, clock: Clock | None = None, identify: Identify = _random_identity, connect: Connect | None = None
+        self, clock: Clock | None = None, identify: IdentityFactory = _random_identity, connect: Connect | None = None
     ) -> None:
         self.clock = clock or Clock()
         self.events = Events()
@@ -69,34 +67,34 @@ class Instance:
         self.database(SYSTEM_DATABASE, create=True)
 
     def database(self, name: str, *, create: bool = False) -> Database:
-        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+        """Return the broker database of that name, case-insensitive. With `create`, a missing one is created.
 
         Raises:
-            BrokerError: 911 when it does not exist.
+            BrokerError: 911 there is no such database.
         """
         return Database(self, definitions.find_broker(self._memory, name, create=create), name)
 
     def upkeep(self) -> None:
-        """What the background of a real instance does now and then: everything that is due by the clock.
+        """Do the work that a real instance does in the background: everything that is due by the clock.
 
         Raises:
             WouldWait: a transaction is open.
         """
-        with self._alone() as session:
+        with self._exclusive_session() as session:
             for broker in self._memory.brokers:
                 for queue in broker.queues.values():
-                    serve(session, queue)
+                    fire_due_events(session, queue)
                     drop_late(session, queue)
             expire_ended(session)
             remove_closed(session)
             deliver_everything(session)
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
     @contextmanager
-    def _alone(self) -> Iterator[Session]:
-        """A transaction for what changes definitions: no other is open."""
+    def _exclusive_session(self) -> Iterator[Session]:
+        """Run a transaction that changes definitions. No other transaction may be open."""
         if self._memory.transactions:
             raise WouldWait(
                 "A transaction is open: the double changes definitions, and does upkeep, only while none is."
@@ -106,7 +104,7 @@ class Instance:
 
     @contextmanager
     def _transaction(self) -> Iterator[Session]:
-        """A transaction to the end of the block; its rollback counts where it received."""
+        """Run a transaction for the block. A rollback counts for the queues from which it received."""
         session = self._memory.begin()
         try:
             yield session
@@ -117,21 +115,21 @@ class Instance:
             raise
         session.commit()
         self._rollbacks.committed(session.received_from)
-        self._work()
+        self._run_workers()
 
-    def _work(self) -> None:
-        """What the workers of `working` have to do now, until they have nothing left."""
+    def _run_workers(self) -> None:
+        """Let the workers process messages until they find none."""
         if self._is_working or self._memory.transactions:
             return
         self._is_working = True
         try:
-            while any(database._work_once(worker) for database, worker in self._workers):
+            while any(database._run_worker_once(worker) for database, worker in self._workers):
                 pass
         finally:
             self._is_working = False
 
     def _disable(self, queue_id: int) -> None:
-        """Automatic poison detection."""
+        """Switch a queue off, as automatic poison detection does."""
         for broker in self._memory.brokers:
             for queue in broker.queues.values():
                 is_on = queue.is_receive_enabled or queue.is_enqueue_enabled
@@ -150,12 +148,12 @@ class Instance:
 
 
 class Database(Verbs):
-    """One broker database, as `servicebroker.Database`. A verb called here is a transaction of its own.
+    """One broker database, as `servicebroker.Database`. A verb called here runs in a transaction of its own.
 
     Attributes:
-        instance: the instance it belongs to.
+        instance: its instance.
         database_id: its number.
-        name: as it was given.
+        name: its name as the test gave it.
         broker: its objects.
     """
 
@@ -172,13 +170,13 @@ class Database(Verbs):
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """A transaction: committed at the end of the block, rolled back by an exception. Several may be open."""
-        with self.instance._transaction() as session, connected(self.instance._connect) as connection:
+        """Run a transaction for the block: committed at its end, rolled back by an exception. Several may be open."""
+        with self.instance._transaction() as session, application_connection(self.instance._connect) as connection:
             transaction = Transaction(self, session, connection)
             try:
                 yield transaction
-                transaction._send_what_waits()
-                transaction._check_whole()
+                transaction._flush_pipeline()
+                transaction._check_not_spoiled()
             finally:
                 transaction.is_open = False
 
@@ -191,12 +189,11 @@ class Database(Verbs):
         groups: int = 1,
         wait: float = 0.0,
     ) -> int:
-        """Run `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction.
+        """Run `procedure(transaction, messages)` for the messages of each RECEIVE, each in a transaction.
 
-        Of so many groups in one transaction, each has a call of its own. What it raises undoes the transaction, and is
-        the test's.
+        Several groups in one transaction get a call each. An exception undoes the transaction and reaches the test.
 
-        Returns how many messages were processed when nothing is left.
+        Returns the number of processed messages when the queue is empty.
         """
         check_procedure(procedure, may_be_async=False)
         check_groups(groups)
@@ -206,58 +203,58 @@ class Database(Verbs):
                 messages = transaction.receive(queue, top=top, groups=groups, wait=wait)
                 if not messages:
                     return done
-                for own in working.by_group(messages):
-                    check_result(procedure(transaction, own))
+                for group_of_messages in worker_calls.group_messages(messages):
+                    check_result(procedure(transaction, group_of_messages))
             done += len(messages)
 
     def process_late_answers(self, queue: str, procedure: Callable[[Transaction, list[Message]], object]) -> int:
-        """Run `procedure(transaction, messages)` on each late answer in a queue, and end its conversation.
+        """Run `procedure(transaction, messages)` for each late answer in a queue, and end its conversation.
 
-        Returns how many conversations were ended.
+        Returns the number of ended conversations.
         """
         check_procedure(procedure, may_be_async=False)
         return process_late_answers(self, definitions.find_queue(self.broker, queue), procedure)
 
     @contextmanager
     def working(self, *workers: Worker, concurrency: int = 1) -> Iterator[None]:
-        """Run workers beside the block: whenever something is committed, they do at once what there is to do.
+        """Run workers for the block: after each commit they process every message at once.
 
-        While a RECEIVE waits, the clock also stops at what is due for them. What a handler raises is raised where the
-        test has committed, or has begun to wait; no policy is asked.
+        While a RECEIVE waits, the clock also stops at the times of their timers. An exception of a handler is raised
+        where the test has committed, or has begun to wait. No policy is applied.
         """
-        working.check(workers, concurrency, is_async=False)
+        worker_calls.check(workers, concurrency, is_async=False)
         for worker in workers:
             definitions.find_queue(self.broker, worker.queue)
         added = [(self, worker) for worker in workers]
         self.instance._workers += added
         try:
-            self.instance._work()
+            self.instance._run_workers()
             yield
         finally:
-            self.instance._workers = [one for one in self.instance._workers if one not in added]
+            self.instance._workers = [entry for entry in self.instance._workers if entry not in added]
 
-    def _work_once(self, worker: Worker) -> bool:
-        """Process what one RECEIVE takes; whether there was something."""
+    def _run_worker_once(self, worker: Worker) -> bool:
+        """Process the messages of one RECEIVE. Returns True if there were any."""
         with self.transaction() as transaction:
             messages = transaction.receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
-            for own in working.by_group(messages):
-                working.driven(working.handle(worker, transaction, own))
+            for group_of_messages in worker_calls.group_messages(messages):
+                worker_calls.run_to_end(worker_calls.handle(worker, transaction, group_of_messages))
         return bool(messages)
 
     def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
-        """Create and alter what a definition says; what was done, in words.
+        """Create and alter objects as a definition says. Returns the changes in words.
 
-        What the double does not have is left out: routes, users, roles, rights, and RETENTION and ACTIVATION of queues.
+        Unsupported parts are left out: routes, users, roles, rights, and RETENTION and ACTIVATION of queues.
         """
         changes = application.changes(
-            definitions.known_part(application.read(definition)), definitions.present(self.broker)
+            definitions.supported_part(application.read(definition)), definitions.describe(self.broker)
         )
         for change in changes:
             self.run(change.operation)
         return [change.words for change in changes]
 
     def join(self, connection: object) -> Transaction:
-        """There is no connection to join.
+        """Refuse: the double has no connection to join.
 
         Raises:
             InstanceError: always.
@@ -268,39 +265,39 @@ class Database(Verbs):
         """Run an operation, one of `servicebroker.operations`. Each method of a statement does this."""
         if not isinstance(operation, Definition) or type(operation) not in definitions.INTERPRETERS:
             return super().run(operation)
-        with may_exist(operation.exist_ok), self.instance._alone() as session:
+        with may_exist(operation.exist_ok), self.instance._exclusive_session() as session:
             definitions.define(session, self.broker, operation)
         return cast(T, None)
 
-    create_message_type = operated(operations.CreateMessageType)
+    create_message_type = method_of(operations.CreateMessageType)
 
-    alter_message_type = operated(operations.AlterMessageType)
+    alter_message_type = method_of(operations.AlterMessageType)
 
-    drop_message_type = operated(operations.DropMessageType)
+    drop_message_type = method_of(operations.DropMessageType)
 
-    create_contract = operated(operations.CreateContract)
+    create_contract = method_of(operations.CreateContract)
 
-    drop_contract = operated(operations.DropContract)
+    drop_contract = method_of(operations.DropContract)
 
-    create_queue = operated(operations.CreateQueue)
+    create_queue = method_of(operations.CreateQueue)
 
-    alter_queue = operated(operations.AlterQueue)
+    alter_queue = method_of(operations.AlterQueue)
 
-    drop_queue = operated(operations.DropQueue)
+    drop_queue = method_of(operations.DropQueue)
 
-    create_service = operated(operations.CreateService)
+    create_service = method_of(operations.CreateService)
 
-    alter_service = operated(operations.AlterService)
+    alter_service = method_of(operations.AlterService)
 
-    drop_service = operated(operations.DropService)
+    drop_service = method_of(operations.DropService)
 
-    create_broker_priority = operated(operations.CreateBrokerPriority)
+    create_broker_priority = method_of(operations.CreateBrokerPriority)
 
-    alter_broker_priority = operated(operations.AlterBrokerPriority)
+    alter_broker_priority = method_of(operations.AlterBrokerPriority)
 
-    drop_broker_priority = operated(operations.DropBrokerPriority)
+    drop_broker_priority = method_of(operations.DropBrokerPriority)
 
-    alter = operated(operations.AlterDatabase)
+    alter = method_of(operations.AlterDatabase)
 
     @contextmanager
     def _verb(self) -> Iterator[Session]:
@@ -310,14 +307,14 @@ class Database(Verbs):
 
 @dataclass
 class Pipeline:
-    """SENDs of one `pipeline()` block; `numbers` are those of the ones that have left, by place."""
+    """The SENDs of one `pipeline()` block. `numbers` are the sequence numbers of those that were sent, by position."""
 
     numbers: list[int] = field(default_factory=list)
     waiting: list[Send[int]] = field(default_factory=list)
 
 
 class Transaction(Verbs):
-    """A transaction, as `servicebroker.Transaction`; its connection is what the test has given."""
+    """A transaction, as `servicebroker.Transaction`. Its connection comes from the test."""
 
     def __init__(self, database: Database, session: Session, connection: Any = None) -> None:
         self.database = database
@@ -329,75 +326,77 @@ class Transaction(Verbs):
 
     @contextmanager
     def pipeline(self) -> Iterator[Pipeline]:
-        """SENDs of the block wait, and leave together: before the next verb, and at the end of the block.
+        """Collect the SENDs of the block, and send them together: before the next verb, and at the end of the block.
 
-        `send` of one message returns its place in the block. One that is refused raises when they leave, naming its
-        place, and nothing of the transaction can be committed any more.
+        `send` of one message returns its position in the block. A refused SEND raises when they are sent, with its
+        position. The transaction can then no longer be committed.
         """
         self._check_open()
-        self._send_what_waits()
-        before, self._pipeline = self._pipeline, Pipeline()
+        self._flush_pipeline()
+        outer_pipeline, self._pipeline = self._pipeline, Pipeline()
         try:
             yield self._pipeline
         finally:
             try:
                 if not self._is_spoiled:
-                    self._send_what_waits()
+                    self._flush_pipeline()
             finally:
-                self._pipeline = before
+                self._pipeline = outer_pipeline
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
+        """Run an operation, as `Database.run`. Within `pipeline()`, a SEND on one conversation returns its position."""
         if self._pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return super().run(operation)
         self._check_open()
-        place: Any = len(self._pipeline.numbers) + len(self._pipeline.waiting)
+        position: Any = len(self._pipeline.numbers) + len(self._pipeline.waiting)
         content = operation.content()
         assert isinstance(operation.handle, UUID)
-        waiting = Send(operation.handle, operation.message_type, OMITTED if content is None else content)
-        self._pipeline.waiting.append(waiting)
-        return cast(T, place)
+        send = Send(operation.handle, operation.message_type, OMITTED if content is None else content)
+        self._pipeline.waiting.append(send)
+        return cast(T, position)
 
-    def _send_what_waits(self) -> None:
+    def _flush_pipeline(self) -> None:
         if self._pipeline is None or not self._pipeline.waiting:
             return
         sends, self._pipeline.waiting = self._pipeline.waiting, []
         for send in sends:
-            place = len(self._pipeline.numbers)
+            position = len(self._pipeline.numbers)
             try:
                 with self._session.verb():
                     number = delivery.send(self._session, send)
             except BrokerError as refused:
                 self._is_spoiled = True
-                raise refused.of_send(place, f"'{send.message_type}' on the conversation {send.handle}") from None
+                raise refused.of_send(position, f"'{send.message_type}' on the conversation {send.handle}") from None
             self._pipeline.numbers.append(number)
 
-    def _check_whole(self) -> None:
+    def _check_not_spoiled(self) -> None:
         if self._is_spoiled:
             raise InstanceError("A SEND of the pipeline was refused, so the transaction is undone: begin it again.")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A savepoint: rolled back when the block raises, and the exception goes on; the transaction lives.
+        """Run the block within a savepoint, which an exception rolls back.
 
-        Messages that the block received are in the queue again then, and their groups stay locked until the
-        transaction ends.
+        The exception goes on, and so can the transaction.
+
+        Messages that the block received are back in the queue then. Their groups stay locked until the transaction
+        ends.
         """
         self._check_open()
-        self._send_what_waits()
+        self._flush_pipeline()
         was_spoiled = self._is_spoiled
         try:
-            with self._session.savepoint(), self._undone_together():
+            with self._session.savepoint(), self._connection_savepoint():
                 yield
-                self._send_what_waits()
-                self._check_whole()
+                self._flush_pipeline()
+                self._check_not_spoiled()
         except BaseException:
             self._is_spoiled = was_spoiled
             raise
 
     @contextmanager
-    def _undone_together(self) -> Iterator[None]:
-        """The same savepoint on the connection, where there is one."""
+    def _connection_savepoint(self) -> Iterator[None]:
+        """Run the same savepoint on the connection, if there is one."""
         if self._connection is None:
             yield
             return
@@ -412,7 +411,7 @@ class Transaction(Verbs):
 
     @property
     def connection(self) -> Any:
-        """What `connect` has returned for this transaction.
+        """The connection that `connect` has returned for this transaction.
 
         Raises:
             InstanceError: the instance was opened without `connect`.
@@ -422,8 +421,8 @@ class Transaction(Verbs):
     @contextmanager
     def _verb(self) -> Iterator[Session]:
         self._check_open()
-        self._check_whole()
-        self._send_what_waits()
+        self._check_not_spoiled()
+        self._flush_pipeline()
         with self._session.verb():
             yield self._session
 
@@ -433,32 +432,32 @@ class Transaction(Verbs):
 
 
 def open_instance(*, clock: Clock | None = None, connect: Connect | None = None) -> Instance:
-    """Open an instance in memory; its clock stands still until `instance.clock.jump(seconds=...)`.
+    """Open an instance in memory. Its clock stands still until `instance.clock.jump(seconds=...)`.
 
     Args:
-        clock: another one.
-        connect: makes `transaction.connection`, for the application's own tables: it is called for each transaction of
-            `database.transaction()` and of workers. What it returns has `commit`, `rollback` and `close`, which are
-            called as the transaction ends, and `execute` for savepoints: a connection of psycopg to a test's database,
-            of sqlite3, or an object of the test's own.
+        clock: another clock.
+        connect: makes `transaction.connection`, for the application's own tables. It is called for each transaction of
+            `database.transaction()` and of workers. Its result has `commit`, `rollback` and `close`, which end the
+            transaction, and `execute` for savepoints: a connection of psycopg to a test database, of sqlite3, or an
+            object of the test.
     """
     return Instance(clock, connect=connect)
 
 
 class Clock:
-    """Gives the time, UTC; pass it to `servicebroker.open(..., clock=)` or to the double's `open`."""
+    """A clock in UTC, for `servicebroker.open(..., clock=)` or the double's `open`."""
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
 
     def __call__(self) -> datetime:
-        """The time."""
+        """Return the time."""
         return self._now
 
     def jump(self, **by: float) -> None:
-        """Go forward; the arguments are those of `datetime.timedelta`: `jump(minutes=31)`."""
+        """Move forward; the arguments are those of `datetime.timedelta`: `jump(minutes=31)`."""
         self._now += timedelta(**by)
 
     def jump_to(self, time: datetime) -> None:
-        """Go forward to a time; an earlier one changes nothing."""
+        """Move forward to a time; an earlier one changes nothing."""
         self._now = max(self._now, time)

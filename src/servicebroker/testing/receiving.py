@@ -1,4 +1,4 @@
-"""RECEIVE, GET CONVERSATION GROUP, and what becomes due in a queue: timers and lifetimes."""
+"""RECEIVE, GET CONVERSATION GROUP, and due events of a queue: timers and lifetimes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from servicebroker.model.messages import Message
 from servicebroker.model.states import EndpointState
 from servicebroker.operations.receive import Receive
 from servicebroker.testing.catalog import Queue
-from servicebroker.testing.delivery import tell_error
-from servicebroker.testing.rows import Endpoint, Queued, Session
+from servicebroker.testing.delivery import enqueue_error
+from servicebroker.testing.memory import Endpoint, QueuedMessage, Session
 
 _EXPIRING = (
     EndpointState.STARTED_OUTBOUND,
@@ -24,17 +24,17 @@ _EXPIRING = (
 )
 
 
-def look(session: Session, queue: Queue, operation: Receive) -> None:
-    """Before a RECEIVE: do what is due in the queue, and lock the group that WHERE asks for.
+def prepare_receive(session: Session, queue: Queue, operation: Receive) -> None:
+    """Fire due events of the queue, and lock the group that WHERE names, before a RECEIVE.
 
-    What is due is done also when the RECEIVE is then refused.
+    Due events are fired even if the RECEIVE is then refused.
     """
     operation.check()
     if operation.conversation_group_id is not None:
         session.lock("group", operation.conversation_group_id)
     if operation.top == 0 or not queue.is_receive_enabled:
         return
-    serve(session, queue)
+    fire_due_events(session, queue)
     handle = operation.conversation_handle
     endpoint = session.endpoints.get(handle) if handle is not None else None
     if endpoint and endpoint.service.queue is queue:
@@ -42,58 +42,58 @@ def look(session: Session, queue: Queue, operation: Receive) -> None:
 
 
 def receive(session: Session, queue: Queue, operation: Receive) -> list[Message]:
-    """RECEIVE, after `look`: messages of one group after the other; their locks are held until the transaction ends."""
+    """RECEIVE, after `prepare_receive`: take messages group by group. Their locks last until the transaction ends."""
     handle, group = operation.conversation_handle, operation.conversation_group_id
     is_open = queue.is_receive_enabled and operation.top != 0
-    taken: list[Queued] = []
+    taken: list[QueuedMessage] = []
     if is_open and operation.groups > 1:
-        for each in _free(session, _by_arrival(session, queue), operation.groups):
-            taken += _candidates(session, queue, None, each)[: operation.top]
+        for free_group in _lock_free_groups(session, _by_arrival(session, queue), operation.groups):
+            taken += _candidates(session, queue, None, free_group)[: operation.top]
     elif is_open:
         taken = _candidates(session, queue, handle, group)[: operation.top]
     if not taken:
-        _check(session, queue, handle, group)
+        _refuse_if_unreceivable(session, queue, handle, group)
     for message in taken:
         session.messages.remove(message.queuing_order)
-    return [_row(message) for message in taken]
+    return [_as_message(message) for message in taken]
 
 
 def get_conversation_group(session: Session, queue: Queue) -> UUID | None:
-    """GET CONVERSATION GROUP: the group that RECEIVE would take from, locked."""
+    """GET CONVERSATION GROUP: return the group that RECEIVE would take from, locked."""
     if queue.is_receive_enabled:
-        serve(session, queue)
+        fire_due_events(session, queue)
         for message in _candidates(session, queue, None, None):
             return message.conversation_group_id
-    _check(session, queue, None, None)
+    _refuse_if_unreceivable(session, queue, None, None)
     return None
 
 
-def _candidates(session: Session, queue: Queue, handle: UUID | None, group: UUID | None) -> list[Queued]:
-    """What RECEIVE would take, in order, without TOP; the group is locked."""
-    found = session.messages_in(queue)
+def _candidates(session: Session, queue: Queue, handle: UUID | None, group: UUID | None) -> list[QueuedMessage]:
+    """Return the messages that RECEIVE would take without TOP, in order, with their group locked."""
+    messages = session.messages_in(queue)
     if handle is not None:
-        found = [message for message in found if message.conversation_handle == handle]
+        messages = [message for message in messages if message.conversation_handle == handle]
     elif group is not None:
-        found = [message for message in found if message.conversation_group_id == group]
+        messages = [message for message in messages if message.conversation_group_id == group]
     else:
-        free = _free(session, _by_arrival(session, queue), 1)
-        found = [message for message in found if message.conversation_group_id in free]
-    return sorted(found, key=lambda message: message.place)
+        free = _lock_free_groups(session, _by_arrival(session, queue), 1)
+        messages = [message for message in messages if message.conversation_group_id in free]
+    return sorted(messages, key=lambda message: message.sort_key)
 
 
 def _by_arrival(session: Session, queue: Queue) -> list[UUID]:
-    """The groups of the queue's messages, first that of the oldest message of the highest priority."""
+    """Return the groups of the queue's messages, that of the oldest message of the highest priority first."""
     in_order = sorted(session.messages_in(queue), key=lambda message: (-message.priority, message.queuing_order))
     return list(dict.fromkeys(message.conversation_group_id for message in in_order))
 
 
-def _free(session: Session, groups: Iterable[UUID], most: int) -> list[UUID]:
-    """Lock so many of the groups that nobody else has locked."""
-    return list(islice((group for group in groups if session.try_lock("group", group)), most))
+def _lock_free_groups(session: Session, groups: Iterable[UUID], maximum: int) -> list[UUID]:
+    """Lock up to `most` groups that no other transaction has locked."""
+    return list(islice((group for group in groups if session.try_lock("group", group)), maximum))
 
 
-def _check(session: Session, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
-    """Tell an empty queue from one that cannot be received from."""
+def _refuse_if_unreceivable(session: Session, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
+    """Raise if the queue, conversation or group cannot be received from; an empty queue is no error."""
     if not queue.is_receive_enabled:
         raise BrokerError(9617, queue.name)
     if handle is not None:
@@ -106,7 +106,7 @@ def _check(session: Session, queue: Queue, handle: UUID | None, group: UUID | No
             raise BrokerError(8436, group)
 
 
-def _row(message: Queued) -> Message:
+def _as_message(message: QueuedMessage) -> Message:
     contract, kind = message.contract, message.message_type
     return Message(
         0,
@@ -127,11 +127,11 @@ def _row(message: Queued) -> Message:
     )
 
 
-# ---------------------------------------------------------------- what is due
+# ---------------------------------------------------------------- due events
 
 
-def serve(session: Session, queue: Queue) -> None:
-    """Fire timers and end lifetimes of a queue that are due; endpoints in use are left for the next time."""
+def fire_due_events(session: Session, queue: Queue) -> None:
+    """Fire due timers and end due lifetimes of a queue. Endpoints in use are left for the next time."""
     for endpoint in _endpoints(session, queue):
         timer = endpoint.dialog_timer
         if timer and timer <= session.now and session.try_lock("endpoint", endpoint.conversation_handle):
@@ -139,14 +139,14 @@ def serve(session: Session, queue: Queue) -> None:
             session.enqueue(endpoint, endpoint.broker.message_types[names.DIALOG_TIMER], rank=0)
     for endpoint in _endpoints(session, queue):
         if _is_over(endpoint, session.now) and session.try_lock("endpoint", endpoint.conversation_handle):
-            session.drop_waiting(endpoint.conversation_handle)
+            session.drop_undelivered(endpoint.conversation_handle)
             expired = BrokerError(8489)
             endpoint = session.update(endpoint, state=EndpointState.ERROR, dialog_timer=None)
-            tell_error(session, endpoint, -expired.number, expired.text)
+            enqueue_error(session, endpoint, -expired.number, expired.text)
 
 
 def is_due(endpoint: Endpoint, now: datetime) -> bool:
-    """Whether its timer or its lifetime is due."""
+    """True if the timer or the lifetime of an endpoint is due."""
     return bool(endpoint.dialog_timer and endpoint.dialog_timer <= now) or _is_over(endpoint, now)
 
 
@@ -155,7 +155,7 @@ def _is_over(endpoint: Endpoint, now: datetime) -> bool:
 
 
 def next_due(session: Session, queue: Queue) -> datetime | None:
-    """When the next timer or lifetime of a queue is due."""
+    """Return the time of the next timer or lifetime of a queue; None without any."""
     endpoints = _endpoints(session, queue)
     times = [endpoint.dialog_timer for endpoint in endpoints if endpoint.dialog_timer]
     times += [endpoint.lifetime for endpoint in endpoints if endpoint.state in _EXPIRING]

@@ -20,9 +20,9 @@ from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.transmission_status import GetTransmissionStatus
-from servicebroker.testing import delivery, dialogs, ending, receiving, requesting, views
+from servicebroker.testing import delivery, dialogs, ending, receiving, requests, views
 from servicebroker.testing.definitions import find_queue
-from servicebroker.testing.rows import Session, WouldWait
+from servicebroker.testing.memory import Session, WouldWait
 
 if TYPE_CHECKING:
     from servicebroker.testing.instance import Database
@@ -31,11 +31,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method that runs an operation; its parameters, types and help are those of the operation."""
+def method_of(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that runs an operation. Its parameters, types and help are those of the operation."""
 
-    def method(verbs: Any, /, *given: P.args, **named: P.kwargs) -> T:
-        result: T = verbs.run(operation(*given, **named))
+    def method(verbs: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        result: T = verbs.run(operation(*arguments, **keywords))
         return result
 
     return described(method, operation)  # type: ignore[arg-type] # a class
@@ -48,11 +48,11 @@ class Verbs(ABC):
 
     @abstractmethod
     def _verb(self) -> AbstractContextManager[Session]:
-        """Where a verb runs: all of it or nothing."""
+        """Run one verb, all of it or nothing."""
 
     @property
     def connection(self) -> object:
-        """There is none.
+        """Refuse: the double has no connection.
 
         Raises:
             InstanceError: always.
@@ -70,73 +70,76 @@ class Verbs(ABC):
         result: T = interpreter(self, operation)
         return result
 
-    begin_dialog = operated(BeginDialog)
+    begin_dialog = method_of(BeginDialog)
 
-    send = operated(Send)
+    send = method_of(Send)
 
-    send_batch = operated(SendBatch)
+    send_batch = method_of(SendBatch)
 
-    receive = operated(Receive)
+    receive = method_of(Receive)
 
-    get_conversation_group = operated(GetConversationGroup)
+    get_conversation_group = method_of(GetConversationGroup)
 
-    move_conversation = operated(MoveConversation)
+    move_conversation = method_of(MoveConversation)
 
-    request = operated(Request)
+    request = method_of(Request)
 
-    begin_request = operated(BeginRequest)
+    begin_request = method_of(BeginRequest)
 
-    wait_for_answer = operated(WaitForAnswer)
+    wait_for_answer = method_of(WaitForAnswer)
 
-    end_conversation = operated(EndConversation)
+    end_conversation = method_of(EndConversation)
 
-    begin_conversation_timer = operated(BeginConversationTimer)
+    begin_conversation_timer = method_of(BeginConversationTimer)
 
-    get_transmission_status = operated(GetTransmissionStatus)
+    get_transmission_status = method_of(GetTransmissionStatus)
 
-    # ------------------------------------------------------------ what a test looks at
+    # ------------------------------------------------------------ views for tests
 
     def conversation_endpoints(self) -> list[views.Row]:
-        """The rows of sys.conversation_endpoints of this database, without session keys and stamps."""
+        """Return the rows of sys.conversation_endpoints of this database, without session keys and stamps."""
         with self._verb() as session:
             return views.conversation_endpoints(session, self.database.broker)
 
     def conversation_groups(self) -> list[views.Row]:
-        """The groups of this database, each with its service."""
+        """Return the groups of this database, each with its service."""
         with self._verb() as session:
             return views.conversation_groups(session, self.database.broker)
 
     def transmission_queue(self) -> list[views.Row]:
-        """The rows of sys.transmission_queue of this database."""
+        """Return the rows of sys.transmission_queue of this database."""
         with self._verb() as session:
             return views.transmission_queue(session, self.database.broker)
 
     def queue_messages(self, queue: str) -> list[views.Row]:
-        """What SELECT * FROM the queue shows, in the order of arrival."""
+        """Return the rows of SELECT * FROM the queue, in the order of arrival."""
         with self._verb() as session:
             return views.queue_messages(session, find_queue(self.database.broker, queue))
 
-    def _waiting(self, operation: Receive | GetConversationGroup, once: Callable[[], T]) -> T:
-        """WAITFOR, which takes no time: what `once` returns.
+    def _wait_for(self, operation: Receive | GetConversationGroup, once: Callable[[], T]) -> T:
+        """Run WAITFOR, which takes no time, and return the result of `once`.
 
-        The clock jumps to the next timer or lifetime of the queue that is due before the patience ends, else to that.
+        The clock jumps to the next timer or lifetime of the queue, but at most to the end of the wait.
         """
         operation.check_wait()
         queue, wait, clock = operation.queue, operation.patience, self.database.instance.clock
-        found = once()
-        while not found and wait > 0:
-            began = clock()
-            clock.jump_to(self._next_look(queue, wait))
-            self.database.instance._work()
-            wait -= (clock() - began).total_seconds()
-            found = once()
-        return found
+        result = once()
+        while not result and wait > 0:
+            started_at = clock()
+            clock.jump_to(self._next_attempt(queue, wait))
+            self.database.instance._run_workers()
+            wait -= (clock() - started_at).total_seconds()
+            result = once()
+        return result
 
-    def _next_look(self, queue: str, wait: float) -> datetime:
+    def _next_attempt(self, queue: str, wait: float) -> datetime:
         with self._verb() as session:
-            looked_at = [(self.database, queue)]
-            looked_at += [(database, worker.queue) for database, worker in self.database.instance._workers]
-            times = [receiving.next_due(session, find_queue(one.broker, name)) for one, name in looked_at]
+            queues = [(self.database, queue)]
+            queues += [(database, worker.queue) for database, worker in self.database.instance._workers]
+            times = [
+                receiving.next_due(session, find_queue(watched_database.broker, name))
+                for watched_database, name in queues
+            ]
             due = min((time for time in times if time), default=None)
             if wait < float("inf"):
                 end = session.now + timedelta(seconds=wait)
@@ -163,20 +166,20 @@ def _receive(verbs: Verbs, operation: Receive) -> list[Message]:
     """RECEIVE; groups that another transaction has locked are skipped.
 
     Raises:
-        WouldWait: for ever, or for a lock that WHERE asks for.
+        WouldWait: the wait would be endless, or WHERE names something that another transaction has locked.
     """
 
     def once() -> list[Message]:
         with verbs._verb() as session:
             queue = find_queue(verbs.database.broker, operation.queue)
-            receiving.look(session, queue, operation)
+            receiving.prepare_receive(session, queue, operation)
         with verbs._verb() as session:
             messages = receiving.receive(session, queue, operation)
             if messages:
                 session.received_from.add(queue.queue_id)
             return messages
 
-    return verbs._waiting(operation, once)
+    return verbs._wait_for(operation, once)
 
 
 def _get_conversation_group(verbs: Verbs, operation: GetConversationGroup) -> UUID | None:
@@ -184,11 +187,11 @@ def _get_conversation_group(verbs: Verbs, operation: GetConversationGroup) -> UU
         with verbs._verb() as session:
             return receiving.get_conversation_group(session, find_queue(verbs.database.broker, operation.queue))
 
-    return verbs._waiting(operation, once)
+    return verbs._wait_for(operation, once)
 
 
 def _begin_dialog(verbs: Verbs, operation: BeginDialog) -> UUID:
-    """BEGIN DIALOG; ENCRYPTION makes no difference inside an instance."""
+    """BEGIN DIALOG; ENCRYPTION makes no difference within an instance."""
     with verbs._verb() as session:
         return dialogs.begin_dialog(session, verbs.database.broker, operation)
 
@@ -220,9 +223,9 @@ INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     SendBatch: _send_batch,
     Receive: _receive,
     GetConversationGroup: _get_conversation_group,
-    Request: requesting.request,
-    BeginRequest: requesting.begin_request,
-    WaitForAnswer: requesting.wait_for_answer,
+    Request: requests.request,
+    BeginRequest: requests.begin_request,
+    WaitForAnswer: requests.wait_for_answer,
     BeginDialog: _begin_dialog,
     EndConversation: _end_conversation,
     MoveConversation: _move_conversation,

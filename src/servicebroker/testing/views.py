@@ -1,4 +1,4 @@
-"""What the catalog views would show of conversations and messages, as dictionaries, in no particular order."""
+"""The rows of catalog views about conversations and messages, as dictionaries, in no particular order."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Broker, Queue
-from servicebroker.testing.rows import Endpoint, Session
+from servicebroker.testing.memory import Endpoint, Session
 
 Row = dict[str, Any]
 
 
 def conversation_endpoints(session: Session, broker: Broker) -> list[Row]:
-    """sys.conversation_endpoints of one database, without session keys and stamps."""
+    """Return sys.conversation_endpoints of one database, without session keys and stamps."""
     return [_endpoint(session, endpoint) for endpoint in session.endpoints.all() if endpoint.broker is broker]
 
 
 def conversation_groups(session: Session, broker: Broker) -> list[Row]:
-    """sys.conversation_groups of one database, by the name of the service."""
+    """Return sys.conversation_groups of one database, with the name of the service."""
     return [
         {"conversation_group_id": group, "service_name": service.name}
         for group, service in session.groups.items()
@@ -26,7 +26,7 @@ def conversation_groups(session: Session, broker: Broker) -> list[Row]:
 
 
 def transmission_queue(session: Session, broker: Broker) -> list[Row]:
-    """sys.transmission_queue of one database."""
+    """Return sys.transmission_queue of one database."""
     rows = []
     for message in session.waiting.all():
         endpoint = session.endpoint(message.conversation_handle)
@@ -52,7 +52,7 @@ def transmission_queue(session: Session, broker: Broker) -> list[Row]:
 
 
 def queue_messages(session: Session, queue: Queue) -> list[Row]:
-    """What SELECT * FROM the queue shows, in the order of arrival."""
+    """Return the rows of SELECT * FROM the queue, in the order of arrival."""
     return [
         {
             "status": 1,
@@ -98,11 +98,11 @@ def _endpoint(session: Session, endpoint: Endpoint) -> Row:
 
 
 def _receive_sequence(session: Session, endpoint: Endpoint) -> int:
-    """The number that comes next: what the peer has sent, but for what still waits for delivery."""
+    """Return the next number to receive: that of the first undelivered message, else of the peer's next SEND."""
     peer = session.other_side(endpoint)
     if peer is None:
         return endpoint.last_received or 0
-    waiting = session.waits_on(peer.conversation_handle)
+    waiting = session.undelivered(peer.conversation_handle)
     return waiting[0].message_sequence_number if waiting else peer.send_sequence
 
 

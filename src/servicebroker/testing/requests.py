@@ -1,4 +1,4 @@
-"""Requests: BEGIN DIALOG and SEND, then RECEIVE and END CONVERSATION; and what becomes of late answers."""
+"""Requests: BEGIN DIALOG and SEND, then RECEIVE and END CONVERSATION; and the handling of late answers."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
 from servicebroker.testing.catalog import Queue
 from servicebroker.testing.ending import end_conversation
-from servicebroker.testing.rows import Session
+from servicebroker.testing.memory import Session
 
 if TYPE_CHECKING:
     from servicebroker.testing.instance import Database, Transaction
     from servicebroker.testing.verbs import Verbs
 
-_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that its handler has ended
+_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
 
 
 def request(verbs: Verbs, operation: Request) -> Message:
-    """Do what `Request` says; waiting takes no time, see RECEIVE."""
-    return wait(verbs.database, ask(verbs, operation), operation.timeout)
+    """Run `Request`. Waiting takes no time, see RECEIVE."""
+    return receive_answer(verbs.database, send_request(verbs, operation), operation.timeout)
 
 
-def ask(verbs: Verbs, operation: Request) -> UUID:
-    """Send a request that is waited for; a transaction that is open is the caller's own.
+def send_request(verbs: Verbs, operation: Request) -> UUID:
+    """Send a request in a transaction of its own.
 
     Raises:
         BrokerError: 226 a transaction is open.
     """
-    refuse_transaction(verbs, "REQUEST")
+    refuse_open_transaction(verbs, "REQUEST")
     with verbs.database.transaction() as transaction:
         return _begin(transaction, operation)
 
 
 def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
-    """Do what `BeginRequest` says."""
+    """Run `BeginRequest`."""
     if verbs is not verbs.database:
         return _begin(verbs, operation)
     with verbs.database.transaction() as transaction:
@@ -50,14 +50,14 @@ def begin_request(verbs: Verbs, operation: BeginRequest) -> UUID:
 
 
 def wait_for_answer(verbs: Verbs, operation: WaitForAnswer) -> Message:
-    """Do what `WaitForAnswer` says."""
-    refuse_transaction(verbs, "WAIT FOR ANSWER")
+    """Run `WaitForAnswer`."""
+    refuse_open_transaction(verbs, "WAIT FOR ANSWER")
     operation.check()
-    return wait(verbs.database, operation.handle, operation.timeout)
+    return receive_answer(verbs.database, operation.handle, operation.timeout)
 
 
-def refuse_transaction(verbs: Verbs, statement: str) -> None:
-    """Refuse what waits for others while a transaction is open.
+def refuse_open_transaction(verbs: Verbs, statement: str) -> None:
+    """Refuse a statement that waits for others while a transaction is open.
 
     Raises:
         BrokerError: 226.
@@ -66,11 +66,11 @@ def refuse_transaction(verbs: Verbs, statement: str) -> None:
         raise BrokerError(226, statement, hint="Call it on the database, after the transaction.")
 
 
-def wait(database: Database, handle: UUID, timeout: float) -> Message:
-    """Receive the answer and end its conversation.
+def receive_answer(database: Database, handle: UUID, timeout: float) -> Message:
+    """Receive the answer, and end its conversation.
 
     Raises:
-        RequestTimeout: none has come; the clock has jumped by the timeout.
+        RequestTimeout: no answer has come; the clock has jumped by the timeout.
     """
     with database._verb() as session:
         queue = session.endpoint(handle).service.queue.name
@@ -87,7 +87,7 @@ def wait(database: Database, handle: UUID, timeout: float) -> Message:
 def process_late_answers(
     database: Database, queue: Queue, procedure: Callable[[Transaction, list[Message]], Any]
 ) -> int:
-    """Run the procedure on each late answer that is to be handled, and end its conversation."""
+    """Run the procedure for each late answer to handle, and end its conversation."""
     late = late_answers_to_handle(database, queue)
     for handle in late:
         with database.transaction() as transaction:
@@ -104,7 +104,7 @@ def late_answers_to_handle(database: Database, queue: Queue) -> Sequence[UUID]:
 
 
 def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
-    """End a conversation, unless its handler has done so."""
+    """End a conversation, unless its handler has ended it."""
     try:
         verbs.end_conversation(handle)
     except BrokerError as refused:
@@ -113,7 +113,7 @@ def end_unless_ended(verbs: Verbs, handle: UUID) -> None:
 
 
 def drop_late(session: Session, queue: Queue) -> None:
-    """End the requests whose answer is late and is to be dropped."""
+    """End requests whose answer is late, and is to be dropped."""
     for handle in late_requests(session, queue, session.now, LateAnswers.DROP):
         end_conversation(session, EndConversation(handle))
 

@@ -1,4 +1,4 @@
-"""The double for applications of asyncio: the same instance, database and transaction, whose methods are awaited."""
+"""The double for asyncio applications: the same instance, database and transaction, with methods to be awaited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.workers import Worker
 from servicebroker.operations.request import Request
-from servicebroker.testing import definitions, requesting, working
+from servicebroker.testing import definitions, requests, worker_calls
 from servicebroker.testing.instance import Clock, Database, Instance, Pipeline, Transaction
 
 AsyncConnect = Callable[[], Awaitable[Any]]
@@ -23,8 +23,8 @@ class AsyncInstance:
     """An instance in memory, as `servicebroker.AsyncInstance`.
 
     Attributes:
-        clock: gives every rule its time; it stands still until it is told to jump.
-        events: what an administrator wants to know.
+        clock: the time of every rule; it stands still until a test moves it.
+        events: events for an administrator.
     """
 
     def __init__(self, clock: Clock | None = None, connect: AsyncConnect | None = None) -> None:
@@ -35,24 +35,24 @@ class AsyncInstance:
         self.clock, self.events = self._inner.clock, self._inner.events
 
     async def database(self, name: str, *, create: bool = False) -> AsyncDatabase:
-        """The broker database of that name; made when it is missing and `create` is set."""
+        """Return the broker database of that name. With `create`, a missing one is created."""
         return AsyncDatabase(self, self._inner.database(name, create=create))
 
     async def upkeep(self) -> None:
-        """What the background of a real instance does now and then."""
+        """Do the work that a real instance does in the background."""
         self._inner.upkeep()
-        await self._work()
+        await self._run_workers()
 
     async def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
-    async def _work(self) -> None:
-        """What the workers have to do now, until they have nothing left."""
+    async def _run_workers(self) -> None:
+        """Let the workers process messages until they find none."""
         if self._is_working or self._inner._memory.transactions:
             return
         self._is_working = True
         try:
-            while any([await database._work_once(worker) for database, worker in self._workers]):
+            while any([await database._run_worker_once(worker) for database, worker in self._workers]):
                 pass
         finally:
             self._is_working = False
@@ -66,20 +66,20 @@ class AsyncInstance:
         await self.close()
 
 
-class _Awaited:
-    """The methods of a database or transaction, awaited; its values as they are."""
+class _AwaitableMethods:
+    """The methods of a database or transaction, to be awaited; its values unchanged."""
 
     def __init__(self, inner: Database | Transaction) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name.startswith("_") or not inspect.ismethod(found):
-            return found
+        attribute = getattr(self._inner, name)
+        if name.startswith("_") or not inspect.ismethod(attribute):
+            return attribute
 
-        async def awaited(*arguments: Any, **named: Any) -> Any:
-            result = found(*arguments, **named)
-            await self._after()
+        async def awaited(*arguments: Any, **keywords: Any) -> Any:
+            result = attribute(*arguments, **keywords)
+            await self._after_method()
             return result
 
         return awaited
@@ -87,23 +87,23 @@ class _Awaited:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self._inner)})
 
-    async def _after(self) -> None:
-        """A method has ended."""
+    async def _after_method(self) -> None:
+        """Do what is due after a method."""
 
 
-class AsyncDatabase(_Awaited):
+class AsyncDatabase(_AwaitableMethods):
     """One broker database, as `servicebroker.AsyncDatabase`."""
 
     def __init__(self, instance: AsyncInstance, inner: Database) -> None:
         super().__init__(inner)
         self.instance = instance
 
-    async def _after(self) -> None:
-        await self.instance._work()
+    async def _after_method(self) -> None:
+        await self.instance._run_workers()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncTransaction]:
-        """A transaction: committed at the end of the block, rolled back by an exception."""
+        """Run a transaction for the block: committed at its end, rolled back by an exception."""
         connect = self.instance._connect
         connection = await connect() if connect else None
         try:
@@ -118,7 +118,7 @@ class AsyncDatabase(_Awaited):
         finally:
             if connection is not None:
                 await connection.close()
-        await self.instance._work()
+        await self.instance._run_workers()
 
     async def process(
         self,
@@ -129,7 +129,7 @@ class AsyncDatabase(_Awaited):
         groups: int = 1,
         wait: float = 0.0,
     ) -> int:
-        """Await `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction."""
+        """Await `procedure(transaction, messages)` for the messages of each RECEIVE, each in a transaction."""
         check_procedure(procedure, may_be_async=True)
         check_groups(groups)
         done = 0
@@ -138,55 +138,55 @@ class AsyncDatabase(_Awaited):
                 messages = await transaction.receive(queue, top=top, groups=groups, wait=wait)
                 if not messages:
                     return done
-                for own in working.by_group(messages):
-                    check_result(await procedure(transaction, own))
+                for group_of_messages in worker_calls.group_messages(messages):
+                    check_result(await procedure(transaction, group_of_messages))
             done += len(messages)
 
-    async def request(self, *given: Any, **named: Any) -> Message:
+    async def request(self, *arguments: Any, **keywords: Any) -> Message:
         """Send a request, let the workers answer, and return the answer."""
-        operation = Request(*given, **named)
-        handle = requesting.ask(self._inner, operation)
-        await self.instance._work()
-        return requesting.wait(self._inner, handle, operation.timeout)  # type: ignore[arg-type]
+        operation = Request(*arguments, **keywords)
+        handle = requests.send_request(self._inner, operation)
+        await self.instance._run_workers()
+        return requests.receive_answer(self._inner, handle, operation.timeout)  # type: ignore[arg-type]
 
     async def process_late_answers(
         self, queue: str, procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
     ) -> int:
-        """Await `procedure(transaction, messages)` on each late answer in a queue, and end its conversation."""
+        """Await `procedure(transaction, messages)` for each late answer in a queue, and end its conversation."""
         check_procedure(procedure, may_be_async=True)
-        found = definitions.find_queue(self._inner.broker, queue)  # type: ignore[union-attr]
-        late = requesting.late_answers_to_handle(self._inner, found)  # type: ignore[arg-type]
-        for handle in late:
+        queue_object = definitions.find_queue(self._inner.broker, queue)  # type: ignore[union-attr]
+        handles = requests.late_answers_to_handle(self._inner, queue_object)  # type: ignore[arg-type]
+        for handle in handles:
             async with self.transaction() as transaction:
                 messages = await transaction.receive(queue, conversation_handle=handle)
                 check_result(await procedure(transaction, messages))
-                requesting.end_unless_ended(transaction._inner, handle)
-        return len(late)
+                requests.end_unless_ended(transaction._inner, handle)
+        return len(handles)
 
     @asynccontextmanager
     async def working(self, *workers: Worker, concurrency: int = 1) -> AsyncIterator[None]:
-        """Run workers beside the block: whenever something is committed, they do at once what there is to do."""
-        working.check(workers, concurrency, is_async=True)
+        """Run workers for the block: after each commit they process every message at once."""
+        worker_calls.check(workers, concurrency, is_async=True)
         for worker in workers:
             definitions.find_queue(self._inner.broker, worker.queue)  # type: ignore[union-attr]
         added = [(self, worker) for worker in workers]
         self.instance._workers += added
         try:
-            await self.instance._work()
+            await self.instance._run_workers()
             yield
         finally:
-            self.instance._workers = [one for one in self.instance._workers if one not in added]
+            self.instance._workers = [entry for entry in self.instance._workers if entry not in added]
 
-    async def _work_once(self, worker: Worker) -> bool:
+    async def _run_worker_once(self, worker: Worker) -> bool:
         async with self.transaction() as transaction:
             messages = await transaction.receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
-            for own in working.by_group(messages):
-                await working.handle(worker, transaction, own)
+            for group_of_messages in worker_calls.group_messages(messages):
+                await worker_calls.handle(worker, transaction, group_of_messages)
         return bool(messages)
 
 
-class AsyncTransaction(_Awaited):
-    """A transaction, as `servicebroker.AsyncTransaction`; its connection is what the test has given."""
+class AsyncTransaction(_AwaitableMethods):
+    """A transaction, as `servicebroker.AsyncTransaction`. Its connection comes from the test."""
 
     def __init__(self, inner: Transaction, connection: Any) -> None:
         super().__init__(inner)
@@ -194,18 +194,18 @@ class AsyncTransaction(_Awaited):
 
     @property
     def connection(self) -> Any:
-        """What `connect` has returned for this transaction."""
+        """The connection that `connect` has returned for this transaction."""
         return self._inner.connection if self._connection is None else self._connection
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[Pipeline]:
-        """SENDs of the block wait, and leave together."""
+        """Collect the SENDs of the block, and send them together."""
         with self._inner.pipeline() as sent:  # type: ignore[union-attr]
             yield sent
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """A savepoint: rolled back when the block raises; the transaction lives."""
+        """Run the block within a savepoint, which an exception rolls back. The transaction goes on."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._inner.savepoint())  # type: ignore[union-attr]
             if self._connection is not None:
@@ -225,7 +225,7 @@ def open_async(*, clock: Clock | None = None, connect: AsyncConnect | None = Non
     """Open an instance in memory for asyncio: `async with servicebroker.testing.open_async() as instance`.
 
     Args:
-        clock: another one.
-        connect: as in `open`; it is awaited, and so are the methods of what it returns.
+        clock: another clock.
+        connect: as in `open`; it is awaited, and so are the methods of its result.
     """
     return AsyncInstance(clock, connect)

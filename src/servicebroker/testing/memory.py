@@ -1,7 +1,7 @@
-"""What the double remembers instead of PostgreSQL: committed rows, what each transaction has changed, its locks.
+"""Committed rows in memory instead of PostgreSQL, with the changes and locks of each open transaction.
 
-A transaction sees what is committed, under what it has changed itself (READ COMMITTED). Nothing ever waits: where
-PostgreSQL would wait for another transaction, the verb does nothing and raises `WouldWait`.
+A transaction sees committed rows and its own changes (READ COMMITTED). Nothing ever waits: where PostgreSQL would wait
+for another transaction, the verb does nothing and raises `WouldWait`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from servicebroker.testing.catalog import Broker, Contract, MessageType, Queue, 
 K = TypeVar("K")
 V = TypeVar("V")
 
-Lock = tuple[str, UUID]  # what kind of thing, which one
-Identify = Callable[[UUID | None], tuple[UUID, UUID, UUID]]
-Connect = Callable[[], Any]  # a connection for the tables of an application
+Lock = tuple[str, UUID]  # kind and id of the locked thing
+IdentityFactory = Callable[[UUID | None], tuple[UUID, UUID, UUID]]
+Connect = Callable[[], Any]  # returns a connection for the tables of an application
 
 
 @contextmanager
-def connected(connect: Connect | None) -> Iterator[Any]:
-    """The connection of one transaction, which ends as the block does; None where nobody makes one."""
+def application_connection(connect: Connect | None) -> Iterator[Any]:
+    """Yield the connection of one transaction, which ends as the block does; None without `connect`."""
     connection = connect() if connect else None
     if connection is None:
         yield None
@@ -45,12 +45,12 @@ def connected(connect: Connect | None) -> Iterator[Any]:
 
 
 class WouldWait(InstanceError):
-    """PostgreSQL would wait for another open transaction here, and the double has only one thread. Nothing was done."""
+    """PostgreSQL would wait here for another open transaction, and the double has only one thread. Nothing was done."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One side of a conversation. `is_parked`: what it sends waits behind what already waits."""
+    """One side of a conversation. `is_parked`: its messages join others in the transmission queue."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -68,16 +68,16 @@ class Endpoint:
     dialog_timer: datetime | None = None
     security_timestamp: datetime | None = None
     send_sequence: int = 0
-    last_received: int | None = None  # what a peer that has gone would have sent next
+    last_received: int | None = None  # next sequence number of a removed peer
 
     @property
     def broker(self) -> Broker:
-        """The database it belongs to."""
+        """The database of the endpoint."""
         return self.service.broker
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedMessage:
     """A message in the queue of its service."""
 
     queuing_order: int
@@ -94,14 +94,14 @@ class Queued:
     validation: str
 
     @property
-    def place(self) -> tuple[int, UUID, int, int]:
-        """Where it stands among the messages of its group."""
+    def sort_key(self) -> tuple[int, UUID, int, int]:
+        """The key that orders the messages of a group."""
         return -self.priority, self.conversation_handle, self.rank, self.queuing_order
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A message in the transmission queue; `end` names EndDialog or Error, and is empty for data."""
+class UndeliveredMessage:
+    """A message in the transmission queue. `end` names EndDialog or Error; "" for other messages."""
 
     conversation_handle: UUID
     message_sequence_number: int
@@ -113,26 +113,26 @@ class Waiting:
 
     @property
     def is_end(self) -> bool:
-        """It is an EndDialog."""
+        """True for an EndDialog."""
         return self.end == END_DIALOG
 
     @property
     def is_error(self) -> bool:
-        """It is an Error."""
+        """True for an Error."""
         return self.end == ERROR
 
 
 @dataclass
 class Memory:
-    """What is committed, and the transactions that are open."""
+    """The committed rows, and the open transactions."""
 
     clock: Callable[[], datetime]
-    identify: Identify  # handle, conversation id and group of a new endpoint, whose peer's handle is given
+    identify: IdentityFactory  # returns handle, conversation id and group of a new endpoint, from its peer's handle
     brokers: list[Broker] = field(default_factory=list)
     endpoints: dict[UUID, Endpoint] = field(default_factory=dict)
     groups: dict[UUID, Service] = field(default_factory=dict)
-    messages: dict[int, Queued] = field(default_factory=dict)
-    waiting: dict[tuple[UUID, int], Waiting] = field(default_factory=dict)
+    messages: dict[int, QueuedMessage] = field(default_factory=dict)
+    waiting: dict[tuple[UUID, int], UndeliveredMessage] = field(default_factory=dict)
     transactions: list[Session] = field(default_factory=list)
     object_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_USER_ID))
     orders: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -152,16 +152,16 @@ class Table(Generic[K, V]):
         self.changes: dict[K, V | None] = {}  # None: deleted
 
     def get(self, key: K) -> V | None:
-        """The row, None when there is none."""
+        """Return the row of a key, None without one."""
         return self.changes[key] if key in self.changes else self._committed.get(key)
 
     def items(self) -> list[tuple[K, V]]:
-        """Every key and row, in the order in which they came."""
+        """Return all keys and rows, in the order of their insertion."""
         rows = {**self._committed, **self.changes}
         return [(key, row) for key, row in rows.items() if row is not None]
 
     def all(self) -> list[V]:
-        """Every row, in the order in which they came."""
+        """Return all rows, in the order of their insertion."""
         return [row for _, row in self.items()]
 
     def put(self, key: K, row: V) -> None:
@@ -173,7 +173,7 @@ class Table(Generic[K, V]):
         self.changes[key] = None
 
     def commit(self) -> None:
-        """What was changed is true for everybody."""
+        """Make the changes visible to all transactions."""
         for key, row in self.changes.items():
             if row is None:
                 self._committed.pop(key, None)
@@ -183,7 +183,7 @@ class Table(Generic[K, V]):
 
 
 class Session:
-    """One transaction: its sight of the tables, and the locks that it holds until it ends."""
+    """One transaction: its view of the tables, and the locks that it holds until its end."""
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
@@ -191,7 +191,7 @@ class Session:
         self.groups = Table(memory.groups)
         self.messages = Table(memory.messages)
         self.waiting = Table(memory.waiting)
-        self._locks: dict[Lock, bool] = {}  # whether shared
+        self._locks: dict[Lock, bool] = {}  # True for a shared lock
         self.received_from: set[int] = set()
 
     @property
@@ -199,21 +199,21 @@ class Session:
         """The time of the instance's clock."""
         return self.memory.clock()
 
-    # ------------------------------------------------------------ its end
+    # ------------------------------------------------------------ commit and rollback
 
     def commit(self) -> None:
-        """End it; everybody sees what it did."""
+        """End the transaction, and make its changes visible to all."""
         for table in self._tables():
             table.commit()
         self.memory.transactions.remove(self)
 
     def rollback(self) -> None:
-        """End it; it did nothing."""
+        """End the transaction without any effect."""
         self.memory.transactions.remove(self)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What the block did is undone when it raises, but the groups that it locked stay locked."""
+        """Undo the changes of the block if it raises, but keep the groups that it locked."""
         changes, locks = self._copy()
         try:
             yield
@@ -224,7 +224,7 @@ class Session:
 
     @contextmanager
     def verb(self) -> Iterator[None]:
-        """A verb that is refused has changed nothing, and keeps its locks; one that would wait has not begun."""
+        """Undo the changes of a verb that raises. A refused verb keeps its locks; one that would wait takes none."""
         changes, locks = self._copy()
         try:
             yield
@@ -269,42 +269,42 @@ class Session:
     # ------------------------------------------------------------ endpoints
 
     def endpoint(self, handle: UUID) -> Endpoint:
-        """The endpoint of a handle.
+        """Return the endpoint of a handle.
 
         Raises:
-            BrokerError: 8426 when there is none.
+            BrokerError: 8426 there is no such endpoint.
         """
-        found = self.endpoints.get(handle)
-        if found is None:
+        endpoint = self.endpoints.get(handle)
+        if endpoint is None:
             raise BrokerError(8426, handle)
-        return found
+        return endpoint
 
     def peer(self, endpoint: Endpoint) -> Endpoint | None:
-        """Where it sends to."""
+        """Return the endpoint that this one sends to; None if it knows none."""
         return None if endpoint.far_handle is None else self.endpoints.get(endpoint.far_handle)
 
     def other_side(self, endpoint: Endpoint) -> Endpoint | None:
-        """The other endpoint of the conversation, also when this one does not know its address."""
+        """Return the other endpoint of the conversation, even if this one does not know its handle."""
         for other in self.endpoints.all():
             if other.conversation_id == endpoint.conversation_id and other.is_initiator != endpoint.is_initiator:
                 return other
         return None
 
     def update(self, endpoint: Endpoint, **changes: Any) -> Endpoint:
-        """Change an endpoint, under its lock. Returns it as it is then."""
+        """Change an endpoint, under its lock. Returns the new row."""
         self.lock("endpoint", endpoint.conversation_handle)
         changed = replace(self.endpoint(endpoint.conversation_handle), **changes)
         self.endpoints.put(endpoint.conversation_handle, changed)
         return changed
 
-    def waits_on(self, handle: UUID) -> list[Waiting]:
-        """What was sent on a handle and is not delivered, in order."""
-        found = [message for message in self.waiting.all() if message.conversation_handle == handle]
-        return sorted(found, key=lambda message: message.message_sequence_number)
+    def undelivered(self, handle: UUID) -> list[UndeliveredMessage]:
+        """Return the undelivered messages that were sent on a handle, in order."""
+        messages = [message for message in self.waiting.all() if message.conversation_handle == handle]
+        return sorted(messages, key=lambda message: message.message_sequence_number)
 
-    def drop_waiting(self, handle: UUID, first: int = 0) -> None:
-        """Forget what was sent on a handle and is not delivered, from a number on."""
-        for message in self.waits_on(handle):
+    def drop_undelivered(self, handle: UUID, first: int = 0) -> None:
+        """Drop undelivered messages that were sent on a handle, from a number on."""
+        for message in self.undelivered(handle):
             if message.message_sequence_number >= first:
                 self.waiting.remove((handle, message.message_sequence_number))
 
@@ -317,9 +317,9 @@ class Session:
         number: int = 0,
         rank: int = 2,
     ) -> None:
-        """Put a message into the queue of the endpoint that is to receive it. Rank 0 and 1 are received first."""
+        """Put a message into the queue of its receiver's endpoint. Ranks 0 and 1 are received first."""
         order = next(self.memory.orders)
-        message = Queued(
+        message = QueuedMessage(
             order,
             rank,
             receiver.priority,
@@ -335,12 +335,12 @@ class Session:
         )
         self.messages.put(order, message)
 
-    def messages_in(self, queue: Queue) -> list[Queued]:
-        """Every message of a queue that this transaction sees."""
+    def messages_in(self, queue: Queue) -> list[QueuedMessage]:
+        """Return the messages of a queue that this transaction sees."""
         return [message for message in self.messages.all() if message.service.queue is queue]
 
-    def arrive_anew(self, messages: list[Queued], **changes: Any) -> None:
-        """Messages that move get a new order of arrival, in the order in which they stand."""
+    def requeue(self, messages: list[QueuedMessage], **changes: Any) -> None:
+        """Give moved messages a new order of arrival, and keep their order among each other."""
         for message in messages:
             order = next(self.memory.orders)
             self.messages.remove(message.queuing_order)

@@ -1,0 +1,76 @@
+"""Workers in the double: after each commit they process all messages, and then the test goes on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Coroutine, Iterable
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from servicebroker.model.arguments import check_count
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers import check_result
+from servicebroker.model.messages import Message
+from servicebroker.model.wording import shown
+from servicebroker.model.workers import Worker
+
+T = TypeVar("T")
+
+_ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
+
+
+def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> None:
+    """Refuse workers that the real instance refuses.
+
+    Raises:
+        BrokerError: 402 no worker, or one without handlers or with handlers of the other kind.
+    """
+    check_count("concurrency", concurrency)
+    for worker in workers:
+        if not isinstance(worker, Worker):
+            raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
+        worker.check(is_async=is_async)
+
+
+def group_messages(messages: Iterable[Message]) -> list[list[Message]]:
+    """Return the messages group by group; those of a group follow each other."""
+    return [list(group_of_messages) for _, group_of_messages in groupby(messages, attrgetter("conversation_group_id"))]
+
+
+async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> None:
+    """Call the handlers in the order of the messages, and end conversations that the other side has ended.
+
+    An exception of a handler reaches the test: the transaction is rolled back, and no policy is applied.
+    """
+    ended = set()
+    for handler, consecutive in groupby(messages, worker.handler_of):
+        open_messages = [message for message in consecutive if message.conversation_handle not in ended]
+        for argument in [open_messages] if worker.batch and open_messages else open_messages:
+            if handler is not None:
+                result = handler(transaction, argument)
+                check_result(await result if worker.is_async else result)
+        for message in open_messages:
+            if message.is_end_dialog or message.is_error:
+                ended.add(message.conversation_handle)
+                try:
+                    await _await_if_needed(transaction.end_conversation(message.conversation_handle))
+                except BrokerError as refused:
+                    if refused.number not in _ENDED:
+                        raise
+
+
+async def _await_if_needed(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    coroutine.close()
+    raise InstanceError("A handler waits for something of asyncio: use servicebroker.testing.open_async.")
