@@ -10,7 +10,7 @@ import servicebroker as sb
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect
@@ -54,7 +54,7 @@ class Site:
         self.out: dict[str, Pipe] = {}
         self.lost: set[str] = set()
         self.asked: set[str] = set()  # sites that were asked whether they are the principal
-        self.here = Here(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
+        self.here = LocalInstance(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
         self.connection = connect(url)
         self.store = PostgresStore(self.connection, clock)
         self.clock = clock

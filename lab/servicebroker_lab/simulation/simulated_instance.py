@@ -24,7 +24,7 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.security.dialog_security import Binding
@@ -163,7 +163,7 @@ class Daemon:
             instance.clock,
             lambda: self._loop.now,
             Random(self._chance.getrandbits(64)) if number else self._chance,
-            lambda: Here(instance.addresses, True, self.links.unreachable, 1),
+            lambda: LocalInstance(instance.addresses, True, self.links.unreachable, 1),
             self._capacity,
             KEYS,
             self.links.peers,

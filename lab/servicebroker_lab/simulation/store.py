@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from servicebroker.broker.store_operations import Store
-from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.arriving import Result
@@ -27,12 +27,18 @@ from servicebroker.engine.remote.departing import (
     Settled,
     Snapshot,
     WaitingConversation,
-    destinations,
+    route_departures,
+)
+from servicebroker.engine.remote.local_topology import (
+    Database,
+    LocalInstance,
+    LocalService,
+    LocalTopology,
+    route_headers,
 )
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import MadeTarget, NewTarget, Place, Unroutable, place_of
-from servicebroker.engine.remote.site import Database, Here, Home, Located, passages
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
@@ -362,9 +368,12 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- where it goes
 
-    def _located(self, here: Here) -> Located:
+    def _located(self, here: LocalInstance) -> LocalTopology:
         tables, broker = self._tables, str(self._tables.broker)
-        homes = {(service, broker): Home(1, QUEUE_ID, DATABASE_ID, True, 1, True, False) for service in tables.services}
+        homes = {
+            (service, broker): LocalService(1, QUEUE_ID, DATABASE_ID, True, 1, True, False)
+            for service in tables.services
+        }
         site = Site(
             {service: [broker] for service in tables.services},
             frozenset({broker}),
@@ -373,19 +382,19 @@ class MemoryStore(Store):
             unreachable=here.unreachable,
         )
         database = Database(DATABASE_ID, tables.routes_version, broker, True, True, ())
-        return Located(site, [database], homes, 0.0)
+        return LocalTopology(site, [database], homes, 0.0)
 
-    def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
+    def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         routes = self._tables.routes
-        return destinations(departures, self._located(here), {DATABASE_ID: routes}, routes, self._clock())
+        return route_departures(departures, self._located(here), {DATABASE_ID: routes}, routes, self._clock())
 
-    def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
-        return passages(headers, self._located(here), self._tables.routes, self._clock())
+    def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
+        return route_headers(headers, self._located(here), self._tables.routes, self._clock())
 
-    def site(self) -> Located:
-        return self._located(Here())
+    def site(self) -> LocalTopology:
+        return self._located(LocalInstance())
 
-    def routes(self, located: Located, database: Database) -> RoutingTable:
+    def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
         return self._tables.routes
 
     def ask(self, database_id: int, missing: Ask) -> None:
@@ -514,8 +523,8 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- what arrives
 
-    def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
-        return place_of(header, self._located(Here()), self._tables.routes, self._clock(), pick)
+    def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
+        return place_of(header, self._located(LocalInstance()), self._tables.routes, self._clock(), pick)
 
     def new_handle(self) -> UUID:
         return self._tables.draw_handle()
@@ -562,7 +571,7 @@ class MemoryStore(Store):
             if one.state is EndpointState.CLOSED:
                 result.closed.append(handle)
             if one.failure is not None:
-                result.failures[handle] = Failed(*one.failure)
+                result.failures[handle] = ConversationFailure(*one.failure)
             if self._store(one, batch):
                 result.queues.add(QUEUE_ID)
             if any(isinstance(step, Keep) for step in batch.steps):
@@ -719,7 +728,7 @@ class MemoryStore(Store):
             known.capabilities | {*capabilities}, max(known.ahead_until, ahead_until)
         )
 
-    def find_target(self, home: Home) -> Target:
+    def find_target(self, home: LocalService) -> Target:
         return Target(home.database_id, Securable(Kind.SERVICE, 1, DBO_ID, ""), Securable(Kind.QUEUE, 1, DBO_ID, ""))
 
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:

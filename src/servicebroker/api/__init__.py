@@ -6,8 +6,8 @@ that waits must be woken at once, and a cancelled task must lose no message.
 **The flow of a verb.** A method of `aio/verbs.py` makes an operation (`servicebroker.operations`). `run`, which is
 public, runs it within its wrappers (`WRAPPERS` in `aio/wrappers.py`): counting, traces, a second try if a queue was
 dropped, events, WAITFOR. `_do` runs the steps: in the open transaction (`aio/transaction.py`), or as a transaction of
-their own (`aio/database.py`). `instance.engine` is the interpreter: `Direct` for the owner of the schema, `Fenced` for
-a restricted role. `shared/preparation.py` finds out which, once.
+their own (`aio/database.py`). `instance.engine` is the interpreter: `OwnerVerbs` for the owner of the schema,
+`RestrictedVerbs` for a restricted role. `shared/preparation.py` finds out which, once.
 
 **A reader that waits** lists itself in `waiting_readers`. A SEND that sees it notifies at its commit, and the reader's
 bell rings (`aio/doorbell.py`). If notifications follow each other closely, the process polls instead

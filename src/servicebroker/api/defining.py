@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.engine.catalog.present import find_present
+from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.operations.application import Application, Change, changes, not_defined, read
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def present(database: Database) -> Application:
     """Return the application that the database has."""
-    return database._do(find_present(database.database_id, database.name))
+    return database._do(find_application(database.database_id, database.name))
 
 
 def differences(

@@ -24,7 +24,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.shared.polling_mode import PollingMode
-from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.concurrency import Background, Event, Lock
 from servicebroker.store.connection import connect
@@ -42,7 +42,7 @@ class Doorbell:
         losses: how often the connection was lost.
     """
 
-    def __init__(self, url: str, engine: type[Direct]) -> None:
+    def __init__(self, url: str, engine: type[OwnerVerbs]) -> None:
         self._url = url
         self._engine = engine
         self._lock = Lock()

@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api.shared import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answer_ends, hold
-from servicebroker.engine.conversation.failed_messages import Tracked
+from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
 from servicebroker.model.messages import Message
@@ -236,7 +236,7 @@ class FailureHandler:
         (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
         now, text = self._database.instance.clock(), told(problem)
-        before = transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
+        before = transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
         known = before._replace(failures=before.failures + 1)
         failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
         verdict = self._judge(failure, stop)
@@ -268,7 +268,7 @@ class FailureHandler:
             report(_LOG, logging.ERROR, said, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
-    def _obey(self, transaction: Transaction, failure: Failure, known: Tracked, verdict: Verdict) -> None:
+    def _obey(self, transaction: Transaction, failure: Failure, known: FailureRecord, verdict: Verdict) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         transaction._do(self._engine.forget_failures([message.conversation_handle]))

@@ -77,7 +77,7 @@ class ConversationPool:
             if count is not None:
                 check_count(name, count)
         self.database = database
-        self._line = recycling.Line(
+        self._line = recycling.PoolAddress(
             database.database_id,
             names.checked("service", from_service),
             names.checked("service", to_service),

@@ -23,8 +23,8 @@ import psycopg
 
 from servicebroker.api.request_batches import MIN_TOGETHER, Asked, RequestSender, begin, take_answers
 from servicebroker.api.shared import tracing
-from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.conversation.requests import AnswerQueue
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreachable
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
@@ -222,7 +222,7 @@ def _reason(database: Database, handle: UUID) -> str:
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 
     instance = database.instance
-    gathered = gather_own_conversation if instance.engine is Fenced else gather_conversation
+    gathered = gather_own_conversation if instance.engine is RestrictedVerbs else gather_conversation
     try:
         return say_why_unanswered(database._do(gathered(database.database_id, handle, instance.clock())))
     except (ServiceBrokerError, psycopg.Error) as problem:

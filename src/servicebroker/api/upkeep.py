@@ -20,16 +20,16 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.event_notifications import post_left
 from servicebroker.engine.conversation.endpoints import remove_closed
-from servicebroker.engine.conversation.requests import drop_late
-from servicebroker.engine.conversation.shared_bodies import remove_unread
-from servicebroker.engine.conversation.traces import sweep
-from servicebroker.engine.conversation.upkeep import (
+from servicebroker.engine.conversation.maintenance import (
     bloated_queues,
     due_queues,
     expire_ended,
     give_space_back,
     serve_queue,
 )
+from servicebroker.engine.conversation.requests import drop_late
+from servicebroker.engine.conversation.shared_bodies import remove_unread
+from servicebroker.engine.conversation.traces import sweep
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
 from servicebroker.engine.diagnosis.audit import forget_old
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample

@@ -19,7 +19,7 @@ from servicebroker.api.shared import tracing
 from servicebroker.api.wrappers import WRAPPERS, operated
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
-from servicebroker.model.conversation_events import Happened, described
+from servicebroker.model.conversation_events import VerbEvent, describe_event
 from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
     from servicebroker.api.doorbell import Bell
     from servicebroker.api.instance import Instance
-    from servicebroker.engine.conversation.plain_verbs import Direct
+    from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Verbs(ABC):
 
     database: Database
     instance: Instance
-    engine: Direct
+    engine: OwnerVerbs
 
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
@@ -100,9 +100,9 @@ class Verbs(ABC):
     def _works(self) -> None:  # noqa: B027 # only a transaction counts its rollback
         """Note that a verb is run: if its transaction is rolled back, that is counted."""
 
-    def _tell(self, event: Happened) -> None:
+    def _tell(self, event: VerbEvent) -> None:
         instance = self.instance
-        number, database_id, text, subclass, columns = described(event)
+        number, database_id, text, subclass, columns = describe_event(event)
         instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
 
     def _is_alone(self) -> bool:

@@ -97,7 +97,7 @@ def watched(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin
     engine = verbs.engine
 
     def with_looks() -> Steps[Any]:
-        return engine.watched(operation, begin(), verbs._tell)
+        return engine.observe(operation, begin(), verbs._tell)
 
     return inner(verbs, operation, with_looks)
 

@@ -33,7 +33,7 @@ from servicebroker.engine.remote.remote_opening import (
     Unroutable,
     lifetime_of,
 )
-from servicebroker.model.conversation_events import CREATED, DROPPED, Deed
+from servicebroker.model.conversation_events import CREATED, DROPPED, ConversationEvent
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
@@ -453,7 +453,7 @@ class InboundWriter:
             elif entry is not None:
                 entry.note_made(made[handle])
                 link.opened()
-                journal.conversed(Deed.DIALOG_CREATED, entry.endpoint, EndpointState.STARTED_INBOUND)
+                journal.conversed(ConversationEvent.DIALOG_CREATED, entry.endpoint, EndpointState.STARTED_INBOUND)
                 if handle in groups:
                     journal.grouped(CREATED, groups[handle])
 
@@ -510,7 +510,7 @@ class InboundWriter:
             if entry := self._conversations.get(handle):
                 if failed.message_type:
                     journal.rejected(failed, entry.endpoint)
-                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                journal.conversed(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
                 entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
                 self._conversations.line_up(handle)
 
@@ -537,14 +537,14 @@ class InboundWriter:
                 if entry := self._conversations.get(handle):
                     if -failure.code in (9719, 9720):
                         self._note(store, entry, failure)
-                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                    journal.conversed(ConversationEvent.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if self._diverged:
             for handle in store.diverge(self._diverged):
                 diverged = self._diverged.pop(handle)
                 self._written += 1
                 if entry := self._conversations.get(handle):
                     self._note(store, entry, diverged.own)
-                    journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                    journal.conversed(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._conversations.take_statuses():
             store.set_statuses(statuses)
         self._dirty += len(statuses)
@@ -581,7 +581,7 @@ class InboundWriter:
     def _tell_of_ends(self, store: Store, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:
             if entry := self._conversations.get(handle):
-                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
+                journal.conversed(ConversationEvent.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
         was = {groups[handle] for handle in ended if handle in groups}
         for group in sorted(was - store.groups_left(was) if was else ()):
             journal.grouped(DROPPED, group)
@@ -651,10 +651,13 @@ def _tell(endpoint: RemoteEndpoint, batch: Batch) -> None:
     contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
     ends = [content for content in contents if content is not Content.DATA]
     journal.conversed(
-        Deed.RECEIVED_MESSAGE, endpoint, EndpointState.CONVERSING, batch.reached - batch.expected - len(ends)
+        ConversationEvent.RECEIVED_MESSAGE,
+        endpoint,
+        EndpointState.CONVERSING,
+        batch.reached - batch.expected - len(ends),
     )
     for content in ends:
         if content is Content.ERROR:
-            journal.conversed(Deed.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
+            journal.conversed(ConversationEvent.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
         else:
-            journal.conversed(Deed.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)
+            journal.conversed(ConversationEvent.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)

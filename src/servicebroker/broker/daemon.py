@@ -44,10 +44,10 @@ from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.mirrored_pairs import find_standing
 from servicebroker.engine.remote.refusals import ROUND_FAILED, Refusal, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
-from servicebroker.engine.remote.site import Here
 from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.division import Division
@@ -258,9 +258,11 @@ class Daemon:
             self._stopped.wait(PROMOTION)
         return False
 
-    def _here(self) -> Here:
+    def _here(self) -> LocalInstance:
         policy = self._policy
-        return Here(self._addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size)
+        return LocalInstance(
+            self._addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size
+        )
 
     def _wait_for_lease(self, connection: psycopg.Connection[Any]) -> bool:
         """One daemon serves an instance; another one stands by, and has no connections."""

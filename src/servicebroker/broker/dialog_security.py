@@ -21,8 +21,8 @@ from servicebroker.broker import journal
 from servicebroker.broker.exchanges import Draft, Exchanges, Signer
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
+from servicebroker.engine.remote.local_topology import LocalService
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.site import Home
 from servicebroker.engine.security import session_keys
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.session_keys import Beginning, Keys
@@ -323,7 +323,9 @@ class DialogSecurity:
 
     # ---------------------------------------------------------------- the target
 
-    def admit(self, store: Store, home: Home, broker: UUID, header: Header, link: Link) -> Admitted | Denied | None:
+    def admit(
+        self, store: Store, home: LocalService, broker: UUID, header: Header, link: Link
+    ) -> Admitted | Denied | None:
         """Whether a conversation may begin with a service of ours, by its first message. None: it is not answered.
 
         `broker` is the identifier of the database that has the service.

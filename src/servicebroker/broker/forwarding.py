@@ -12,7 +12,7 @@ from servicebroker.broker.arrivals import ReceivedMessage
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.transport.connections import show
 from servicebroker.broker.transport.links import Links
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
@@ -42,7 +42,7 @@ class Forwarding:
         self.shares = 1  # that divide what may be held
         self.wake_at = NEVER
 
-    def takes(self, came: ReceivedMessage, decision: Decision, here: Here) -> bool:
+    def takes(self, came: ReceivedMessage, decision: Decision, here: LocalInstance) -> bool:
         """Whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
         header = came.header
         journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
@@ -75,7 +75,7 @@ class Forwarding:
             _dropped(refused)
         self.wake_at = min(self.wake_at, now + LOOK)
 
-    def send(self, here: Here) -> bool:
+    def send(self, here: LocalInstance) -> bool:
         """Pass on what the links take; whether there was anything. Forwarding may have been switched off meanwhile."""
         if not here.forwards:
             self.drop_all(9792)

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from servicebroker.broker import metrics
 from servicebroker.broker.transport.links import Link
-from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.model.conversation_events import Deed
+from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import MESSAGES, STANDING, STRANGER, TWINS, Mistrust
 from servicebroker.model.wording import cleaned
@@ -95,7 +95,7 @@ def watches_conversations() -> bool:
     return _log.isEnabledFor(logging.DEBUG)
 
 
-def conversed(deed: Deed, endpoint: RemoteEndpoint, state: str, many: int = 1) -> None:
+def conversed(deed: ConversationEvent, endpoint: RemoteEndpoint, state: str, many: int = 1) -> None:
     """Broker:Conversation, of what came from another instance; `state` is that of the endpoint now."""
     if not many:
         return
@@ -115,7 +115,7 @@ def grouped(subclass: str, group: UUID) -> None:
 _REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # the event for the Error that both sides get
 
 
-def rejected(failed: Failed, endpoint: RemoteEndpoint) -> None:
+def rejected(failed: ConversationFailure, endpoint: RemoteEndpoint) -> None:
     """Broker:Message Undeliverable for a message that the contract or the validation of the endpoint does not allow."""
     metrics.DROPPED.inc()
     number = _REJECTIONS.get(failed.code)

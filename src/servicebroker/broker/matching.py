@@ -12,7 +12,7 @@ from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.departing import Claimed
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.dialog_security import Security
 from servicebroker.protocol.on_its_way import UNCLAIMED, UNSETTLED, Event
@@ -28,7 +28,7 @@ class Matching:
         security: DialogSecurity,
         mirrors: Mirrors,
         links: Links,
-        here: Callable[[], Here],
+        here: Callable[[], LocalInstance],
     ) -> None:
         self._conversations = conversations
         self._security = security

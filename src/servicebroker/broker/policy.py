@@ -25,7 +25,7 @@ from servicebroker.engine.catalog.network_endpoints import (
 from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.known_peers import find_answers
-from servicebroker.engine.remote.site import find_instance, own_addresses
+from servicebroker.engine.remote.local_topology import find_instance, own_addresses
 from servicebroker.engine.security.logins import Connect, find_connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
 from servicebroker.model.errors import RULES, DomainError, InstanceError

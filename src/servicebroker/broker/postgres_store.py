@@ -14,26 +14,26 @@ from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue, traces
-from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote import (
     admission,
     arriving,
     departing,
+    local_topology,
     mirrored_pairs,
     missing_routes,
     old_copies,
     remote_endpoints,
     remote_opening,
-    site,
     unfinished_arrivals,
 )
 from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
+from servicebroker.engine.remote.local_topology import Database, LocalInstance, LocalService, LocalTopology
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import BEING_ALTERED, NewTarget, Place, Unroutable, place_of
-from servicebroker.engine.remote.site import Database, Here, Home, Located
 from servicebroker.engine.security import known_brokers, session_keys
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey, find_master_key
@@ -156,16 +156,16 @@ class PostgresStore(Store):
 
     # ---------------------------------------------------------------- where it goes
 
-    def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
+    def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         return self._do(departing.route(self._catalog, departures, here, self._clock()))
 
-    def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
-        return self._do(site.route_arrivals(self._catalog, headers, here, self._clock()))
+    def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
+        return self._do(local_topology.route_arrivals(self._catalog, headers, here, self._clock()))
 
-    def site(self) -> Located:
-        return self._do(site.find_site([], self._clock()))
+    def site(self) -> LocalTopology:
+        return self._do(local_topology.find_topology([], self._clock()))
 
-    def routes(self, located: Located, database: Database) -> RoutingTable:
+    def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
         return self._do(located.routes(self._catalog, database))
 
     def ask(self, database_id: int, missing: Ask) -> None:
@@ -219,7 +219,7 @@ class PostgresStore(Store):
 
     # ---------------------------------------------------------------- what arrives
 
-    def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
+    def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         service, opening, now = header.to_service, header.opening, self._clock()
         assert opening is not None
         if not self._once(("lock_service", service), remote_opening.lock_service(service)):
@@ -287,7 +287,7 @@ class PostgresStore(Store):
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
         self._execute(known_brokers.save_broker(certificate_id, broker, capabilities, ahead_until))
 
-    def find_target(self, home: Home) -> Target:
+    def find_target(self, home: LocalService) -> Target:
         key = ("find_target", home.database_id, home.service_id)
         return self._once(key, admission.find_target(home.database_id, home.service_id))
 

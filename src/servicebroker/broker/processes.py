@@ -27,7 +27,7 @@ from servicebroker.broker import metrics
 from servicebroker.broker.forwarding import Row
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.transport.links import Arrival, Link, Links
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import NEVER, Standing
@@ -84,7 +84,7 @@ class Round(NamedTuple):
     """
 
     time: tuple[datetime, float]
-    here: Here | None
+    here: LocalInstance | None
     proves: bool
     version: int
     rooms: dict[int, int]
@@ -167,15 +167,15 @@ class ShareProcess:
     """
 
     def __init__(
-        self, begin: Begin, links: Links, peers: Peers, here: Callable[[], Here], clock: Callable[[], datetime],
-        seconds: Callable[[], float],
+        self, begin: Begin, links: Links, peers: Peers, here: Callable[[], LocalInstance],
+        clock: Callable[[], datetime], seconds: Callable[[], float],
     ) -> None:  # fmt: skip
         self._links = links
         self._peers = peers
         self._here = here
         self._clock = clock
         self._seconds = seconds
-        self._said: Here | None = None
+        self._said: LocalInstance | None = None
         self._numbers: WeakKeyDictionary[Link, int] = WeakKeyDictionary()
         self._known: WeakValueDictionary[int, Link] = WeakValueDictionary()
         self._next = count(1)

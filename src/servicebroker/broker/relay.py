@@ -26,7 +26,7 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.outgoing import NEVER
@@ -50,7 +50,7 @@ class Relay:
         clock: Callable[[], datetime],
         seconds: Callable[[], float],
         chance: Random,
-        here: Callable[[], Here] = Here,
+        here: Callable[[], LocalInstance] = LocalInstance,
         capacity: int = CAPACITY,
         keys: KeyFolder | None = None,
         peers: Peers | None = None,

@@ -43,7 +43,7 @@ from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import open_share
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.links import Link as AnyLink
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.security.peers import Mistrust
 from servicebroker.protocol.mirroring import NEVER, Known
@@ -242,7 +242,7 @@ class Worker:
     def __init__(self, daemon: Daemon, begin: Begin) -> None:
         self._daemon = daemon
         self._clock = DaemonsClock()
-        self._here = Here()
+        self._here = LocalInstance()
         self._links = Links(daemon)
         self._peers = KnownPeers(daemon)
         self._keys = None if begin.keys is None else KeyFolder(begin.keys)

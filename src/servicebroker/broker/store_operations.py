@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 from uuid import UUID
 
-from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.failure import ConversationFailure
 from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
+from servicebroker.engine.remote.local_topology import Database, LocalInstance, LocalService, LocalTopology
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import NewTarget, Place, Unroutable
-from servicebroker.engine.remote.site import Database, Here, Home, Located
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.engine.security.session_keys import Beginning, Keys
@@ -66,16 +66,16 @@ class Store(Protocol):
 
     # ---------------------------------------------------------------- where it goes
 
-    def route(self, departures: Sequence[RemoteEndpoint], here: Here) -> dict[UUID, Decision]:
+    def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         """Where each of these goes. The dynamic routing service is asked for what no route leads to."""
 
-    def route_arrivals(self, headers: Sequence[Header], here: Here) -> list[Decision]:
+    def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
         """What the routes say of each of these messages from outside."""
 
-    def site(self) -> Located:
+    def site(self) -> LocalTopology:
         """The databases of the instance, for `routes`."""
 
-    def routes(self, located: Located, database: Database) -> RoutingTable:
+    def routes(self, located: LocalTopology, database: Database) -> RoutingTable:
         """The routes of a database."""
 
     def ask(self, database_id: int, missing: Ask) -> None:
@@ -129,7 +129,7 @@ class Store(Protocol):
 
     # ---------------------------------------------------------------- what arrives
 
-    def find_place(self, header: Header, pick: Pick) -> Place | Failed | Unroutable:
+    def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         """Where the target of a conversation that begins in another instance is to be."""
 
     def new_handle(self) -> UUID:
@@ -188,7 +188,7 @@ class Store(Protocol):
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
         """Add to what is known of a broker."""
 
-    def find_target(self, home: Home) -> Target:
+    def find_target(self, home: LocalService) -> Target:
         """The service that somebody wants to talk to, and its queue."""
 
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:

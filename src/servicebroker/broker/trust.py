@@ -16,7 +16,7 @@ from servicebroker.broker.conversations import Entry
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Links
-from servicebroker.engine.remote.site import Here, Located
+from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopology
 from servicebroker.model.security.dialog_security import Security
 from servicebroker.model.security.peers import MESSAGES, Mistrust
 from servicebroker.protocol.envelope import Header
@@ -42,7 +42,7 @@ class Trust:
         links: Links,
         peers: Peers,
         waiting: PendingOpenings,
-        here: Callable[[], Here],
+        here: Callable[[], LocalInstance],
         clock: Callable[[], datetime],
         seconds: Callable[[], float],
     ) -> None:
@@ -52,7 +52,7 @@ class Trust:
         self._here = here
         self._clock = clock
         self._seconds = seconds
-        self._located: Located | None = None
+        self._located: LocalTopology | None = None
         self._is_fresh = False  # looked up in this round
         self._basis: tuple[int, int] = (0, 0)  # routes and peers, as they were when these were found to be right:
         self._right: set[tuple[str, Source]] = set()

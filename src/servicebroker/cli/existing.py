@@ -11,7 +11,7 @@ from pathlib import Path
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
-from servicebroker.engine.catalog.present import find_present
+from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.model.errors import BrokerError, InstanceError, NotAdopted, Unreachable
 from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 from servicebroker.model.security.certificates import Facts
@@ -112,7 +112,7 @@ def _near(database: Database, text: str) -> str | None:
     said = _REFUSED.match(text)
     if said is None:
         return None
-    there = getattr(database._do(find_present(database.database_id, database.name)), _KINDS[said[1]])
+    there = getattr(database._do(find_application(database.database_id, database.name)), _KINDS[said[1]])
     return next(iter(get_close_matches(said[2], there, 1)), None)
 
 

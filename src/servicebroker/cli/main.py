@@ -19,8 +19,8 @@ from servicebroker.cli import stopping
 from servicebroker.cli.examples import EXAMPLES
 from servicebroker.cli.log import Lines
 from servicebroker.cli.output import clean_tracebacks, log_handler, say
+from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
-from servicebroker.model.faces import working_by
 
 
 class Place(NamedTuple):
@@ -215,7 +215,7 @@ def _run(program: typer.Typer) -> NoReturn:
     warnings_of_our_own()
     stopping.guarded()
     try:
-        with said_in_one_sentence(), working_by("command"):
+        with said_in_one_sentence(), entered_by("command"):
             program()
     finally:
         stopping.leave_nothing()

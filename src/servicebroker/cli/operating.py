@@ -8,7 +8,7 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.transaction import Transaction
-from servicebroker.engine.conversation.fenced_verbs import Fenced
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.audit import note
 
 
@@ -17,5 +17,5 @@ def operating(database: Database, act: str, handle: UUID, **details: object) -> 
     """A transaction for an act on a conversation. A role that has the verbs only is not noted."""
     with database.transaction() as transaction:
         yield transaction
-        if database.instance.engine is not Fenced:
+        if database.instance.engine is not RestrictedVerbs:
             transaction._do(note(act, database.name, str(handle), details, database.user.name))

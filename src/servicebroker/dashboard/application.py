@@ -39,8 +39,8 @@ from servicebroker.dashboard.sign_in_limits import TooManyFailures
 from servicebroker.dashboard.snapshot_cache import ObservedInstance, sentence
 from servicebroker.dashboard.sparklines import line
 from servicebroker.dashboard.viewer_limits import Stream, TooManyRequests, ViewerLimits
+from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
-from servicebroker.model.faces import working_by
 from servicebroker.model.wording import counted
 
 UPDATE_INTERVAL_S = 1.0  # between two queries for the stream of a page
@@ -261,7 +261,7 @@ class Dashboard:
 
         def run() -> Notice:
             try:
-                with working_by(f"dashboard: {person}" if person else "dashboard"):
+                with entered_by(f"dashboard: {person}" if person else "dashboard"):
                     return Notice(action(), is_refusal=False)
             except (ServiceBrokerError, psycopg.Error) as problem:
                 return Notice(sentence(problem), is_refusal=True)

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from servicebroker.api.instance import Instance
 from servicebroker.dashboard.snapshot_cache import CounterName, ObservedInstance
-from servicebroker.engine.conversation.fenced_verbs import Fenced
-from servicebroker.engine.diagnosis import looks, poison_report
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
+from servicebroker.engine.diagnosis import dashboard_queries, poison_report
 from servicebroker.engine.diagnosis.audit import find_acts
 from servicebroker.engine.diagnosis.counters import message_flows
 from servicebroker.engine.diagnosis.facts import gather, gather_conversation, queue_facts
@@ -82,8 +82,10 @@ def overview(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance
     def look(instance: Instance) -> Summary:
         facts = _facts(instance)
         with instance.connection() as connection:
-            links = [] if instance.engine is Fenced else run(connection, looks.links())
-            course = None if instance.engine is Fenced else run(connection, whole_course(*_span(facts.now, asked)))
+            links = [] if instance.engine is RestrictedVerbs else run(connection, dashboard_queries.links())
+            course = (
+                None if instance.engine is RestrictedVerbs else run(connection, whole_course(*_span(facts.now, asked)))
+            )
         came, left = _rates(observed, instance)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
         return Summary(
@@ -112,9 +114,9 @@ def queues(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance],
         now, facts = instance.clock(), _queue_facts(instance)
         came, left = _rates(observed, instance)
         named, past = {}, {}
-        if instance.engine is not Fenced:
+        if instance.engine is not RestrictedVerbs:
             with instance.connection() as connection:
-                named = run(connection, looks.queue_names())
+                named = run(connection, dashboard_queries.queue_names())
                 past = run(connection, courses(*_span(now, asked)))
         lines = []
         for queue in facts:
@@ -149,7 +151,7 @@ def queue(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], 
         now = instance.clock()
         came, left = _rates(observed, instance)
         with instance.connection() as connection:
-            details = run(connection, looks.queue_look(asked["database"], asked["queue"]))
+            details = run(connection, dashboard_queries.queue_look(asked["database"], asked["queue"]))
             facts = _queue_facts(instance, details.queue_id)
             full_name = f"{details.database}.{details.name}"
             facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
@@ -163,10 +165,10 @@ def queue(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], 
                 "came": came.get((details.database, details.name), 0.0),
                 "left": left.get((details.database, details.name), 0.0),
                 "course": next(iter(histories.values()), None),
-                "states": run(connection, looks.conversation_states(details.queue_id)),
-                "locks": run(connection, looks.group_locks(details.queue_id)),
-                "messages": run(connection, looks.message_heads(details.queue_id, message_type, text)),
-                "searched": looks.SEARCHED_MESSAGES,
+                "states": run(connection, dashboard_queries.conversation_states(details.queue_id)),
+                "locks": run(connection, dashboard_queries.group_locks(details.queue_id)),
+                "messages": run(connection, dashboard_queries.message_heads(details.queue_id, message_type, text)),
+                "searched": dashboard_queries.SEARCHED_MESSAGES,
                 "limit": COUNT_LIMIT,
             }
 
@@ -178,8 +180,8 @@ def conversations(observed: ObservedInstance, asked: PageQuery) -> Callable[[Ins
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
-            found = run(connection, looks.endpoints(asked.get("service", ""), asked.get("state", "")))
-            return {"now": instance.clock(), "endpoints": found, "most": looks.MAX_ROWS}
+            found = run(connection, dashboard_queries.endpoints(asked.get("service", ""), asked.get("state", "")))
+            return {"now": instance.clock(), "endpoints": found, "most": dashboard_queries.MAX_ROWS}
 
     return look
 
@@ -192,16 +194,20 @@ def conversation(observed: ObservedInstance, asked: PageQuery) -> Callable[[Inst
             handle = UUID(asked["handle"].strip())
         except ValueError:
             raise BrokerError(402, "handle", shown(asked["handle"]), "an identifier") from None
-        gather_facts = gather_own_conversation if instance.engine is Fenced else gather_conversation
+        gather_facts = gather_own_conversation if instance.engine is RestrictedVerbs else gather_conversation
         with instance.connection() as connection:
-            past = [] if instance.engine is Fenced else run(connection, life(handle))
+            past = [] if instance.engine is RestrictedVerbs else run(connection, life(handle))
             try:
-                endpoint = run(connection, looks.endpoint(handle))
+                endpoint = run(connection, dashboard_queries.endpoint(handle))
             except BrokerError:
                 if not past:
                     raise
                 return {"now": instance.clock(), "handle": handle, "endpoint": None, "life": past}
-            far_endpoint = None if endpoint.far_handle is None else run(connection, looks.endpoint(endpoint.far_handle))
+            far_endpoint = (
+                None
+                if endpoint.far_handle is None
+                else run(connection, dashboard_queries.endpoint(endpoint.far_handle))
+            )
         database = instance.database(endpoint.database)
         facts = database._do(gather_facts(database.database_id, handle, instance.clock()))
         with instance.connection() as connection:
@@ -211,8 +217,8 @@ def conversation(observed: ObservedInstance, asked: PageQuery) -> Callable[[Inst
                 "other": far_endpoint,
                 "facts": facts,
                 "findings": judge_conversation(facts),
-                "messages": run(connection, looks.conversation_heads(endpoint)),
-                "sent": run(connection, looks.sent_heads(handle)),
+                "messages": run(connection, dashboard_queries.conversation_heads(endpoint)),
+                "sent": run(connection, dashboard_queries.sent_heads(handle)),
                 "life": past,
             }
 
@@ -232,12 +238,12 @@ def way(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], di
         with instance.connection() as connection:
             return {
                 "now": now,
-                "waiting": [(wait, after_status(wait.status)) for wait in run(connection, looks.waiting())],
-                "routes": run(connection, looks.routes(now)),
-                "links": run(connection, looks.links()),
+                "waiting": [(wait, after_status(wait.status)) for wait in run(connection, dashboard_queries.waiting())],
+                "routes": run(connection, dashboard_queries.routes(now)),
+                "links": run(connection, dashboard_queries.links()),
                 "refusals": run(connection, refusals()),
                 "certificates": [(one, one.is_expiring(now)) for one in run(connection, certificates_in_use(now))],
-                "forwarded": run(connection, looks.forwarded()),
+                "forwarded": run(connection, dashboard_queries.forwarded()),
                 "databases": sorted(_brokers(instance).values()),
                 "explained": explained,
             }
@@ -254,8 +260,8 @@ def poison(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance],
                 "now": instance.clock(),
                 "off": run(connection, poison_report.off_queues()),
                 "failing": run(connection, poison_report.failing_messages()),
-                "set_aside": run(connection, looks.set_aside_heads()),
-                "most": looks.MAX_ROWS,
+                "set_aside": run(connection, dashboard_queries.set_aside_heads()),
+                "most": dashboard_queries.MAX_ROWS,
             }
 
     return look
@@ -276,8 +282,10 @@ def audit(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], 
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
-            acts = run(connection, find_acts(None, asked.get("who", ""), asked.get("what", ""), looks.MAX_ROWS))
-        return {"now": instance.clock(), "acts": acts, "most": looks.MAX_ROWS}
+            acts = run(
+                connection, find_acts(None, asked.get("who", ""), asked.get("what", ""), dashboard_queries.MAX_ROWS)
+            )
+        return {"now": instance.clock(), "acts": acts, "most": dashboard_queries.MAX_ROWS}
 
     return look
 
@@ -285,12 +293,12 @@ def audit(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], 
 def _facts(instance: Instance) -> Facts:
     now = instance.clock()
     with instance.connection() as connection:
-        return run(connection, gather_own(now) if instance.engine is Fenced else gather(now, at_a_glance=True))
+        return run(connection, gather_own(now) if instance.engine is RestrictedVerbs else gather(now, at_a_glance=True))
 
 
 def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts]:
     """Return the facts of all queues, or of one."""
-    if instance.engine is Fenced:
+    if instance.engine is RestrictedVerbs:
         return _facts(instance).queues
     with instance.connection() as connection:
         return run(connection, queue_facts(only, at_a_glance=True))
@@ -298,7 +306,7 @@ def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts
 
 def _counted(instance: Instance, queues: int) -> int:
     """Return the limit up to which each of so many queues was counted."""
-    return COUNT_LIMIT if instance.engine is Fenced else share_of(queues)
+    return COUNT_LIMIT if instance.engine is RestrictedVerbs else share_of(queues)
 
 
 def _disk(observed: ObservedInstance) -> list[Finding]:
@@ -316,7 +324,7 @@ def _span(now: datetime, asked: PageQuery) -> tuple[datetime, timedelta]:
 
 def _rates(observed: ObservedInstance, instance: Instance) -> tuple[dict[CounterName, float], dict[CounterName, float]]:
     """Return messages per second into and out of each queue, by database and name of the queue."""
-    if instance.engine is Fenced:
+    if instance.engine is RestrictedVerbs:
         return {}, {}
     with instance.connection() as connection:
         counters = {counter.name: dict(counter.values) for counter in run(connection, message_flows())}
@@ -325,7 +333,7 @@ def _rates(observed: ObservedInstance, instance: Instance) -> tuple[dict[Counter
 
 def _brokers(instance: Instance) -> dict[str, str]:
     with instance.connection() as connection:
-        return run(connection, looks.brokers())
+        return run(connection, dashboard_queries.brokers())
 
 
 def _split(name: str) -> tuple[str, str]:

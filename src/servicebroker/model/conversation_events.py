@@ -16,7 +16,7 @@ from servicebroker.model.states import EndpointState
 CREATED, DROPPED = "Create", "Drop"  # the subclasses of Broker:Conversation Group
 
 
-class Deed(StrEnum):
+class ConversationEvent(StrEnum):
     """The subclasses of Broker:Conversation, in the order of their numbers."""
 
     SEND = "SEND Message"
@@ -34,7 +34,7 @@ class Deed(StrEnum):
     END_WITH_CLEANUP = "END CONVERSATION WITH CLEANUP"
 
 
-class Seen(NamedTuple):
+class EndpointSnapshot(NamedTuple):
     """An endpoint at one moment. `waits`: a message that it has sent is not delivered yet."""
 
     conversation_handle: UUID
@@ -52,13 +52,13 @@ class Seen(NamedTuple):
         return self.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.ERROR, EndpointState.CLOSED)
 
 
-class Look(NamedTuple):
+class ConversationSnapshot(NamedTuple):
     """Both sides of some conversations by their handles, and those of the given groups that exist."""
 
-    endpoints: Mapping[UUID, Seen]
+    endpoints: Mapping[UUID, EndpointSnapshot]
     groups: frozenset[UUID]
 
-    def peer(self, endpoint: Seen) -> Seen | None:
+    def peer(self, endpoint: EndpointSnapshot) -> EndpointSnapshot | None:
         """Return the other side, if it is in this instance."""
         for other in self.endpoints.values():
             if other.conversation_id == endpoint.conversation_id and other.is_initiator != endpoint.is_initiator:
@@ -66,14 +66,14 @@ class Look(NamedTuple):
         return None
 
 
-class OfConversation(NamedTuple):
+class EndpointEvent(NamedTuple):
     """One event of the class Broker:Conversation."""
 
-    deed: Deed
-    endpoint: Seen
+    event_class: ConversationEvent
+    endpoint: EndpointSnapshot
 
 
-class OfGroup(NamedTuple):
+class GroupEvent(NamedTuple):
     """One event of the class Broker:Conversation Group."""
 
     subclass: str
@@ -81,75 +81,84 @@ class OfGroup(NamedTuple):
     database_id: int
 
 
-Happened = OfConversation | OfGroup
+VerbEvent = EndpointEvent | GroupEvent
 
 
-def happened(
-    deed: Deed | None, before: Look, after: Look, handles: Sequence[UUID], many: int = 1
-) -> Iterator[Happened]:
-    """Return the events of a verb on these handles, in order; `deed` is None if it only moves conversations.
+def find_events(
+    event_class: ConversationEvent | None,
+    before: ConversationSnapshot,
+    after: ConversationSnapshot,
+    handles: Sequence[UUID],
+    many: int = 1,
+) -> Iterator[VerbEvent]:
+    """Return the events of a verb on these handles, in order; `event_class` is None if it only moves conversations.
 
     `many` is the number of messages that a SEND has sent on each.
     """
     for endpoint in after.endpoints.values():
         if endpoint.conversation_group_id not in before.groups and endpoint.conversation_handle not in before.endpoints:
-            yield OfGroup(CREATED, endpoint.conversation_group_id, endpoint.database_id)
+            yield GroupEvent(CREATED, endpoint.conversation_group_id, endpoint.database_id)
     for handle in handles:
         was, now = before.endpoints.get(handle), after.endpoints.get(handle)
         own = now or (was and was._replace(state=EndpointState.CLOSED.value))
-        if own is None or deed is None:
+        if own is None or event_class is None:
             continue
-        if deed is Deed.SEND:
+        if event_class is ConversationEvent.SEND:
             yield from _sent(own, before, after, many)
         else:
-            yield OfConversation(deed, own)
-            if deed is not Deed.BEGIN:
-                yield from _ended(deed, own, before, after)
+            yield EndpointEvent(event_class, own)
+            if event_class is not ConversationEvent.BEGIN:
+                yield from _ended(event_class, own, before, after)
     gone = {one.conversation_group_id: one.database_id for one in before.endpoints.values()}
     for group in gone.keys() & (before.groups - after.groups):
-        yield OfGroup(DROPPED, group, gone[group])
+        yield GroupEvent(DROPPED, group, gone[group])
 
 
-def _sent(own: Seen, before: Look, after: Look, many: int) -> Iterator[Happened]:
+def _sent(
+    own: EndpointSnapshot, before: ConversationSnapshot, after: ConversationSnapshot, many: int
+) -> Iterator[VerbEvent]:
     for _ in range(many):
-        yield OfConversation(Deed.SEND, own)
+        yield EndpointEvent(ConversationEvent.SEND, own)
     peer, peer_was = after.peer(own), before.peer(own)
     if peer is not None and peer_was is None:
-        yield OfConversation(Deed.DIALOG_CREATED, peer)
+        yield EndpointEvent(ConversationEvent.DIALOG_CREATED, peer)
     if own.state == EndpointState.ERROR:
         if peer is not None:
-            yield OfConversation(Deed.BROKER_ERROR, peer)
-            yield OfConversation(Deed.RECEIVED_BROKER_ERROR, own)
+            yield EndpointEvent(ConversationEvent.BROKER_ERROR, peer)
+            yield EndpointEvent(ConversationEvent.RECEIVED_BROKER_ERROR, own)
         else:
-            yield OfConversation(Deed.BROKER_ERROR, own)
+            yield EndpointEvent(ConversationEvent.BROKER_ERROR, own)
     elif peer is not None and not own.waits and not peer.is_over:
         for _ in range(many):
-            yield OfConversation(Deed.RECEIVED_MESSAGE, peer)
+            yield EndpointEvent(ConversationEvent.RECEIVED_MESSAGE, peer)
 
 
-def _ended(deed: Deed, own: Seen, before: Look, after: Look) -> Iterator[Happened]:
+def _ended(
+    event_class: ConversationEvent, own: EndpointSnapshot, before: ConversationSnapshot, after: ConversationSnapshot
+) -> Iterator[VerbEvent]:
     peer, peer_was = after.peer(own), before.peer(own)
     if peer is not None and peer_was is not None and peer.state != peer_was.state:
-        told = {EndpointState.DISCONNECTED_INBOUND: Deed.RECEIVED_END, EndpointState.ERROR: Deed.RECEIVED_ERROR}.get(
-            EndpointState(peer.state)
-        )
+        told = {
+            EndpointState.DISCONNECTED_INBOUND: ConversationEvent.RECEIVED_END,
+            EndpointState.ERROR: ConversationEvent.RECEIVED_ERROR,
+        }.get(EndpointState(peer.state))
         if told is not None:
-            yield OfConversation(told, peer)
+            yield EndpointEvent(told, peer)
             if own.state == EndpointState.CLOSED:
-                yield OfConversation(Deed.RECEIVED_END_ACK, own)
+                yield EndpointEvent(ConversationEvent.RECEIVED_END_ACK, own)
     peer_is_closed = peer is None or peer.state == EndpointState.CLOSED
     if (
         own.state == EndpointState.CLOSED
         and peer_was is not None
         and peer_is_closed
-        and deed is not Deed.END_WITH_CLEANUP
+        and event_class is not ConversationEvent.END_WITH_CLEANUP
     ):
-        yield OfConversation(Deed.TERMINATE, own)
+        yield EndpointEvent(ConversationEvent.TERMINATE, own)
 
 
-def described(event: Happened) -> tuple[int, int, str, str, dict[str, str]]:
+def describe_event(event: VerbEvent) -> tuple[int, int, str, str, dict[str, str]]:
     """Return number, database, text, subclass and columns of an event, with the names of the trace."""
-    if isinstance(event, OfGroup):
+    if isinstance(event, GroupEvent):
         columns = {"GUID": str(event.group)}
         return CONVERSATION_GROUP_CLASS, event.database_id, "", event.subclass, columns
     endpoint = event.endpoint
@@ -159,4 +168,4 @@ def described(event: Happened) -> tuple[int, int, str, str, dict[str, str]]:
         "MethodName": str(endpoint.conversation_group_id),
         "RoleName": "initiator" if endpoint.is_initiator else "target",
     }
-    return CONVERSATION_CLASS, endpoint.database_id, endpoint.state, event.deed.value, columns
+    return CONVERSATION_CLASS, endpoint.database_id, endpoint.state, event.event_class.value, columns

@@ -12,8 +12,8 @@ in-memory double run it. With a signature in each of them, a clause stands in a 
                                  |
          `run` of the verbs, within the list `WRAPPERS`: counted, traced, repeated, watched
                                  |
-           `interpreters`: engine/conversation/plain_verbs.py for the owner,
-           fenced_verbs.py for a restricted role; testing/verbs.py for the double, which has no wrappers
+           `interpreters`: engine/conversation/owner_verbs.py for the owner,
+           restricted_verbs.py for a restricted role; testing/verbs.py for the double, which has no wrappers
 
 **The rules.**
 
@@ -25,7 +25,7 @@ in-memory double run it. With a signature in each of them, a clause stands in a 
   can the model test find a fault in either.
 * What surrounds a statement is a wrapper in the list of the operation, not a method between face and interpreter.
 
-Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conversation/plain_verbs.py`. The worked
+Begin with `send.py`, then `api/aio/wrappers.py`, then `_send` in `engine/conversation/owner_verbs.py`. The worked
 example "Add a field to an operation" is in docs/architecture.md.
 
 **Definitions.** CREATE, ALTER, DROP, GRANT and their like are operations, too. Python (`operated(CreateQueue)` in

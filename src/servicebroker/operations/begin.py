@@ -9,7 +9,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from servicebroker.model import arguments, names
-from servicebroker.model.conversation_events import Deed
+from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
@@ -40,7 +40,7 @@ class BeginDialog(Operation[UUID]):
     """
 
     permission: ClassVar[str] = "BEGIN DIALOG"
-    deed: ClassVar[Deed | None] = Deed.BEGIN
+    event_class: ClassVar[ConversationEvent | None] = ConversationEvent.BEGIN
 
     from_service: str
     to_service: str

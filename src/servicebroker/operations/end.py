@@ -8,7 +8,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from servicebroker.model.arguments import MAXIMUM_DESCRIPTION, check_error_code, check_handle, check_switch
-from servicebroker.model.conversation_events import Deed
+from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
@@ -40,11 +40,11 @@ class EndConversation(Operation[None]):
     cleanup: bool = False
 
     @property
-    def deed(self) -> Deed:  # type: ignore[override] # of most operations it is a constant
+    def event_class(self) -> ConversationEvent:  # type: ignore[override] # of most operations it is a constant
         """The event of this form of the statement."""
         if self.cleanup:
-            return Deed.END_WITH_CLEANUP
-        return Deed.END if self.error is None else Deed.END_WITH_ERROR
+            return ConversationEvent.END_WITH_CLEANUP
+        return ConversationEvent.END if self.error is None else ConversationEvent.END_WITH_ERROR
 
     @property
     def handles(self) -> Sequence[UUID]:

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from uuid import UUID
 
-from servicebroker.model.conversation_events import Deed
+from servicebroker.model.conversation_events import ConversationEvent
 
 Result = TypeVar("Result", covariant=True)
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -23,7 +23,7 @@ class Operation(Generic[Result]):
 
     Attributes:
         permission: the row of `model.permissions.NEEDS` that says who may run it; None if it asks for none.
-        deed: the event of the conversations of `handles`, for observers.
+        event_class: the event of the conversations of `handles`, for observers.
         handles: the conversations that the operation changes.
         joined_groups: the conversation groups that a new conversation may join.
         messages: how many messages it sends on each conversation.
@@ -33,7 +33,7 @@ class Operation(Generic[Result]):
     __slots__ = ()
 
     permission: ClassVar[str | None] = None
-    deed: ClassVar[Deed | None] = None
+    event_class: ClassVar[ConversationEvent | None] = None
     messages: ClassVar[int] = 1
     method: ClassVar[str] = ""
 

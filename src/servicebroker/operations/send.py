@@ -17,7 +17,7 @@ from servicebroker.model.arguments import (
     stored_body,
 )
 from servicebroker.model.bodies import encoded, encoded_all
-from servicebroker.model.conversation_events import Deed
+from servicebroker.model.conversation_events import ConversationEvent
 from servicebroker.operations.operation import Operation
 
 Numbers = TypeVar("Numbers", int, list[int])
@@ -45,7 +45,7 @@ class Send(Operation[Numbers]):
     """
 
     permission: ClassVar[str] = "SEND"
-    deed: ClassVar[Deed | None] = Deed.SEND
+    event_class: ClassVar[ConversationEvent | None] = ConversationEvent.SEND
 
     handle: UUID | Sequence[UUID]
     message_type: str = names.DEFAULT
@@ -108,7 +108,7 @@ class SendBatch(Operation[int]):
     """
 
     permission: ClassVar[str] = "SEND"
-    deed: ClassVar[Deed | None] = Deed.SEND
+    event_class: ClassVar[ConversationEvent | None] = ConversationEvent.SEND
 
     handle: UUID
     message_type: str

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Self
 import psycopg
 
 from servicebroker.api.transaction import release_kept
+from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import working_by
 from servicebroker.store.direct import send_ahead
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
@@ -196,7 +196,7 @@ class Session:
         machine = self.machine
         ended = [True]
         statement = Execute(1, Name((database, schema, name)), (), None)
-        with working_by("T-SQL"), self._batch({}):
+        with entered_by("T-SQL"), self._batch({}):
             machine.run([statement])
             ended.clear()
         if machine.transactions.count:
@@ -206,7 +206,7 @@ class Session:
             raise machine.last_error
 
     def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
-        with working_by("T-SQL"), self._batch(parameters):
+        with entered_by("T-SQL"), self._batch(parameters):
             self.machine.run(statements_of(batch, frozenset(self.machine.frame.types)))
         transactions = self.machine.transactions
         if transactions.is_doomed:

@@ -14,8 +14,8 @@ import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.remote.departing import route
+from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.routing import Address
 from servicebroker.store.running import run
 from support import (
@@ -54,9 +54,9 @@ def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
     departures = [departure(database.database_id) for _ in range(CONVERSATION_COUNT)]
     now = database.instance.clock()
     with database.instance.connection() as connection:
-        found = run(connection, route(Catalog(), departures, Here(), now))
-        again = run(connection, route(Catalog(), departures, Here(), now))
-        lost = Here(unreachable=frozenset({Address("host0", 4022)}))
+        found = run(connection, route(Catalog(), departures, LocalInstance(), now))
+        again = run(connection, route(Catalog(), departures, LocalInstance(), now))
+        lost = LocalInstance(unreachable=frozenset({Address("host0", 4022)}))
         without = run(connection, route(Catalog(), departures, lost, now))
     assert found == again  # another process, or the same one after a restart, decides alike
     expected = CONVERSATION_COUNT / INSTANCE_COUNT

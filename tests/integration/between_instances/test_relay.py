@@ -12,7 +12,7 @@ import servicebroker as sb
 from remote_support import EAST, Pair, begin, leftovers
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.operations import SendBatch
 from servicebroker.protocol.routing import parse_address
 from servicebroker.store.running import run
@@ -358,7 +358,7 @@ def test_a_queue_that_begins_to_retain_under_a_send_to_another_instance(
     pair.rounds()
     monkeypatch.setattr(enqueue, "MAX_BATCH_BYTES", 2)
     batch = SendBatch(handle, ORDER, [b"1", b"2", b"3", b"4"])
-    sending = Direct.interpreters[SendBatch](database.engine, batch)
+    sending = OwnerVerbs.interpreters[SendBatch](database.engine, batch)
     with pair.west.instance.connection() as connection, connection.transaction():
         statement = next(sending)
         while statement.name != "send.transmit_all":

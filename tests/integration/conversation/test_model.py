@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from random_histories import DEFINITIONS, Model, run_histories
-from servicebroker.engine.conversation import new_dialogs
+from servicebroker.engine.conversation import deferred_dialogs
 from servicebroker.store.statements import Steps
 
 RecordProperty = Callable[[str, object], None]
@@ -53,14 +53,14 @@ def test_they_agree_on_short_conversations(
 ) -> None:
     """Both ways of BEGIN DIALOG with SEND are taken: the one statement, and after an alteration verb by verb."""
     outcomes = {True: 0, False: 0}
-    begin_and_send = new_dialogs._begin_and_send
+    begin_and_send = deferred_dialogs._begin_and_send
 
     def counted(*given: Any) -> Steps[bool]:
         is_done = yield from begin_and_send(*given)
         outcomes[is_done] += 1
         return is_done
 
-    monkeypatch.setattr(new_dialogs, "_begin_and_send", counted)
+    monkeypatch.setattr(deferred_dialogs, "_begin_and_send", counted)
     steps = request.config.option.model_steps // 2
     run_histories(ShortModel, make_instance_url(), steps, seeded_random, record_property)
     record_property("in one statement", outcomes)

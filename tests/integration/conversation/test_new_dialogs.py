@@ -85,7 +85,7 @@ def done(database: sb.Database, verbs: Callable[[], object]) -> dict[str, int]:
 
 
 def test_begin_send_and_commit_are_one_statement(known: sb.Database, trips: list[None]) -> None:
-    assert done(known, lambda: ask(known)) == {"new_dialogs.one": 1}
+    assert done(known, lambda: ask(known)) == {"deferred_dialogs.one": 1}
     del trips[:]
     for _ in range(3):
         ask(known)
@@ -104,7 +104,7 @@ def test_further_sends_and_timers_join_it(known: sb.Database, trips: list[None])
                 assert tx.send(handle, DOCUMENT, b"<a/>") == 3
 
     several()
-    assert done(known, several) == {"new_dialogs.several": 1}
+    assert done(known, several) == {"deferred_dialogs.several": 1}
     del trips[:]
     several()
     assert len(trips) == 1
@@ -168,7 +168,7 @@ def test_it_writes_what_the_verbs_write_one_by_one(known: sb.Database) -> None:
     assert len(written) == 4
     found = {}
     assert done(known, lambda: found.update(one=ask(known, b"1", b"2", lifetime=1000, encryption=False))) == {
-        "new_dialogs.several": 1
+        "deferred_dialogs.several": 1
     }
     assert rows(found["one"]) == written
     known.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -334,7 +334,7 @@ def test_a_permission_that_was_taken_away_is_missed(known: sb.Database) -> None:
     known.grant("REFERENCES", "clerk", contract=CONTRACT)
     clerk = known.instance.database(known.name, user="clerk")
     ask(clerk)
-    assert done(clerk, lambda: ask(clerk)) == {"new_dialogs.one": 1}
+    assert done(clerk, lambda: ask(clerk)) == {"deferred_dialogs.one": 1}
     with refused(8494, ORDERS), clerk.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.begin_conversation_timer(handle, 5)  # needs SEND on the own service
@@ -374,7 +374,7 @@ def test_another_queue_another_statement(known: sb.Database) -> None:
             for number, handle in enumerate(handles):
                 tx.send(handle, ORDER, b"%d" % number)
 
-    assert done(known, both) == {"new_dialogs.one": 3}
+    assert done(known, both) == {"deferred_dialogs.one": 3}
     assert bodies(known.receive(STOCK_QUEUE)) == [b"0"]
     assert bodies(known.receive(STOCK_QUEUE)) == [b"2"]
 

@@ -48,7 +48,7 @@ def test_they_leave_in_one_statement_and_in_order(database: sb.Database) -> None
         assert pipeline.numbers == [n + 2 for n, _ in _SENT for _ in handles]
     assert places == list(range(2 * len(_SENT)))
     sent = {name: calls for name, (calls, _) in counts.take().items() if "send" in name}
-    assert sent == {"together.send_many": 1}
+    assert sent == {"pipelined_sends.send_many": 1}
     for handle in handles:
         _, *received = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))
         assert [(m.message_type_name, m.message_body) for m in received] == [

@@ -25,7 +25,7 @@ import servicebroker.api.request_batches
 import servicebroker.api.requesting
 from portal import StandIn, upkeep
 from servicebroker import api
-from servicebroker.engine.conversation import plain_verbs
+from servicebroker.engine.conversation import owner_verbs
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import judge
 from servicebroker.model.requests import is_request
@@ -238,7 +238,7 @@ def test_a_transaction_that_takes_answers_together_may_fail(
 
     for module in (api.requesting, api.aio.requesting):
         monkeypatch.setattr(module, "MIN_TOGETHER", 1)
-    monkeypatch.setattr(plain_verbs.requests, "receive_answers", failing)
+    monkeypatch.setattr(owner_verbs.requests, "receive_answers", failing)
     with answering(database):
         for number in range(8):
             assert ask(database, b"%d" % number).message_body == b"%d" % number
@@ -670,4 +670,4 @@ def test_a_request_leaves_in_one_statement(url: str) -> None:
             with instance.connection() as connection:
                 counted = counts_of(connection).take()
         ran = {name for name in counted if name.partition(".")[0] in ("begin", "new_dialogs", "send", "requests")}
-        assert ran == {"new_dialogs.one", "send.answer", "requests.find_answered"}
+        assert ran == {"deferred_dialogs.one", "send.answer", "requests.find_answered"}

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-import servicebroker.engine.conversation.upkeep
+import servicebroker.engine.conversation.maintenance
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.conversation.upkeep import MIN_TRUNCATED_BYTES, give_space_back
+from servicebroker.engine.conversation.maintenance import MIN_TRUNCATED_BYTES, give_space_back
 from servicebroker.store import locks
 from servicebroker.store.running import run
 from support import (
@@ -119,7 +119,7 @@ def test_a_queue_that_cannot_be_searched_in_time_holds_up_no_other(
     fresh_database: sb.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database
-    monkeypatch.setattr(servicebroker.engine.conversation.upkeep, "WORTH_GIVING_BACK", 0)
+    monkeypatch.setattr(servicebroker.engine.conversation.maintenance, "WORTH_GIVING_BACK", 0)
     first, later = queue_number(database, ORDERS_QUEUE), queue_number(database, STOCK_QUEUE)
     assert first < later
     database.send(begin(database), ORDER, b"1")

@@ -31,7 +31,7 @@ from servicebroker.dashboard import Dashboard, People, Proxy, Role, snapshot_cac
 from servicebroker.dashboard.bodies import shown
 from servicebroker.dashboard.sign_in_limits import MAX_FAILURES_PER_NAME
 from servicebroker.dashboard.snapshot_cache import shown_name
-from servicebroker.engine.diagnosis import looks
+from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.engine.diagnosis.queue_counts import queue_depths
 from servicebroker.store.running import run
@@ -287,8 +287,8 @@ def test_looking_stops_no_reader(database: sb.Database) -> None:
     sent(database, (ORDER, b"1"))
     number = queue_number(database, STOCK_QUEUE)
     with psycopg.connect(database.instance.url) as looking:
-        (head,) = run(looking, looks.message_heads(number, "", ""))
-        run(looking, looks.group_locks(number))
+        (head,) = run(looking, dashboard_queries.message_heads(number, "", ""))
+        run(looking, dashboard_queries.group_locks(number))
         assert head.head == b"1"
         assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
         database.alter_queue(STOCK_QUEUE, status=False)
@@ -504,8 +504,8 @@ def test_of_a_large_body_the_beginning_is_fetched(database: sb.Database, browser
     assert "text, 20.0 MB, only the beginning is shown" in answer.text
     assert len(answer.content) < 20_000
     with database.instance.connection() as connection:
-        (head,) = run(connection, looks.message_heads(queue_number(database, STOCK_QUEUE), "", ""))
-    assert (len(head.head or b""), head.size) == (looks.SHOWN_BODY_BYTES, 20_000_000)
+        (head,) = run(connection, dashboard_queries.message_heads(queue_number(database, STOCK_QUEUE), "", ""))
+    assert (len(head.head or b""), head.size) == (dashboard_queries.SHOWN_BODY_BYTES, 20_000_000)
 
 
 @pytest.mark.full

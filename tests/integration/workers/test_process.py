@@ -458,7 +458,7 @@ def _waits(database: sb.Database) -> bool:
     return database.instance.doorbell.count_asleep(queue_number(database, STOCK_QUEUE)) == 1
 
 
-_OF_A_WAIT = ("plain_verbs.wait_for.insert_readers", "plain_verbs.wait_for.delete_readers", "receive.service_changes")
+_OF_A_WAIT = ("owner_verbs.wait_for.insert_readers", "owner_verbs.wait_for.delete_readers", "receive.service_changes")
 
 
 def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, statements: Counter[str]) -> None:
@@ -480,7 +480,7 @@ def test_a_message_that_comes_alone_costs_two_receives(database: sb.Database, st
     assert spent["conversation.receive"] == 2 * alone
     assert not any(spent[name] for name in _OF_A_WAIT)
     assert reader.result(30) == alone + 1
-    assert statements["plain_verbs.wait_for.delete_readers"] == before["plain_verbs.wait_for.delete_readers"] + 1
+    assert statements["owner_verbs.wait_for.delete_readers"] == before["owner_verbs.wait_for.delete_readers"] + 1
 
 
 def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(

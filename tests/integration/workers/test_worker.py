@@ -252,5 +252,5 @@ def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.
         spent = count - before
     assert 1 <= spent["conversation.receive"] <= 3
     assert not any("wait_for" in name for name in spent)
-    assert count["plain_verbs.wait_for.insert_readers"] == 1
-    assert count["plain_verbs.wait_for.delete_readers"] == 1
+    assert count["owner_verbs.wait_for.insert_readers"] == 1
+    assert count["owner_verbs.wait_for.delete_readers"] == 1

@@ -15,8 +15,8 @@ import servicebroker as sb
 import servicebroker.testing as double
 from servicebroker import operations
 from servicebroker.cli.main import load
-from servicebroker.engine.conversation.fenced_verbs import Fenced
-from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.model.errors import RULES
 from servicebroker.model.security.permissions import NEEDS
 from servicebroker.operations.operation import Composite, arguments_of, help_of, method_name
@@ -62,7 +62,7 @@ def test_the_method_of_each_face_shows_the_operation(operation: type[Any], face:
 
 @pytest.mark.parametrize("operation", SINGLE, ids=lambda operation: operation.__name__)
 def test_every_interpreter_runs_it(operation: type[Any]) -> None:
-    assert all(operation in known for known in (Direct.interpreters, Fenced.interpreters))
+    assert all(operation in known for known in (OwnerVerbs.interpreters, RestrictedVerbs.interpreters))
     assert (operation in INTERPRETERS) == (operation not in ADMINISTRATION)  # the double keeps no message aside
 
 

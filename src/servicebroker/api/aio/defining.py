@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.engine.catalog.present import find_present
+from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.operations.application import Application, Change, changes, not_defined, read
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def present(database: AsyncDatabase) -> Application:
     """Return the application that the database has."""
-    return await database._do(find_present(database.database_id, database.name))
+    return await database._do(find_application(database.database_id, database.name))
 
 
 async def differences(

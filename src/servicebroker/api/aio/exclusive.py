@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from servicebroker.engine.catalog.database_users import User, end_users, lock_database, users
+from servicebroker.engine.catalog.database_users import UserTransaction, end_users, lock_database, users
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import sleep
@@ -57,7 +57,7 @@ async def alone(
 
 
 async def _outlast(
-    connection: AsyncDirectConnection, database_id: int, there: list[User], deadline: float | None
+    connection: AsyncDirectConnection, database_id: int, there: list[UserTransaction], deadline: float | None
 ) -> None:
     """Wait until none of these transactions runs any more, or end them."""
     while set(await run(connection, users(database_id))) & set(there):

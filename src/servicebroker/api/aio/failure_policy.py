@@ -25,7 +25,7 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.aio.turns import SAVEPOINT, AsyncGroupTurn, AsyncTurn, Procedure, answer_ends, hold
 from servicebroker.api.shared import tracing
-from servicebroker.engine.conversation.failed_messages import Tracked
+from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
 from servicebroker.model.messages import Message
@@ -240,7 +240,7 @@ class AsyncFailureHandler:
         (message,), transaction = turn.messages, turn.transaction
         self._suspects.discard(_key(message))
         now, text = self._database.instance.clock(), told(problem)
-        before = await transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
+        before = await transaction._do(self._engine.find_failures(message)) or FailureRecord(0, now, text)
         known = before._replace(failures=before.failures + 1)
         failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
         verdict = self._judge(failure, stop)
@@ -272,7 +272,9 @@ class AsyncFailureHandler:
             report(_LOG, logging.ERROR, said, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
-    async def _obey(self, transaction: AsyncTransaction, failure: Failure, known: Tracked, verdict: Verdict) -> None:
+    async def _obey(
+        self, transaction: AsyncTransaction, failure: Failure, known: FailureRecord, verdict: Verdict
+    ) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         await transaction._do(self._engine.forget_failures([message.conversation_handle]))

@@ -30,10 +30,10 @@ from servicebroker.api.shared.preparation import prepare
 from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.diagnosis.consistency import Report, check
 from servicebroker.engine.diagnosis.queue_counts import Backlog, QueueStatus, queue_statuses, transmission_status
-from servicebroker.engine.remote.site import find_instance
+from servicebroker.engine.remote.local_topology import find_instance
 from servicebroker.model import names
 from servicebroker.model.arguments import MAX_BODY_BYTES, checked_maximum
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -117,7 +117,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events(partial(is_interrupt, exits=True))
-        self.engine: type[Direct] = Direct
+        self.engine: type[OwnerVerbs] = OwnerVerbs
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections
         self._interval = upkeep

@@ -10,8 +10,8 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.wrappers import QUEUE_WAS_DROPPED
 from servicebroker.api.shared import tracing
-from servicebroker.engine.conversation.new_dialogs import FirstSend, NewDialog, Pending
-from servicebroker.engine.conversation.together import Waiting, checked_send
+from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending
+from servicebroker.engine.conversation.pipelined_sends import PipelinedSend, checked_send
 from servicebroker.engine.diagnosis.totals import SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
@@ -25,7 +25,7 @@ from servicebroker.store.statements import Steps
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
     from servicebroker.api.aio.instance import AsyncInstance
-    from servicebroker.engine.conversation.plain_verbs import Direct
+    from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 
 ENDED_ON_ITS_CONNECTION = (
     "The transaction was committed or rolled back on its connection: leave the block to end it, and begin another one."
@@ -63,7 +63,7 @@ class AsyncPipeline:
         self.numbers: list[int] = []
         self._database = database
         self._connection = connection
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PipelinedSend] = []
         self._bytes = 0
 
     @property
@@ -91,7 +91,7 @@ class AsyncPipeline:
         sends, self._waiting, self._bytes = self._waiting, [], 0
         database, is_done = self._database, False
         try:
-            numbers = yield from database.engine.in_broker(database.engine.send_together(sends))
+            numbers = yield from database.engine.in_broker(database.engine.send_pipelined(sends))
             is_done = True
         finally:
             if not is_done:  # the cause may be what this process remembers of the conversations
@@ -110,13 +110,13 @@ class AsyncWaitingDialogs:
     def __init__(self, instance: AsyncInstance, connection: AsyncDirectConnection) -> None:
         self._instance = instance
         self._connection = connection
-        self._engine: Direct | None = None  # the engine of the dialogs that wait
+        self._engine: OwnerVerbs | None = None  # the engine of the dialogs that wait
         self._clear()
 
     def __bool__(self) -> bool:
         return bool(self._dialogs)
 
-    async def run(self, engine: Direct, operation: Operation[Any]) -> list[Any]:
+    async def run(self, engine: OwnerVerbs, operation: Operation[Any]) -> list[Any]:
         """Let an operation wait, and return its result in a list. If the list is empty, the operation must be run.
 
         Raises:
@@ -130,12 +130,12 @@ class AsyncWaitingDialogs:
                 return []
             if not isinstance(operation, BeginConversationTimer):
                 return await self._send(engine, dialog, operation)
-            return [None] if engine.foresee_timer(dialog, operation) else []
+            return [None] if engine.defer_timer(dialog, operation) else []
         return []
 
-    async def begin(self, engine: Direct, operation: BeginDialog, group: UUID | None = None) -> list[Any]:
+    async def begin(self, engine: OwnerVerbs, operation: BeginDialog, group: UUID | None = None) -> list[Any]:
         """Let BEGIN DIALOG wait, as `run` does; `group` is the id of the new group."""
-        dialog = engine.foresee(operation, group) if self._may_wait() else None
+        dialog = engine.defer_begin(operation, group) if self._may_wait() else None
         if dialog is None:
             return []
         if self._dialogs and (engine is not self._engine or len(self._dialogs) >= MOST_DIALOGS):
@@ -145,8 +145,8 @@ class AsyncWaitingDialogs:
         self._connection.waiting.verbs = self._leave
         return [dialog.identity.handle]
 
-    async def _send(self, engine: Direct, dialog: NewDialog, operation: Send[int] | SendBatch) -> list[Any]:
-        send = engine.foresee_send(dialog, operation)
+    async def _send(self, engine: OwnerVerbs, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> list[Any]:
+        send = engine.defer_send(dialog, operation)
         if send is None:
             return []
         size = sum(len(content or b"") for content in send.contents)
@@ -194,25 +194,25 @@ class AsyncWaitingDialogs:
     def _leave_with_messages(self) -> Steps[None]:
         return self._steps_in_transaction([dialog for dialog in self._dialogs.values() if dialog.messages])
 
-    def _steps_in_transaction(self, dialogs: list[NewDialog]) -> Steps[None]:
+    def _steps_in_transaction(self, dialogs: list[DeferredDialog]) -> Steps[None]:
         if is_idle(self._connection):
             raise InstanceError(ENDED_ON_ITS_CONNECTION)
         return (yield from self._steps(dialogs))
 
-    def _steps(self, dialogs: list[NewDialog]) -> Steps[None]:
+    def _steps(self, dialogs: list[DeferredDialog]) -> Steps[None]:
         engine, messages, pending, is_done = self._engine, self._messages, Pending(dialogs, self._sends), False
         assert engine is not None
         left = self._dialogs.keys() - {dialog.identity.handle for dialog in dialogs}
         self._clear({handle: dialog for handle, dialog in self._dialogs.items() if handle in left})
         try:
-            yield from engine.in_broker(engine.begin_together(pending))
+            yield from engine.in_broker(engine.begin_deferred(pending))
             is_done = True
         finally:
             if not is_done:  # the cause may be what this process remembers of the services
-                engine.forget_ways(dialogs)
+                engine.forget_paths(dialogs)
         self._instance.tally.add(SENDS, messages)
 
-    def _clear(self, left: dict[UUID, NewDialog] | None = None) -> None:
-        self._dialogs: dict[UUID, NewDialog] = left or {}
-        self._sends: list[FirstSend] = []
+    def _clear(self, left: dict[UUID, DeferredDialog] | None = None) -> None:
+        self._dialogs: dict[UUID, DeferredDialog] = left or {}
+        self._sends: list[DeferredSend] = []
         self._messages = self._bytes = 0

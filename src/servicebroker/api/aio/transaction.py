@@ -17,7 +17,7 @@ from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.shared import tracing
 from servicebroker.engine.activation.poison_detection import outcomes
-from servicebroker.engine.conversation.plain_verbs import NOT_FOUND, Direct
+from servicebroker.engine.conversation.owner_verbs import NOT_FOUND, OwnerVerbs
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
@@ -400,7 +400,7 @@ def raise_in_our_words(problem: psycopg.Error) -> NoReturn:
     raise said from problem
 
 
-async def find_reason(connection: psycopg.AsyncConnection[Any], engine: Direct, refused: BrokerError) -> None:
+async def find_reason(connection: psycopg.AsyncConnection[Any], engine: OwnerVerbs, refused: BrokerError) -> None:
     """Raise 8442 if something was not found because its database was dropped."""
     if refused.number in NOT_FOUND and not connection.closed:
         try:

@@ -96,7 +96,7 @@ async def watched(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], b
     engine = verbs.engine
 
     def with_looks() -> Steps[Any]:
-        return engine.watched(operation, begin(), verbs._tell)
+        return engine.observe(operation, begin(), verbs._tell)
 
     return await inner(verbs, operation, with_looks)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE, ensure_database
-from servicebroker.engine.conversation.fenced_verbs import Fenced, applied_migrations, find_home_of
-from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs, applied_migrations, find_home_of
 from servicebroker.store.connection import connect
 from servicebroker.store.home import check_home, find_home
 from servicebroker.store.migrations import applied, check_whole, migrate
@@ -18,7 +18,7 @@ from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Rows, Steps
 
 
-def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False) -> type[Direct]:
+def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False) -> type[OwnerVerbs]:
     """Bring the schema up to date, and what every instance has; the first time this makes both.
 
     A `clock` that follows the server is set by it. On a standby the primary migrates, and for a restricted role the
@@ -39,7 +39,7 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
             check_whole({number for (number,) in run(connection, _applied())})
             ((home,),) = run(connection, _home())
             check_home(home, connection.info.dbname)
-            return Fenced
+            return RestrictedVerbs
         try:
             if is_standby:
                 check_whole(applied(connection))
@@ -51,7 +51,7 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
                 run_alone(connection, ensure_database(SYSTEM_DATABASE))
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             raise in_our_words(problem) or problem from problem
-    return Direct
+    return OwnerVerbs
 
 
 # the role has rights on the functions of the fence, and none on the tables

@@ -43,7 +43,7 @@ def told(act: Act) -> list[str]:
     """Return an act in one or two lines."""
     where = f" in {act.database}" if act.database else ""
     by = f"{act.principal} ({act.role})" if act.principal and act.principal != act.role else act.role
-    how = ", ".join(part for part in (act.face or "not by servicebroker", act.program, act.address) if part)
+    how = ", ".join(part for part in (act.client_kind or "not by servicebroker", act.program, act.address) if part)
     changes = changed(act)
     first = f"{act.at:%Y-%m-%d %H:%M:%S} UTC {by}: {act.act} {act.subject}{where} [{how}]"
     return [first, f"    {'; '.join(changes)}"] if changes else [first]

@@ -13,7 +13,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import is_down, kept_certificates, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker.engine.conversation.fenced_verbs import Fenced
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.facts import find_timeouts, gather, gather_conversation
 from servicebroker.engine.diagnosis.findings import (
     Finding,
@@ -45,7 +45,7 @@ def doctor(
     try:
         with open_existing(instance) as opened:
             findings = _look(opened) if conversation is None else _look_at(opened, database or "", conversation)
-            if opened.engine is Fenced and not as_json:
+            if opened.engine is RestrictedVerbs and not as_json:
                 say("Seen by a restricted role: its own queues and conversations.", error=True)
     except InstanceError as problem:
         if not is_down(instance, problem):
@@ -65,7 +65,7 @@ def doctor(
 
 
 def _look(opened: Instance) -> list[Finding]:
-    gathered = gather_own if opened.engine is Fenced else gather
+    gathered = gather_own if opened.engine is RestrictedVerbs else gather
     with opened.connection() as connection:
         timeouts = run(connection, find_timeouts())
     with connect(opened.url, application_name="servicebroker doctor") as connection:  # which those do not cut
@@ -73,6 +73,6 @@ def _look(opened: Instance) -> list[Finding]:
 
 
 def _look_at(opened: Instance, database: str, handle: UUID) -> list[Finding]:
-    gathered = gather_own_conversation if opened.engine is Fenced else gather_conversation
+    gathered = gather_own_conversation if opened.engine is RestrictedVerbs else gather_conversation
     found = opened.database(database)
     return judge_conversation(found._do(gathered(found.database_id, handle, opened.clock())))

@@ -17,8 +17,8 @@ from servicebroker.cli.existing import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
-from servicebroker.engine.diagnosis.adopting import adopt as adopting
-from servicebroker.engine.diagnosis.adopting import check_alone, databases
+from servicebroker.engine.diagnosis.adoption import adopt as adopting
+from servicebroker.engine.diagnosis.adoption import check_alone, databases
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.store import copies

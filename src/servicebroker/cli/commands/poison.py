@@ -188,7 +188,7 @@ def export(
     with open_database(instance, database) as opened:
         bodies = [one.message_body or b"" for one in opened.set_aside_messages() if one.set_aside_id == number]
     if not bodies:
-        raise failed_messages.unknown(number)
+        raise failed_messages.unknown_dead_letter(number)
     if to is None:
         say_bytes(bodies[0])
         return

@@ -11,7 +11,7 @@ from servicebroker.cli.existing import open_database
 from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker.engine.catalog.present import find_present
+from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.engine.diagnosis.queue_counts import queue_statuses
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import counted
@@ -27,7 +27,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `
 def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the queues of a database, how many messages wait, and whether they are on."""
     with open_database(instance, database) as opened:
-        parts = opened._do(find_present(opened.database_id, opened.name)).queues
+        parts = opened._do(find_application(opened.database_id, opened.name)).queues
         with opened.instance.connection() as connection:
             statuses = run(connection, queue_statuses())
     waiting = {one.queue: one for one in statuses if one.database.lower() == database.lower()}

@@ -8,7 +8,7 @@ from servicebroker.cli.existing import open_database
 from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
-from servicebroker.engine.catalog.present import find_present
+from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.operations.services import AlterService, CreateService, DropService
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: their queues, and what they answer to.")
@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: th
 def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the services of a database, each with its queue and contracts."""
     with open_database(instance, database) as opened:
-        services = opened._do(find_present(opened.database_id, opened.name)).services
+        services = opened._do(find_application(opened.database_id, opened.name)).services
     if as_json:
         told = [{"service": name, "queue": one.queue, "contracts": one.contracts} for name, one in services.items()]
         say_json({"services": told})

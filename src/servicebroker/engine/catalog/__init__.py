@@ -20,6 +20,6 @@ new state.
 
 **Where.** CREATE of contracts, queues and services, and looking them up: `catalog.py`. ALTER and DROP of queues, DROP
 CONTRACT: `alter.py`; of services: `services.py`. ALTER DATABASE: `database_options.py`, `read_only.py`; transactions
-that use a database: `database_users.py`. The objects of a database as one value: `present.py`. Every other kind of
-object has the file of its name. Begin with `create_service` in `catalog.py`, then `services.py`.
+that use a database: `database_users.py`. The objects of a database as one value: `current_application.py`. Every other
+kind of object has the file of its name. Begin with `create_service` in `catalog.py`, then `services.py`.
 """

@@ -10,14 +10,14 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Queue, find_queue_now, find_user_object
 from servicebroker.engine.catalog.definer import Definer
-from servicebroker.engine.conversation.failure import Failed, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import ConversationFailure, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.retention import set_retention
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.authorization import authorize, contracts, forget_permissions
 from servicebroker.engine.security.authorization import queue as queue_named
 from servicebroker.model import names
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import Kind
 from servicebroker.operations.contracts import DropContract
 from servicebroker.operations.queues import AlterQueue
@@ -39,8 +39,8 @@ def lock_catalog(principal: str = "") -> Statement:
     """Lock the catalog: definitions change one at a time; SEND and RECEIVE do not wait. Gives the audit the user."""
     return Statement(
         "alter.lock_catalog",
-        f"select pg_advisory_xact_lock($1, 0), {telling(2)}",
-        (locks.CATALOG, principal, face()),
+        f"select pg_advisory_xact_lock($1, 0), {audit_context_sql(2)}",
+        (locks.CATALOG, principal, client_kind()),
     )
 
 
@@ -69,7 +69,7 @@ def drop_contract(definer: Definer, operation: DropContract) -> Steps[None]:
     yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))
-    yield tell_remote(both, Failed.of(BrokerError(8487)))
+    yield tell_remote(both, ConversationFailure.of(BrokerError(8487)))
     for table in ("service_contract_message_usages", "service_contracts"):
         yield Statement(
             "alter.drop_contract.delete_contract",

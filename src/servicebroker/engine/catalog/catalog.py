@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog.ways import FencedWays, Ways
+from servicebroker.engine.catalog.delivery_paths import DeliveryPaths, RestrictedPaths
 from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, checked_contracts
 from servicebroker.model.errors import BrokerError
@@ -144,8 +144,8 @@ class Catalog:
     answered: dict[tuple[int, int], Answered] = field(default_factory=dict)  # by `Taken.kind`
     told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue of the last END, by `Taken.kind`
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
-    ways: Ways = field(default_factory=Ways)
-    fenced_ways: FencedWays = field(default_factory=FencedWays)
+    paths: DeliveryPaths = field(default_factory=DeliveryPaths)
+    restricted_paths: RestrictedPaths = field(default_factory=RestrictedPaths)
 
     def remember(self, handle: UUID, channel: Channel) -> None:
         """Cache `channel` for the next SEND; drops the oldest beyond the limit."""

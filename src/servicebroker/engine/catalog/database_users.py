@@ -19,17 +19,17 @@ SQL = SqlFile(__file__)
 _LOCK_TIMEOUTS = (20, 20, 50, 50, 100, 100, 200, 200)
 
 
-class User(NamedTuple):
+class UserTransaction(NamedTuple):
     """A running transaction that uses a database."""
 
     pid: int
     xact_start: datetime
 
 
-def users(database_id: int) -> Steps[list[User]]:
+def users(database_id: int) -> Steps[list[UserTransaction]]:
     """Return transactions that have begun a dialog, sent or received there. Readers of tables do not count."""
     rows = yield SQL("users", (database_id, locks.BEGIN_IN))
-    return [User(*row) for row in rows]
+    return [UserTransaction(*row) for row in rows]
 
 
 def lock_database(database_id: int, attempt: int) -> Steps[None]:
@@ -57,6 +57,6 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     yield SQL("lock_database.reset_timeout", prepared=False)
 
 
-def end_users(there: list[User]) -> Steps[None]:
+def end_users(there: list[UserTransaction]) -> Steps[None]:
     """ROLLBACK: end the sessions of these transactions, unless they have started another one."""
     yield SQL("end_users", ([user.pid for user in there], [user.xact_start for user in there]))

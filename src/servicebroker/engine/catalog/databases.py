@@ -9,8 +9,8 @@ from servicebroker.engine.catalog.catalog import create_queue, insert_usages
 from servicebroker.engine.catalog.database_options import new_broker
 from servicebroker.engine.catalog.read_only import set_read_write
 from servicebroker.model import names
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import DBO_ID, FIXED_PRINCIPALS, GRANT, GUEST_ID, Kind
 from servicebroker.operations.queues import CreateQueue
 from servicebroker.store.queue import quoted
@@ -36,8 +36,8 @@ def create_database(name: str) -> Steps[int]:
     rows = yield Statement(
         "databases.create_database.insert_databases",
         "insert into servicebroker.databases (name) values ($1) on conflict do nothing "
-        f"returning database_id, {telling(2)}",
-        (name, "", face()),
+        f"returning database_id, {audit_context_sql(2)}",
+        (name, "", client_kind()),
     )
     if not rows:
         raise BrokerError(1801, name)

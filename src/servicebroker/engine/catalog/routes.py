@@ -9,8 +9,8 @@ from servicebroker.engine.catalog.alter import renew_routes
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.delivery.transmission import lock_delivery, match_again
+from servicebroker.engine.remote.local_topology import find_topology
 from servicebroker.engine.remote.mirrored_pairs import find_explanations, forget_unused
-from servicebroker.engine.remote.site import find_site
 from servicebroker.engine.security.authorization import authorize, forget_permissions
 from servicebroker.engine.security.authorization import route as route_named
 from servicebroker.engine.security.principals import find_owner
@@ -116,7 +116,7 @@ def explain_route(
     if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
         raise BrokerError(402, "SERVICE_NAME", shown(service), "the name of a service")
     instance = _identifier("", broker_instance)
-    located = yield from find_site([service], now)
+    located = yield from find_topology([service], now)
     outside = yield from located.routes(catalog, located.msdb)
     mirrors = yield from find_explanations()
     if database_id is None:

@@ -10,9 +10,9 @@ the transmission queue, or refuses. To another instance a SEND writes a row of t
 The first SEND on a received conversation tries the path of the last such SEND of its service and contract
 (`Catalog.answered`); its statement compares them with the row.
 
-**BEGIN DIALOG** (`begin.py`). Inside the instance the process caches both sides (`engine/catalog/ways.py`). A new
-conversation on a cached path is deferred: it leaves with its first messages, in one statement (`new_dialogs.py`). If
-the path has changed, the verbs run one after the other.
+**BEGIN DIALOG** (`begin.py`). Inside the instance the process caches both sides (`engine/catalog/delivery_paths.py`). A
+new conversation on a cached path is deferred: it leaves with its first messages, in one statement
+(`deferred_dialogs.py`). If the path has changed, the verbs run one after the other.
 
 **RECEIVE** (`receive.py`, and `receive` in `store/queue.sql`). The queue's function fires due timers and lifetimes,
 chooses a conversation group that is not locked, deletes its messages and returns them. If nothing comes back, the
@@ -34,10 +34,11 @@ blocked or remote; then `end.py` goes step by step.
 * A shared body (`shared_bodies.py`) lives as long as a message refers to it: each message has a row as its reader.
 * Cached permissions of SEND and RECEIVE hold for one catalog version of the queue.
 * No state grows without bound: closed target endpoints go after 30 minutes, an emptied queue gives its space back
-  (`upkeep.py`), and `Catalog` keeps a bounded number of channels.
+  (`maintenance.py`), and `Catalog` keeps a bounded number of channels.
 
-**Where.** The owner's verbs: `plain_verbs.py`; those of a restricted role: `fenced_verbs.py` with `store/fence.sql`.
-BEGIN DIALOG and timers: `begin.py`. SENDs of a pipeline: `together.py`; to several handles: `multicast.py`. Failures:
-`failure.py`, `failed_messages.py`, `replay.py`. Due work of queues without readers: `upkeep.py`. Retention:
-`retention.py`. Pools: `recycling.py`. Traces and events: `traces.py`, `watching.py`. Begin with `send.py`.
+**Where.** The owner's verbs: `owner_verbs.py`; those of a restricted role: `restricted_verbs.py` with
+`store/fence.sql`. BEGIN DIALOG and timers: `begin.py`. SENDs of a pipeline: `pipelined_sends.py`; to several handles:
+`multicast.py`. Failures: `failure.py`, `failed_messages.py`, `replay.py`. Due work of queues without readers:
+`maintenance.py`. Retention: `retention.py`. Pools: `recycling.py`. Traces and events: `traces.py`, `verb_events.py`.
+Begin with `send.py`.
 """

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.catalog.delivery_paths import OwnSide
 from servicebroker.engine.catalog.priorities import PRIORITY
-from servicebroker.engine.catalog.ways import OwnSide
 from servicebroker.engine.conversation.endpoints import find_endpoint, lock_group, lock_group_of
 from servicebroker.model import names
 from servicebroker.model.arguments import CURRENT_DATABASE

@@ -34,7 +34,7 @@ _SET_ASIDE = (
 )
 
 
-class Tracked(NamedTuple):
+class FailureRecord(NamedTuple):
     """The failures recorded for a message."""
 
     failures: int
@@ -42,15 +42,17 @@ class Tracked(NamedTuple):
     first_error: str
 
 
-def find_failures(message: Message) -> Steps[Tracked | None]:
+def find_failures(message: Message) -> Steps[FailureRecord | None]:
     """Return how often this message has failed; None if never."""
     rows = yield SQL(
         "find_failures", (message.conversation_handle, message.message_sequence_number, message.message_type_id)
     )
-    return Tracked(*rows[0]) if rows else None
+    return FailureRecord(*rows[0]) if rows else None
 
 
-def track(queue_id: int, message: Message, known: Tracked, error: str, now: datetime, after: float) -> Steps[None]:
+def track(
+    queue_id: int, message: Message, known: FailureRecord, error: str, now: datetime, after: float
+) -> Steps[None]:
     """Record a failure of the message. `known` holds its failures so far; it is retried after `after` seconds."""
     until = now + timedelta(seconds=after) if after else None
     yield SQL(
@@ -93,7 +95,7 @@ def sweep(queue_id: int) -> Steps[None]:
 
 
 def set_aside(
-    database_id: int, queue_id: int, message: Message, known: Tracked, error: str, traceback: str, now: datetime
+    database_id: int, queue_id: int, message: Message, known: FailureRecord, error: str, traceback: str, now: datetime
 ) -> Steps[None]:
     """Store a message that this transaction has received as a dead letter, for an operator."""
     yield SQL(
@@ -131,7 +133,7 @@ def set_aside_messages(database_id: int, queue_id: int | None) -> Steps[list[Set
     return [SetAsideMessage(*row) for row in rows]
 
 
-class Handled(NamedTuple):
+class DeadLetterId(NamedTuple):
     """The identity of a dead letter that an operator has replayed or discarded."""
 
     queue: str
@@ -140,7 +142,7 @@ class Handled(NamedTuple):
     message_type: str
 
 
-def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
+def discard(database_id: int, set_aside_id: int) -> Steps[DeadLetterId]:
     """Remove a dead letter.
 
     Raises:
@@ -148,10 +150,10 @@ def discard(database_id: int, set_aside_id: int) -> Steps[Handled]:
     """
     rows = yield SQL("discard", (database_id, set_aside_id))
     if not rows:
-        raise unknown(set_aside_id)
-    return Handled(*rows[0])
+        raise unknown_dead_letter(set_aside_id)
+    return DeadLetterId(*rows[0])
 
 
-def unknown(set_aside_id: int) -> BrokerError:
+def unknown_dead_letter(set_aside_id: int) -> BrokerError:
     """Return the error for a number that no dead letter has."""
     return BrokerError(402, "the number of a message", str(set_aside_id), "that of a message that is set aside")

@@ -20,7 +20,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-class Failed(NamedTuple):
+class ConversationFailure(NamedTuple):
     """The Error that the peer is to get because its message was refused; the code is negative.
 
     `message_type` is that of the message that has just been refused, '' if the whole conversation is.
@@ -76,7 +76,7 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
         yield from remove_endpoints(gone)
 
 
-def tell_remote(handles: Iterable[UUID], failed: Failed) -> Statement:
+def tell_remote(handles: Iterable[UUID], failed: ConversationFailure) -> Statement:
     """Store the Error for the remote peers of these endpoints, which get it when they next send."""
     return SQL("tell_remote", (list(handles), failed.code, failed.description))
 

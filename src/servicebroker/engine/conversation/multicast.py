@@ -104,16 +104,16 @@ def _deliver(
     body_id: int | None,
 ) -> Steps[dict[UUID, int]]:
     """Deliver with one statement for each queue that can take the message now. Returns sequence numbers by handle."""
-    ways: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
+    handles_by_path: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
     for endpoint in endpoints:
         if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended or endpoint.retains:
             continue
         if (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
             usage = (yield from far_usages(catalog, endpoint))[message_type]
-            way = (endpoint.peer_queue_id, usage.message_type_id, usage.validation, endpoint.catalog_version)
-            ways[way].append(endpoint.conversation_handle)
+            path = (endpoint.peer_queue_id, usage.message_type_id, usage.validation, endpoint.catalog_version)
+            handles_by_path[path].append(endpoint.conversation_handle)
     sent: dict[UUID, int] = {}
-    for (queue_id, type_id, validation, version), together in ways.items():
+    for (queue_id, type_id, validation, version), together in handles_by_path.items():
         values = (together, type_id, validation, body_id, version)
         rows = yield Statement("multicast.deliver", enqueue.send_shared(queue_id), values)
         sent.update((handle, number) for handle, number, _ in rows)

@@ -23,7 +23,7 @@ SQL = SqlFile(__file__)
 MAX_ERRORS = 1000
 
 
-class Line(NamedTuple):
+class PoolAddress(NamedTuple):
     """The address of a pool's conversations: broker database, both services, contract."""
 
     database_id: int
@@ -52,13 +52,13 @@ class ConversationError(NamedTuple):
     received_at: datetime
 
 
-def take(line: Line, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
+def take(line: PoolAddress, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
     """Lock the session's row, add `messages` to its count, and return its conversation; None if it has none."""
     rows = yield SQL("take", (*line, session, messages))
     return rows[0][0], rows[0][1]
 
 
-def keep(line: Line, session: str, handle: UUID) -> Steps[None]:
+def keep(line: PoolAddress, session: str, handle: UUID) -> Steps[None]:
     """Assign this conversation to the session, whose row is locked."""
     yield SQL("keep", (*line[:4], session, handle))
 
@@ -74,7 +74,7 @@ def release(handle: UUID) -> Steps[str | None]:
     return rows[0][0] if rows else None
 
 
-def sessions(line: Line) -> Steps[list[UUID]]:
+def sessions(line: PoolAddress) -> Steps[list[UUID]]:
     """Return the conversations in use."""
     rows = yield SQL("sessions", line[:4])
     return [handle for (handle,) in rows]

@@ -16,7 +16,7 @@ from servicebroker.engine.catalog.catalog import Catalog, find_usages
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint, lock_conversation
-from servicebroker.engine.conversation.failed_messages import Handled, discard, unknown
+from servicebroker.engine.conversation.failed_messages import DeadLetterId, discard, unknown_dead_letter
 from servicebroker.engine.conversation.send import send
 from servicebroker.model import names
 from servicebroker.model.arguments import CURRENT_DATABASE, OMITTED, stored_body
@@ -41,7 +41,7 @@ _RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RAN
 class Replayed(NamedTuple):
     """The message that is in its queue again, and the initiator's handle if it is on a new conversation."""
 
-    message: Handled
+    message: DeadLetterId
     new_conversation: UUID | None
 
 
@@ -104,7 +104,7 @@ def _is_sent(message: _SetAside) -> bool:
 def _find(database_id: int, set_aside_id: int) -> Steps[_SetAside]:
     rows = yield SQL("find", (database_id, set_aside_id))
     if not rows:
-        raise unknown(set_aside_id)
+        raise unknown_dead_letter(set_aside_id)
     return _SetAside(*rows[0])
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Answered, Catalog, Channel, Usage, Usages, find_usages
-from servicebroker.engine.catalog.ways import TargetSide, Way
+from servicebroker.engine.catalog.delivery_paths import DeliveryPath, TargetSide
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
     Endpoint,
@@ -62,8 +62,8 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
                 catalog.enqueued(channel.far_priority, 1)
                 return int(rows[0][0])
         catalog.forget(handle)
-    elif (way := catalog.ways.take_begun(handle)) is not None and (
-        yield from _open_and_send(catalog, way, operation, content, now)
+    elif (path := catalog.paths.take_begun(handle)) is not None and (
+        yield from _open_and_send(catalog, path, operation, content, now)
     ):
         return 0
     return (yield from _send_slowly(catalog, handle, message_type, [content], now))
@@ -100,37 +100,37 @@ def _answer(
 
 
 def _open_and_send(
-    catalog: Catalog, way: Way, operation: Send[int], content: bytes | None, now: datetime
+    catalog: Catalog, path: DeliveryPath, operation: Send[int], content: bytes | None, now: datetime
 ) -> Steps[bool]:
     """SEND the first message on a conversation whose path is cached. False if nothing was written."""
-    usage = usage_on(way, operation.message_type, [content])
+    usage = usage_on(path, operation.message_type, [content])
     if usage is None:
         return False
     handle = operation.handle
     rows = yield Statement(
         "send.open_and_send",
-        enqueue.open_and_send(way.target.queue_id),
-        (*way.parameters, handle, now, usage.message_type_id, usage.validation, content),
+        enqueue.open_and_send(path.target.queue_id),
+        (*path.parameters, handle, now, usage.message_type_id, usage.validation, content),
     )
     if not rows:
-        catalog.ways.forget(way)
+        catalog.paths.forget(path)
         return False
     assert isinstance(handle, UUID)
-    note_sent(catalog, way, [handle], rows[0][0], 1)
+    note_sent(catalog, path, [handle], rows[0][0], 1)
     return True
 
 
-def usage_on(way: Way, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
+def usage_on(path: DeliveryPath, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
     """Return the target's usage of the type of first messages, from the cache; None if a side does not take them."""
-    near, far = way.target.near.get(message_type), way.target.far.get(message_type)
+    near, far = path.target.near.get(message_type), path.target.far.get(message_type)
     if near is None or not near.by_initiator or not all(accepts(far, True, content) for content in contents):
         return None
     return far
 
 
-def note_sent(catalog: Catalog, way: Way, handles: Sequence[UUID], priority: int, messages: int) -> None:
+def note_sent(catalog: Catalog, path: DeliveryPath, handles: Sequence[UUID], priority: int, messages: int) -> None:
     """Cache the path of conversations whose first messages were sent."""
-    target = way.target
+    target = path.target
     channel = Channel(True, target.queue_id, target.near, target.far, target.catalog_version, priority)
     for handle in handles:
         catalog.remember(handle, channel)
@@ -383,7 +383,7 @@ def _remember_target(
         near,
         far,
     )
-    catalog.ways.remember_target(
+    catalog.paths.remember_target(
         begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
     )
 

@@ -20,7 +20,7 @@ exist yet, its queue or its broker may be off, or a route may be missing.
 * A transaction that may park messages for a service takes `lock_service` before it locks an endpoint. CREATE, ALTER
   and DROP SERVICE take the same lock exclusively. So either side sees what the other one did.
 * The definitions of the receiver's database decide whether a message is accepted.
-* If the target is in another database, `acting.py` decides once which principal the conversation acts as.
+* If the target is in another database, `impersonation.py` decides once which principal the conversation acts as.
 
 Begin with `opening.py`, then `deliver_conversation` in `transmission.py`.
 """

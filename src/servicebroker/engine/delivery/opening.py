@@ -8,9 +8,9 @@ from typing import NamedTuple
 from servicebroker.engine.catalog.catalog import Catalog, find_labels
 from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.endpoints import Endpoint, never_opened
-from servicebroker.engine.delivery.acting import Actor, find_actor
+from servicebroker.engine.delivery.impersonation import Actor, find_actor
+from servicebroker.engine.remote.local_topology import ChancePick, find_topology
 from servicebroker.engine.remote.missing_routes import ask
-from servicebroker.engine.remote.site import Picking, find_site
 from servicebroker.engine.security.authorization import refused_arrival
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES, BrokerError
@@ -67,10 +67,12 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if initiator.obstacle:
         return Outcome(waits=initiator.obstacle)
     contract = yield from _contract_name(catalog, initiator)
-    located = yield from find_site([initiator.far_service], now, contract=contract, database_id=initiator.database_id)
+    located = yield from find_topology(
+        [initiator.far_service], now, contract=contract, database_id=initiator.database_id
+    )
     own = located.find(initiator.database_id)
     routes = yield from located.routes(catalog, own)
-    pick = Picking(located.chance)
+    pick = ChancePick(located.chance)
     decision = classify(
         Conversation(initiator.far_service, initiator.far_broker_instance, own.broker),
         routes,

@@ -104,7 +104,7 @@ def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
     """
     parked = yield Statement(
         "transmission.deliverable.find_parked",
-        f"select distinct e.conversation_handle {WAY_IS_FREE} "
+        f"select distinct e.conversation_handle {PATH_IS_FREE} "
         "and e.conversation_handle in "
         "(select conversation_handle from servicebroker.transmission_queue where xact >= $1::text::xid8)",
         (str(since),),
@@ -167,7 +167,7 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
 
 
 # endpoints that are parked, or may have parked messages, though the path to the peer is free
-WAY_IS_FREE = (
+PATH_IS_FREE = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
     "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -195,7 +195,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
         "from (select e.conversation_handle, p.queue_id, p.database_id, e.is_initiator and ("
         "        p.far_principal_id is not null or exists (select from servicebroker.services s "
-        f"       where s.service_id = e.service_id and s.owner_id <> {DBO_ID})) as is_checked {WAY_IS_FREE} "
+        f"       where s.service_id = e.service_id and s.owner_id <> {DBO_ID})) as is_checked {PATH_IS_FREE} "
         "      and e.conversation_handle = any ($1)) w "
         "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
         "left join servicebroker.message_types m "

@@ -15,8 +15,8 @@ sentences with advice. `cli/commands/doctor.py` prints them, and the pages of th
 
 **Where.** `servicebroker check`: `consistency.py`. Metrics: `counters.py`. Counters of applications: `totals.py`. Rates
 of the last hour, day and month: `history.py`. Changes of definitions: `audit.py`, written by `store/audit.sql`. The
-life of conversations: `trail.py`, written by `store/trail.sql`. A restored copy: `adopting.py`. Poison:
-`poison_report.py`. Queries of the dashboard alone: `looks.py`. The view of a restricted role: `own_facts.py`. Clocks,
-certificates and publications: `wrong_clocks.py`, `engine/security/certificate_ages.py`, `publications.py`. Begin with
-`findings.py`.
+life of conversations: `trail.py`, written by `store/trail.sql`. A restored copy: `adoption.py`. Poison:
+`poison_report.py`. Queries of the dashboard alone: `dashboard_queries.py`. The view of a restricted role:
+`own_facts.py`. Clocks, certificates and publications: `wrong_clocks.py`, `engine/security/certificate_ages.py`,
+`publications.py`. Begin with `findings.py`.
 """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from servicebroker.model.faces import face
+from servicebroker.model.client_kind import client_kind
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import AUDIT_KEPT
 from servicebroker.store.statements import Statement, Steps
@@ -29,7 +29,7 @@ class Act(NamedTuple):
     transaction: int
     role: str
     principal: str
-    face: str
+    client_kind: str
     program: str
     address: str
     act: str
@@ -45,7 +45,8 @@ def note(act: str, database: str, subject: str, after: Mapping[str, object], pri
     `principal` is the acting one; '' stands for the one that has taken the lock of definitions in this transaction.
     """
     yield SQL(
-        "note", (principal, face(), act, database, subject, list(after), [str(value) for value in after.values()])
+        "note",
+        (principal, client_kind(), act, database, subject, list(after), [str(value) for value in after.values()]),
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.activation.clause import OWNER_ID
 from servicebroker.engine.catalog.alter import dropped_queues
-from servicebroker.engine.delivery.transmission import WAY_IS_FREE
+from servicebroker.engine.delivery.transmission import PATH_IS_FREE
 from servicebroker.engine.diagnosis.queue_counts import in_parts, stored_queues
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.expected_objects import changed
@@ -90,7 +90,7 @@ _CHECKS = {
         "(select from servicebroker.conversation_endpoints e where e.conversation_group_id = g.conversation_group_id)"
     ),
     28021: (
-        f"select distinct e.conversation_handle {WAY_IS_FREE} "
+        f"select distinct e.conversation_handle {PATH_IS_FREE} "
         "and exists (select from servicebroker.transmission_queue t "
         "where t.conversation_handle = e.conversation_handle and t.enqueue_time < $1)"
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.conversation.fenced_verbs import call
+from servicebroker.engine.conversation.restricted_verbs import call
 from servicebroker.engine.diagnosis.findings import ConversationFacts, Facts, QueueFacts, WaitFacts
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model.errors import BrokerError

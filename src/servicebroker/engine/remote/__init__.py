@@ -21,8 +21,8 @@ reads bodies. `acknowledge` deletes rows.
 * A message is acknowledged after the commit that stores it, also if it waits beside a queue that is off.
 * An unreadable Error or EndDialog of a peer is replaced by a readable one: `_readable`.
 
-**Where.** Facts of this instance for routing: `site.py`. Endpoints with a remote peer: `remote_endpoints.py`. The
-dynamic routing service: `missing_routes.py`, `route_answers.py`. Permission to begin a conversation from outside:
+**Where.** Facts of this instance for routing: `local_topology.py`. Endpoints with a remote peer: `remote_endpoints.py`.
+The dynamic routing service: `missing_routes.py`, `route_answers.py`. Permission to begin a conversation from outside:
 `admission.py`. Peers and their claims: `known_peers.py`. Mirrored routes: `mirrored_pairs.py`. Refusals, for doctor:
 `refusals.py`, `old_copies.py`. Begin with `departing.py`.
 """

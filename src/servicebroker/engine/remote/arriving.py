@@ -20,7 +20,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Usages, find_usages
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import close_endpoints
 from servicebroker.engine.conversation.enqueue import RANK_DATA, RANK_ERROR
-from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.validation import Sender, rejection
 from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
 from servicebroker.engine.remote.remote_opening import (
@@ -59,7 +59,7 @@ class Result(NamedTuple):
     postponed: list[UUID]
     gone: set[UUID]
     closed: list[UUID]
-    failures: dict[UUID, Failed]
+    failures: dict[UUID, ConversationFailure]
     queues: set[int]
     made: dict[UUID, MadeTarget]
     is_beside: bool = False
@@ -275,12 +275,12 @@ def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
 
-def _told(plan: Plan) -> Failed | None:
+def _told(plan: Plan) -> ConversationFailure | None:
     """Return the error that the peer gets, now or again."""
     if plan.failure is not None:
-        return Failed.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
+        return ConversationFailure.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
     endpoint = plan.endpoint
-    return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
+    return None if endpoint.failure_code is None else ConversationFailure(endpoint.failure_code, endpoint.failure_text)
 
 
 def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch, large: int) -> Steps[Plan]:
@@ -489,7 +489,7 @@ def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
     for plan in plans:
         endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
         if plan.failure is not None:
-            yield tell_remote([handle], Failed.of(plan.failure.to_sender))
+            yield tell_remote([handle], ConversationFailure.of(plan.failure.to_sender))
             yield from fail_endpoints([handle], plan.failure.to_receiver)
             continue
         if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it

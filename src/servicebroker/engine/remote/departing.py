@@ -17,11 +17,11 @@ from msgspec import structs
 
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import close_endpoints
-from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_with, tell_remote
+from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_with, tell_remote
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.engine.remote.local_topology import ChancePick, LocalInstance, LocalTopology, find_topology
 from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
-from servicebroker.engine.remote.site import Here, Located, Picking, find_site
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
@@ -164,21 +164,21 @@ _PAGE = (
 
 
 def route(
-    catalog: Catalog, departures: Sequence[RemoteEndpoint], here: Here, now: datetime
+    catalog: Catalog, departures: Sequence[RemoteEndpoint], here: LocalInstance, now: datetime
 ) -> Steps[dict[UUID, Decision]]:
     """Route each departure by the routes of its database, and by those of msdb if they lead back here.
 
     The conversation's identifier replaces chance, so that routing again gives the same answer. The dynamic routing
     service is asked for services without a route.
     """
-    located = yield from find_site(list({departure.far_service for departure in departures}), now, here)
+    located = yield from find_topology(list({departure.far_service for departure in departures}), now, here)
     tables: dict[int, RoutingTable] = {}
     wanted = {departure.database_id for departure in departures}
     for database in located.databases:
         if database.database_id in wanted:
             tables[database.database_id] = yield from located.routes(catalog, database)
     outside = yield from located.routes(catalog, located.msdb)
-    decisions = destinations(departures, located, tables, outside, now)
+    decisions = route_departures(departures, located, tables, outside, now)
     for one in departures:
         decision = decisions.get(one.conversation_handle)
         if decision is not None and isinstance(decision.destination, Ask):
@@ -188,9 +188,9 @@ def route(
     return decisions
 
 
-def destinations(
+def route_departures(
     departures: Sequence[RemoteEndpoint],
-    located: Located,
+    located: LocalTopology,
     tables: Mapping[int, RoutingTable],
     outside: RoutingTable,
     now: datetime,
@@ -204,7 +204,7 @@ def destinations(
         site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
             conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
-            decision = classify(conversation, tables[one.database_id], outside, site, now, Picking(chance))
+            decision = classify(conversation, tables[one.database_id], outside, site, now, ChancePick(chance))
             if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is gone
                 break
         decisions[one.conversation_handle] = decision
@@ -359,7 +359,7 @@ def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID
     done = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
     yield _be_remote(done)
     for handle in done:
-        yield tell_remote([handle], Failed(*structs.astuple(diverged[handle].far)))
+        yield tell_remote([handle], ConversationFailure(*structs.astuple(diverged[handle].far)))
     return done
 
 

@@ -10,9 +10,9 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.conversation.failure import ConversationFailure
+from servicebroker.engine.remote.local_topology import LocalService, LocalTopology, find_topology
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
-from servicebroker.engine.remote.site import Home, Located, find_site
 from servicebroker.engine.security.session_keys import Keys
 from servicebroker.model.arguments import DEFAULT_LEVEL
 from servicebroker.model.errors import BrokerError
@@ -41,9 +41,9 @@ class Place(NamedTuple):
     `failure` is the error for the initiator, if the service is here and does not take the conversation.
     """
 
-    home: Home
+    home: LocalService
     broker: UUID
-    failure: Failed | None = None
+    failure: ConversationFailure | None = None
 
 
 class NewTarget(NamedTuple):
@@ -51,7 +51,7 @@ class NewTarget(NamedTuple):
 
     conversation_handle: UUID
     header: Header
-    home: Home
+    home: LocalService
     broker: UUID
     lifetime: datetime
     security: str
@@ -113,15 +113,15 @@ def lock_service(service: str) -> Steps[bool]:
     return bool(rows[0][0])
 
 
-def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Steps[tuple[Located, RoutingTable]]:
+def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Steps[tuple[LocalTopology, RoutingTable]]:
     """Return the databases that have the service, and the routes of msdb for what comes from outside."""
-    located = yield from find_site([service], now, contract=contract)
+    located = yield from find_topology([service], now, contract=contract)
     return located, (yield from located.routes(catalog, located.msdb))
 
 
 def place_of(
-    header: Header, located: Located, outside: RoutingTable, now: datetime, pick: Pick
-) -> Place | Failed | Unroutable:
+    header: Header, located: LocalTopology, outside: RoutingTable, now: datetime, pick: Pick
+) -> Place | ConversationFailure | Unroutable:
     """Return where the target of a conversation that begins in another instance is to be.
 
     `outside`: the routes of msdb, which say whether the service is here (docs/reference/rules.md#routing).
@@ -136,16 +136,16 @@ def place_of(
     )
     destination = decision.destination
     if isinstance(destination, Refused):
-        return Failed.of(BrokerError(destination.number, header.to_service))
+        return ConversationFailure.of(BrokerError(destination.number, header.to_service))
     if not isinstance(destination, Local):
         return Unroutable(getattr(destination, "number", 9750))
     home = located.homes[header.to_service, destination.broker_instance]
     opening, refused = header.opening, None
     assert opening is not None
     if home.contract_id is None:
-        refused = Failed.of(BrokerError(8425, opening.contract))
+        refused = ConversationFailure.of(BrokerError(8425, opening.contract))
     elif not home.accepted:
-        refused = Failed.of(BrokerError(8408, header.to_service, opening.contract))
+        refused = ConversationFailure.of(BrokerError(8408, header.to_service, opening.contract))
     return Place(home, UUID(destination.broker_instance), refused)
 
 

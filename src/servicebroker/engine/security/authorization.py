@@ -178,8 +178,8 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
     """Return the reason why the owner of the initiating service may not send to this service; None if it may.
 
     In another database that owner is the principal that a remote service binding has proved
-    (`engine/delivery/acting.py`). Without a binding it is the principal with the same PostgreSQL role, or guest; dbo is
-    dbo everywhere.
+    (`engine/delivery/impersonation.py`). Without a binding it is the principal with the same PostgreSQL role, or guest;
+    dbo is dbo everywhere.
     """
     if initiator.owner_id == DBO_ID and initiator.acts_as is None:
         return None

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face, telling
 from servicebroker.model.security.domain import check_account
 from servicebroker.model.security.permissions import Kind, bringing
 from servicebroker.operations.logins import (
@@ -144,8 +144,8 @@ def switch_login(name: str, *, is_disabled: bool, who: str) -> Steps[None]:
     """
     yield Statement(
         "logins.switch_login",
-        f"update servicebroker.logins set is_disabled = $2 where login_id = $1 returning {telling(3)}",
-        ((yield from _find_own("alter", name)), is_disabled, who, face()),
+        f"update servicebroker.logins set is_disabled = $2 where login_id = $1 returning {audit_context_sql(3)}",
+        ((yield from _find_own("alter", name)), is_disabled, who, client_kind()),
     )
 
 

@@ -1,7 +1,7 @@
 """The stored security of conversations: certificates of both sides, and session keys.
 
 `model/security/dialog_security.py` decides by them; `broker/dialog_security.py` opens and uses keys, and between
-databases of this instance `engine/delivery/acting.py` does.
+databases of this instance `engine/delivery/impersonation.py` does.
 """
 
 from __future__ import annotations

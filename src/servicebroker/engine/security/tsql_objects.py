@@ -11,8 +11,8 @@ from typing import NamedTuple
 from servicebroker.engine.catalog.catalog import check_schema
 from servicebroker.engine.security.authorization import Lookup, authorize, authorize_all, forget_permissions, schema
 from servicebroker.model import names
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face, telling
 from servicebroker.model.security.permissions import DBO_ID, DBO_SCHEMA_ID, Kind, Securable, User
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -117,8 +117,8 @@ def create_schema(user: User, name: str) -> Steps[str]:
     rows = yield Statement(
         "tsql_objects.create_schema.insert_tsql_schemas",
         "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3) "
-        f"on conflict do nothing returning schema_id, {telling(4)}",
-        (user.database_id, name, postgres_schema, user.name, face()),
+        f"on conflict do nothing returning schema_id, {audit_context_sql(4)}",
+        (user.database_id, name, postgres_schema, user.name, client_kind()),
     )
     if not rows:
         raise BrokerError(2714, name)
@@ -144,8 +144,8 @@ def forget_schema(user: User, name: str) -> Steps[None]:
     rows = yield Statement(
         "tsql_objects.forget_schema",
         "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
-        f"returning schema_id, {telling(3)}",
-        (user.database_id, name, user.name, face()),
+        f"returning schema_id, {audit_context_sql(3)}",
+        (user.database_id, name, user.name, client_kind()),
     )
     yield forget_permissions(user.database_id, Kind.SCHEMA, rows[0][0])
 

@@ -1,8 +1,8 @@
 """The security of a conversation with another instance: the table of docs/reference/rules.md#dialog-security.
 
-Inside an instance nothing is encrypted, and a binding only decides which principal acts (`engine/delivery/acting.py`).
-For some cells the reference says both that the conversation fails and that its messages wait. Here they wait, with the
-reason in transmission_status (docs/decisions/086).
+Inside an instance nothing is encrypted, and a binding only decides which principal acts
+(`engine/delivery/impersonation.py`). For some cells the reference says both that the conversation fails and that its
+messages wait. Here they wait, with the reason in transmission_status (docs/decisions/086).
 """
 
 from __future__ import annotations

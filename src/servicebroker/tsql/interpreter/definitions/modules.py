@@ -11,8 +11,8 @@ from servicebroker.engine.security.module_signatures import add_signature, drop_
 from servicebroker.engine.security.principals import check_execute_as
 from servicebroker.engine.security.tsql_objects import Use, forget, registered
 from servicebroker.engine.security.user_certificates import find_certificate
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face, telling
 from servicebroker.model.names import postgres_name
 from servicebroker.model.zero_character import from_postgres, to_postgres
 from servicebroker.store.direct import DirectConnection
@@ -242,8 +242,17 @@ def store_module(
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
                 "creator = $5, parameters = $6, is_disabled = false, "
                 "version = nextval('servicebroker.catalog_versions'), "
-                f"modify_date = clock_timestamp() where module_id = $1 returning {telling(7)}",
-                (existing[0][0], to_postgres(statement.text), execute_as, table, creator, parameters, creator, face()),
+                f"modify_date = clock_timestamp() where module_id = $1 returning {audit_context_sql(7)}",
+                (
+                    existing[0][0],
+                    to_postgres(statement.text),
+                    execute_as,
+                    table,
+                    creator,
+                    parameters,
+                    creator,
+                    client_kind(),
+                ),
             )
             run(machine.connection, forget_signatures(existing[0][0]))
         else:
@@ -252,10 +261,10 @@ def store_module(
                 "modules.store_module.insert_module",
                 "insert into servicebroker.tsql_modules "
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table, parameters) "
-                f"values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning {telling(10)}",
+                f"values ($1, $2, $3, $4, $5, $6, $7, $8, $9) returning {audit_context_sql(10)}",
                 (
                     *(database.database_id, schema, name, kind, to_postgres(statement.text), execute_as, creator),
-                    *(table, parameters, creator, face()),
+                    *(table, parameters, creator, client_kind()),
                 ),
             )
     except BaseException:
@@ -353,7 +362,7 @@ _SWITCH_TRIGGERS = (
     "update servicebroker.tsql_modules set is_disabled = $4, modify_date = clock_timestamp() "
     "where kind = 'TR' and database_id = $1 and to_regclass(parent_table) = to_regclass($2) "
     "and (lower(name) = lower($3) or $3 = '') "
-    f"returning {telling(5)}"
+    f"returning {audit_context_sql(5)}"
 )
 
 
@@ -382,7 +391,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
                     "" if name is None else name.object,
                     statement.verb == "DISABLE",
                     database.user.name,
-                    face(),
+                    client_kind(),
                 )
                 if (
                     not fetch(machine.connection, "modules.switch_triggers", _SWITCH_TRIGGERS, parameters)
@@ -426,8 +435,8 @@ def drop_modules(machine: Machine, statement: Definition, kind_word: str, *kinds
             machine.connection,
             "modules.drop_modules",
             "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
-            f"and lower(name) = lower($3) and kind = any ($4) returning {telling(5)}",
-            (database.database_id, schema, name.object, list(kinds), database.user.name, face()),
+            f"and lower(name) = lower($3) and kind = any ($4) returning {audit_context_sql(5)}",
+            (database.database_id, schema, name.object, list(kinds), database.user.name, client_kind()),
         )
         if rows:
             dropped.append(name)

@@ -6,8 +6,8 @@ from typing import Any
 
 from servicebroker.engine.security.authorization import authorize, schema
 from servicebroker.engine.security.tsql_objects import Use, forget
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.faces import face, telling
 from servicebroker.model.names import postgres_name
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
@@ -26,7 +26,7 @@ _MOVE_MODULE = (
     "parent_table = case when parent_table is null then null else $4 end, "
     "version = nextval('servicebroker.catalog_versions') "
     "where module_id = $1 or database_id = $3 and parent_table = $5 "
-    f"returning {telling(6)}"
+    f"returning {audit_context_sql(6)}"
 )
 
 
@@ -65,7 +65,7 @@ def _transfer(machine: Machine, statement: Definition) -> None:
     old_schema, new_schema = (postgres_schema(database.name, schema_name) for schema_name in (source.schema, target))
     old_relation, new_relation = f"{old_schema}.{single_name}", f"{new_schema}.{single_name}"
     values: tuple[Any, ...] = (
-        source.object_id, target, database.database_id, new_relation, old_relation, database.user.name, face(),
+        source.object_id, target, database.database_id, new_relation, old_relation, database.user.name, client_kind(),
     )  # fmt: skip
     with machine.atomic():
         if source.type in _RELATION_KINDS:

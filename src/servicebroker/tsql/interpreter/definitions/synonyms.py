@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.engine.security.tsql_objects import Use
-from servicebroker.model.faces import face, telling
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_synonym_event
@@ -35,8 +35,8 @@ def _create(machine: Machine, statement: Definition) -> None:
             machine.connection,
             "synonyms.create",
             "insert into servicebroker.tsql_modules (database_id, schema_name, name, kind, definition, creator) "
-            f"values ($1, $2, $3, 'SN', $4, $5) on conflict do nothing returning {telling(6)}",
-            (database.database_id, schema, name.object, bracketed_base, creator, creator, face()),
+            f"values ($1, $2, $3, 'SN', $4, $5) on conflict do nothing returning {audit_context_sql(6)}",
+            (database.database_id, schema, name.object, bracketed_base, creator, creator, client_kind()),
         )
         if not rows:
             raise TsqlError(2714, f"There is already an object named '{name.object}' in the database.", state=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.engine.security.tsql_objects import authorize_type
-from servicebroker.model.faces import face, telling
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase, database_of
@@ -125,9 +125,9 @@ def _create(machine: Machine, statement: Definition) -> None:
             machine.connection,
             "user_types.create",
             "insert into servicebroker.tsql_types (database_id, schema_name, name, is_table, definition, is_nullable) "
-            f"values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning {telling(7)}",
+            f"values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning {audit_context_sql(7)}",
             (database.database_id, schema, name.object, is_table, clauses["columns" if is_table else "type"],
-             clauses.get("is_nullable", True), database.user.name, face()),
+             clauses.get("is_nullable", True), database.user.name, client_kind()),
         )  # fmt: skip
         if not rows:
             raise TsqlError(
@@ -158,8 +158,8 @@ def _drop(machine: Machine, statement: Definition) -> None:
         machine.connection,
         "user_types.drop",
         "delete from servicebroker.tsql_types where database_id = $1 and lower(schema_name) = lower($2) "
-        f"and lower(name) = lower($3) returning {telling(4)}",
-        (database.database_id, schema, name.object, database.user.name, face()),
+        f"and lower(name) = lower($3) returning {audit_context_sql(4)}",
+        (database.database_id, schema, name.object, database.user.name, client_kind()),
     )
     if not rows and not statement.if_exists:
         raise TsqlError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servicebroker.engine.security.tsql_objects import Use
-from servicebroker.model.faces import face, telling
+from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.names import checked, postgres_name
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
@@ -109,8 +109,9 @@ def _rename_object(machine: Machine, text: str, new: str) -> None:
         else:
             _update_catalog(machine, "renaming.module", (
                 "update servicebroker.tsql_modules set name = $2, modify_date = clock_timestamp(), "
-                f"version = nextval('servicebroker.catalog_versions') where module_id = $1 returning {telling(3)}"
-            ), (renamed.object_id, new, machine.database.user.name, face()))  # fmt: skip
+                "version = nextval('servicebroker.catalog_versions') where module_id = $1 "
+                f"returning {audit_context_sql(3)}"
+            ), (renamed.object_id, new, machine.database.user.name, client_kind()))  # fmt: skip
         _update_catalog(machine, "renaming.permissions", (
             "update servicebroker.tsql_objects set postgres_name = $4 where database_id = $1 and postgres_schema = $2 "
             "and postgres_name = $3"
@@ -139,8 +140,9 @@ def _rename_relation(machine: Machine, catalog_object: CatalogObject, kind_word:
     statements.append(f"comment on {kind_word} {new_table} is {quote_string(note)}")
     machine.queries.define("; ".join(statements))
     _update_catalog(machine, "renaming.parents", (
-        f"update servicebroker.tsql_modules set parent_table = $2 where parent_table = $1 returning {telling(3)}"
-    ), (old_table, new_table, machine.database.user.name, face()))  # fmt: skip
+        "update servicebroker.tsql_modules set parent_table = $2 where parent_table = $1 "
+        f"returning {audit_context_sql(3)}"
+    ), (old_table, new_table, machine.database.user.name, client_kind()))  # fmt: skip
 
 
 _READ_TEXT = "select tsql.noted_text(to_regclass($1))"

@@ -1,9 +1,9 @@
 """Deferred conversations: begun, but in no table until they leave with their timer and first messages.
 
-BEGIN DIALOG on a cached path (`engine/catalog/ways.py`) needs nothing of the server: handle and group are drawn here,
-and the sequence numbers of its messages are 0, 1, 2 ... The conversation is deferred. One statement writes it with its
-messages, and with other conversations between the same two services. If that statement writes nothing, because an
-object was altered meanwhile, the verbs run one after the other.
+BEGIN DIALOG on a cached path (`engine/catalog/delivery_paths.py`) needs nothing of the server: handle and group are
+drawn here, and the sequence numbers of its messages are 0, 1, 2 ... The conversation is deferred. One statement writes
+it with its messages, and with other conversations between the same two services. If that statement writes nothing,
+because an object was altered meanwhile, the verbs run one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Usage
-from servicebroker.engine.catalog.ways import Way
+from servicebroker.engine.catalog.delivery_paths import DeliveryPath
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.begin import Identity
 from servicebroker.engine.conversation.send import note_sent, usage_on
@@ -26,14 +26,14 @@ from servicebroker.store.statements import Bodies, Statement, Steps
 
 
 @dataclass(slots=True)
-class NewDialog:
+class DeferredDialog:
     """A deferred conversation.
 
     Attributes:
         operation: as the application has begun it.
         identity: its handle and its group.
         expiry: the end of its lifetime.
-        way: its delivery path; None for a restricted role, whose server function looks it up.
+        path: its delivery path; None for a restricted role, whose server function looks it up.
         timer: the last BEGIN CONVERSATION TIMER, and the time at which that timer fires.
         messages: the number of its deferred messages.
     """
@@ -41,7 +41,7 @@ class NewDialog:
     operation: BeginDialog
     identity: Identity
     expiry: datetime
-    way: Way | None
+    path: DeliveryPath | None
     timer: tuple[BeginConversationTimer, datetime] | None = None
     messages: int = 0
 
@@ -57,11 +57,11 @@ class NewDialog:
             raise BrokerError(8410)
         self.timer = operation, at
 
-    def travels_with(self, other: NewDialog) -> bool:
+    def travels_with(self, other: DeferredDialog) -> bool:
         """Check whether messages of both leave in one statement."""
-        if self.way is None or other.way is None:
+        if self.path is None or other.path is None:
             return True
-        return self.way.own is other.way.own and self.way.target is other.way.target
+        return self.path.own is other.path.own and self.path.target is other.path.target
 
     @property
     def fires_at(self) -> datetime | None:
@@ -69,10 +69,10 @@ class NewDialog:
         return None if self.timer is None else self.timer[1]
 
 
-class FirstSend(NamedTuple):
+class DeferredSend(NamedTuple):
     """A deferred SEND: its first sequence number, and the target's usage of the message type."""
 
-    dialog: NewDialog
+    dialog: DeferredDialog
     number: int
     operation: Send[int] | SendBatch
     contents: Sequence[bytes | None]
@@ -82,8 +82,8 @@ class FirstSend(NamedTuple):
 class Pending(NamedTuple):
     """Conversations that leave together, and their SENDs in order."""
 
-    dialogs: Sequence[NewDialog]
-    sends: Sequence[FirstSend]
+    dialogs: Sequence[DeferredDialog]
+    sends: Sequence[DeferredSend]
 
 
 def is_one_statement(pending: Pending) -> bool:
@@ -93,7 +93,7 @@ def is_one_statement(pending: Pending) -> bool:
     return len(pending.dialogs) == 1 and pending.dialogs[0].timer is None
 
 
-class LongWay(NamedTuple):
+class StepwiseVerbs(NamedTuple):
     """The verbs to run one by one if the path has changed."""
 
     begin: Callable[[BeginDialog, Identity], Steps[UUID]]
@@ -104,9 +104,9 @@ class LongWay(NamedTuple):
 Draw: TypeAlias = Callable[[], UUID]
 
 
-def foresee(
-    operation: BeginDialog, way: Way | None, draw: Draw, now: datetime, group: UUID | None = None
-) -> NewDialog | None:
+def defer_begin(
+    operation: BeginDialog, path: DeliveryPath | None, draw: Draw, now: datetime, group: UUID | None = None
+) -> DeferredDialog | None:
     """Defer BEGIN DIALOG on a known path. None if it joins a group, which has to be locked.
 
     `group` is an unused id for the new group; without it one is drawn.
@@ -117,14 +117,14 @@ def foresee(
     if operation.related_conversation is not None or operation.related_conversation_group is not None:
         return None
     operation.check()
-    return NewDialog(operation, Identity(draw(), group or draw()), operation.expiry(now), way)
+    return DeferredDialog(operation, Identity(draw(), group or draw()), operation.expiry(now), path)
 
 
-def find_way(catalog: Catalog, database_id: int, operation: BeginDialog) -> Way | None:
+def find_path(catalog: Catalog, database_id: int, operation: BeginDialog) -> DeliveryPath | None:
     """Return the cached path of a new conversation; None if it is not cached."""
     if not all(isinstance(name, str) for name in (operation.from_service, operation.to_service, operation.contract)):
         return None
-    return catalog.ways.find(
+    return catalog.paths.find(
         database_id, operation.from_service, operation.to_service, operation.contract, operation.target_broker
     )
 
@@ -139,9 +139,9 @@ def contents_of(operation: Send[int] | SendBatch, maximum_body: int) -> Sequence
     return operation.contents(maximum_body) if isinstance(operation, SendBatch) else [operation.content(maximum_body)]
 
 
-def foresee_send(
-    dialog: NewDialog, operation: Send[int] | SendBatch, now: datetime, maximum_body: int
-) -> FirstSend | None:
+def defer_send(
+    dialog: DeferredDialog, operation: Send[int] | SendBatch, now: datetime, maximum_body: int
+) -> DeferredSend | None:
     """Defer SEND on a deferred conversation. None if a side does not take the message, or the lifetime is over.
 
     Raises:
@@ -149,14 +149,14 @@ def foresee_send(
         BodyError: a body that cannot be stored.
     """
     contents = contents_of(operation, maximum_body)
-    assert dialog.way is not None
-    usage = usage_on(dialog.way, operation.message_type, contents)
+    assert dialog.path is not None
+    usage = usage_on(dialog.path, operation.message_type, contents)
     if usage is None or dialog.expiry <= now:
         return None
-    return FirstSend(dialog, dialog.messages, operation, contents, usage)
+    return DeferredSend(dialog, dialog.messages, operation, contents, usage)
 
 
-def begin_together(catalog: Catalog, pending: Pending, long_way: LongWay) -> Steps[None]:
+def begin_deferred(catalog: Catalog, pending: Pending, stepwise: StepwiseVerbs) -> Steps[None]:
     """BEGIN all deferred conversations and SEND their messages, as if one after the other.
 
     Raises:
@@ -165,37 +165,37 @@ def begin_together(catalog: Catalog, pending: Pending, long_way: LongWay) -> Ste
     sending = [dialog for dialog in pending.dialogs if dialog.messages]
     if sending and not (yield from _begin_and_send(catalog, sending, pending.sends)):
         for dialog in sending:
-            yield from _begin_alone(dialog, long_way)
+            yield from _begin_alone(dialog, stepwise)
         for send in pending.sends:
-            yield from long_way.send(send.operation)
+            yield from stepwise.send(send.operation)
     for dialog in pending.dialogs:
         if not dialog.messages:
-            yield from _begin_alone(dialog, long_way)
+            yield from _begin_alone(dialog, stepwise)
 
 
-def _begin_alone(dialog: NewDialog, long_way: LongWay) -> Steps[None]:
-    yield from long_way.begin(dialog.operation, dialog.identity)
+def _begin_alone(dialog: DeferredDialog, stepwise: StepwiseVerbs) -> Steps[None]:
+    yield from stepwise.begin(dialog.operation, dialog.identity)
     if dialog.timer is not None:
-        yield from long_way.set_timer(dialog.timer[0])
+        yield from stepwise.set_timer(dialog.timer[0])
 
 
-def _begin_and_send(catalog: Catalog, dialogs: Sequence[NewDialog], sends: Sequence[FirstSend]) -> Steps[bool]:
+def _begin_and_send(catalog: Catalog, dialogs: Sequence[DeferredDialog], sends: Sequence[DeferredSend]) -> Steps[bool]:
     """BEGIN and SEND between the same two services, in one statement. False if nothing was written."""
-    way = dialogs[0].way
-    assert way is not None
+    path = dialogs[0].path
+    assert path is not None
     messages = [Message(send, place) for send in sends for place in range(len(send.contents))]
-    rows = yield _one(way, messages[0]) if len(messages) == 1 else _several(way, dialogs, messages)
+    rows = yield _one(path, messages[0]) if len(messages) == 1 else _several(path, dialogs, messages)
     if not rows:
-        catalog.ways.forget(way)
+        catalog.paths.forget(path)
         return False
-    note_sent(catalog, way, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
+    note_sent(catalog, path, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
     return True
 
 
 class Message(NamedTuple):
     """One message of a deferred SEND."""
 
-    send: FirstSend
+    send: DeferredSend
     place: int
 
     @property
@@ -210,26 +210,26 @@ class Message(NamedTuple):
         return self.send.contents[self.place]
 
 
-def _one(way: Way, message: Message) -> Statement:
+def _one(path: DeliveryPath, message: Message) -> Statement:
     dialog = message.send.dialog
     return Statement(
-        "new_dialogs.one",
-        enqueue.begin_and_send(way.target.queue_id),
+        "deferred_dialogs.one",
+        enqueue.begin_and_send(path.target.queue_id),
         (
-            *way.parameters,
+            *path.parameters,
             *(*dialog.identity, dialog.expiry, dialog.operation.encryption, dialog.fires_at),
             *(message.usage.message_type_id, message.usage.validation, message.content),
         ),
     )
 
 
-def _several(way: Way, dialogs: Sequence[NewDialog], messages: Sequence[Message]) -> Statement:
+def _several(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
     places = {dialog.identity.handle: place for place, dialog in enumerate(dialogs, 1)}
     return Statement(
-        "new_dialogs.several",
-        enqueue.begin_and_send_many(way.target.queue_id),
+        "deferred_dialogs.several",
+        enqueue.begin_and_send_many(path.target.queue_id),
         (
-            *way.parameters,
+            *path.parameters,
             [dialog.identity.handle for dialog in dialogs],
             [dialog.identity.group for dialog in dialogs],
             [dialog.expiry for dialog in dialogs],

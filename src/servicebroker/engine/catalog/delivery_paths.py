@@ -17,7 +17,7 @@ from servicebroker.model.arguments import CURRENT_DATABASE
 if TYPE_CHECKING:
     from servicebroker.engine.catalog.catalog import Usages
 
-_WAYS_KEPT = 10_000
+_MAX_PATHS = 10_000
 
 
 class OwnSide(NamedTuple):
@@ -51,7 +51,7 @@ class TargetSide(NamedTuple):
     far: Usages
 
 
-class Way(NamedTuple):
+class DeliveryPath(NamedTuple):
     """Both sides of new conversations, with the names of their services."""
 
     from_service: str
@@ -72,7 +72,7 @@ class Way(NamedTuple):
         )
 
 
-class FencedKey(NamedTuple):
+class RestrictedPathKey(NamedTuple):
     """The names that a restricted role gives when it begins a conversation."""
 
     from_service: str
@@ -82,46 +82,46 @@ class FencedKey(NamedTuple):
 
 
 @dataclass
-class FencedWays:
+class RestrictedPaths:
     """Conversations that a restricted role was allowed before, and so probably again: the server's function decides."""
 
-    _types: dict[FencedKey, set[str]] = field(default_factory=dict)  # the types of first messages
-    _begun: OrderedDict[UUID, FencedKey] = field(default_factory=OrderedDict)
+    _types: dict[RestrictedPathKey, set[str]] = field(default_factory=dict)  # the types of first messages
+    _begun: OrderedDict[UUID, RestrictedPathKey] = field(default_factory=OrderedDict)
 
-    def note_begun(self, handle: UUID, key: FencedKey) -> None:
+    def note_begun(self, handle: UUID, key: RestrictedPathKey) -> None:
         """Note a conversation that has begun."""
         self._begun[handle] = key
-        if len(self._begun) > _WAYS_KEPT:
+        if len(self._begun) > _MAX_PATHS:
             self._begun.popitem(last=False)
 
     def note_sent(self, handle: UUID, message_type: str) -> None:
         """Note a sent message, perhaps on a conversation that began here."""
         key = self._begun.get(handle)
         if key is not None:
-            if len(self._types) >= _WAYS_KEPT:
+            if len(self._types) >= _MAX_PATHS:
                 self._types = {}
             self._types.setdefault(key, set()).add(message_type)
 
-    def find(self, key: FencedKey) -> set[str] | None:
+    def find(self, key: RestrictedPathKey) -> set[str] | None:
         """Return the message types sent on such conversations; None if none was."""
         return self._types.get(key)
 
-    def forget(self, key: FencedKey) -> None:
+    def forget(self, key: RestrictedPathKey) -> None:
         """Forget the key, because such a conversation was refused."""
         self._types.pop(key, None)
 
 
 @dataclass
-class Ways:
+class DeliveryPaths:
     """The cached delivery paths of one principal."""
 
     _own_sides: dict[tuple[int, str, str], OwnSide] = field(default_factory=dict)
     _targets: dict[tuple[int, int, str, str | None], TargetSide] = field(default_factory=dict)
-    _begun: OrderedDict[UUID, Way] = field(default_factory=OrderedDict)
+    _begun: OrderedDict[UUID, DeliveryPath] = field(default_factory=OrderedDict)
 
     def find(
         self, database_id: int, from_service: str, to_service: str, contract: str, broker: str | None
-    ) -> Way | None:
+    ) -> DeliveryPath | None:
         """Return both sides if they are cached; `broker` is the one that BEGIN DIALOG names."""
         own = self.find_own_side(database_id, from_service, contract)
         if own is None:
@@ -129,7 +129,7 @@ class Ways:
         if broker == CURRENT_DATABASE:
             broker = own.broker
         target = self._targets.get((own.service_id, own.contract_id, to_service, broker))
-        return None if target is None else Way(from_service, to_service, database_id, own, target)
+        return None if target is None else DeliveryPath(from_service, to_service, database_id, own, target)
 
     def find_own_side(self, database_id: int, from_service: str, contract: str) -> OwnSide | None:
         """Return the own side alone, None if it is not cached or an argument is no string."""
@@ -138,7 +138,7 @@ class Ways:
 
     def remember_own_side(self, database_id: int, from_service: str, contract: str, own: OwnSide) -> None:
         """Cache the own side that BEGIN DIALOG found."""
-        if len(self._own_sides) >= _WAYS_KEPT:
+        if len(self._own_sides) >= _MAX_PATHS:
             self._own_sides = {}
         self._own_sides[database_id, from_service, contract] = own
 
@@ -146,21 +146,21 @@ class Ways:
         self, service_id: int, contract_id: int, to_service: str, broker: str | None, target: TargetSide
     ) -> None:
         """Cache the target of a conversation's first message, for this own side and the broker that it names."""
-        if len(self._targets) >= _WAYS_KEPT:
+        if len(self._targets) >= _MAX_PATHS:
             self._targets = {}
         self._targets[service_id, contract_id, to_service, broker] = target
 
-    def note_begun(self, handle: UUID, way: Way) -> None:
+    def note_begun(self, handle: UUID, path: DeliveryPath) -> None:
         """Keep the path of a conversation that has begun and not sent."""
-        self._begun[handle] = way
-        if len(self._begun) > _WAYS_KEPT:
+        self._begun[handle] = path
+        if len(self._begun) > _MAX_PATHS:
             self._begun.popitem(last=False)
 
-    def take_begun(self, handle: UUID) -> Way | None:
+    def take_begun(self, handle: UUID) -> DeliveryPath | None:
         """Remove and return the path of a conversation that has begun and not sent."""
         return self._begun.pop(handle, None)
 
-    def forget(self, way: Way) -> None:
+    def forget(self, path: DeliveryPath) -> None:
         """Forget both sides: `hold_way` found that one of them has changed."""
-        self._own_sides = {key: own for key, own in self._own_sides.items() if own is not way.own}
-        self._targets = {key: target for key, target in self._targets.items() if target is not way.target}
+        self._own_sides = {key: own for key, own in self._own_sides.items() if own is not path.own}
+        self._targets = {key: target for key, target in self._targets.items() if target is not path.target}

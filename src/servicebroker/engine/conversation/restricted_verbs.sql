@@ -1,4 +1,4 @@
--- The statements of fenced_verbs.py.
+-- The statements of restricted_verbs.py.
 
 -- name: sent_with_trace
 select

@@ -22,7 +22,7 @@ def adopt(*, beside: bool) -> Steps[int]:
     changed = 0
     for table, column, _ in stamps:
         rows = yield Statement(
-            "adopting.adopt.renew_stamps",
+            "adoption.adopt.renew_stamps",
             f"with changed as (update servicebroker.{quoted(table)} set {quoted(column)} = pg_current_xact_id() "
             f"where {quoted(column)} > '0' returning 1) select count(*) from changed",
             prepared=False,
@@ -30,7 +30,7 @@ def adopt(*, beside: bool) -> Steps[int]:
         changed += rows[0][0]
     unlogged = yield SQL("adopt.find_unlogged")
     for (table,) in unlogged:  # state of processes of the original
-        yield Statement("adopting.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
+        yield Statement("adoption.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
     yield _catch_up_sequences()
     if beside:
         yield SQL("adopt.update_instance")
@@ -45,7 +45,7 @@ def _catch_up_sequences() -> Statement:
     Logical replication copies rows, but no sequences.
     """
     return Statement(
-        "adopting.catch_up_sequences",
+        "adoption.catch_up_sequences",
         "do $catch_up$ declare one record; last bigint; begin for one in "
         "select s.oid, string_agg(format('select max(%I) as number from %s where %I >= %s', a.attname, "
         "a.attrelid::regclass, a.attname, case s.relname when 'object_ids' "

@@ -1,4 +1,4 @@
--- The statements of acting.py.
+-- The statements of impersonation.py.
 
 -- name: open
 select instance_id from servicebroker.instance

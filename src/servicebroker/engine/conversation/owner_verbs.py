@@ -1,6 +1,6 @@
 """The verbs on the tables themselves, for roles with rights on them, such as the owner of the schema.
 
-Each operation has a function, in the table `Direct.interpreters` at the end. `fenced_verbs.py` has the same for
+Each operation has a function, in the table `OwnerVerbs.interpreters` at the end. `restricted_verbs.py` has the same for
 restricted roles. An instance finds out which of the two it uses when it is opened.
 """
 
@@ -19,28 +19,28 @@ from servicebroker.engine.catalog import catalog, databases
 from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue
 from servicebroker.engine.conversation import (
     begin,
+    deferred_dialogs,
     end,
     endpoints,
     failed_messages,
     move,
     multicast,
-    new_dialogs,
+    pipelined_sends,
     receive,
     requests,
     send,
-    together,
     traces,
-    watching,
+    verb_events,
 )
 from servicebroker.engine.conversation.begin import Identity
-from servicebroker.engine.conversation.new_dialogs import FirstSend, LongWay, NewDialog, Pending
+from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending, StepwiseVerbs
 from servicebroker.engine.conversation.receive import Received
 from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization, principals
 from servicebroker.model.arguments import CURRENT_DATABASE
-from servicebroker.model.conversation_events import Happened
+from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import SetAsideMessage
@@ -76,7 +76,7 @@ class Settings(Protocol):
 
 
 @dataclass
-class Direct:
+class OwnerVerbs:
     """The verbs of one principal in one database. Errors are those of the functions behind them.
 
     Attributes:
@@ -135,7 +135,7 @@ class Direct:
     def drawn(queue_id: int) -> Steps[int | None]:
         """Return the last order of arrival that a message of the queue has drawn."""
         rows = yield Statement(
-            "plain_verbs.drawn", f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False
+            "owner_verbs.drawn", f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False
         )
         return int(rows[0][0])
 
@@ -173,48 +173,50 @@ class Direct:
 
     # ------------------------------------------------------------ conversations that wait
 
-    def foresee(self, operation: BeginDialog, group: UUID | None = None) -> NewDialog | None:
+    def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
         """Defer BEGIN DIALOG. None if its path is not cached. `group`: the id of the group to create."""
-        way = new_dialogs.find_way(self.catalog, self.user.database_id, operation)
-        if way is None:
+        path = deferred_dialogs.find_path(self.catalog, self.user.database_id, operation)
+        if path is None:
             return None
-        return new_dialogs.foresee(operation, way, self.settings.draw, self.settings.clock(), group)
+        return deferred_dialogs.defer_begin(operation, path, self.settings.draw, self.settings.clock(), group)
 
-    def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
+    def defer_send(self, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> DeferredSend | None:
         """Defer SEND on a deferred conversation. None if the verb itself has to decide."""
-        return new_dialogs.foresee_send(dialog, operation, self.settings.clock(), self.settings.maximum_body)
+        return deferred_dialogs.defer_send(dialog, operation, self.settings.clock(), self.settings.maximum_body)
 
-    def foresee_timer(self, dialog: NewDialog, operation: BeginConversationTimer) -> bool:
+    def defer_timer(self, dialog: DeferredDialog, operation: BeginConversationTimer) -> bool:
         """Defer BEGIN CONVERSATION TIMER on a deferred conversation. False if its permission has to be checked."""
         if not self.user.is_dbo:
             return False
         dialog.set_timer(operation, self.settings.clock())
         return True
 
-    def begin_together(self, pending: Pending) -> Steps[None]:
+    def begin_deferred(self, pending: Pending) -> Steps[None]:
         """Run the deferred BEGIN DIALOGs and SENDs."""
-        return new_dialogs.begin_together(self.catalog, pending, self._long_way)
+        return deferred_dialogs.begin_deferred(self.catalog, pending, self._stepwise)
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Check whether `begin_together` is one statement, provided nothing was altered."""
-        return new_dialogs.is_one_statement(pending)
+        """Check whether `begin_deferred` is one statement, provided nothing was altered."""
+        return deferred_dialogs.is_one_statement(pending)
 
-    def forget_ways(self, dialogs: Sequence[NewDialog]) -> None:
+    def forget_paths(self, dialogs: Sequence[DeferredDialog]) -> None:
         """Forget cached paths of new conversations whose statement failed."""
         for dialog in dialogs:
-            if dialog.way is not None:
-                self.catalog.ways.forget(dialog.way)
+            if dialog.path is not None:
+                self.catalog.paths.forget(dialog.path)
 
     @property
-    def _long_way(self) -> LongWay:
-        return LongWay(partial(_begin_dialog, self), partial(_begin_conversation_timer, self), partial(_send_any, self))
+    def _stepwise(self) -> StepwiseVerbs:
+        return StepwiseVerbs(
+            partial(_begin_dialog, self), partial(_begin_conversation_timer, self), partial(_send_any, self)
+        )
 
     # ------------------------------------------------------------ beside the verbs
 
-    def send_together(self, sends: Sequence[together.Waiting]) -> Steps[dict[int, int]]:
+    def send_pipelined(self, sends: Sequence[pipelined_sends.PipelinedSend]) -> Steps[dict[int, int]]:
         """Run the SENDs of a pipeline. Returns their sequence numbers by place."""
-        return together.send_together(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
+        return pipelined_sends.send_pipelined(self.catalog, sends, partial(_send_batch, self), self.settings.clock())
 
     def service_changes(self, queue: Queue) -> Steps[int]:
         """Return how often services of the queue were altered or dropped."""
@@ -244,9 +246,9 @@ class Direct:
             authorization.queue_number(queue_id),
         )
 
-    def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
+    def observe(self, operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent], None]) -> Steps[T]:
         """Run the steps of an operation, and report the events of its conversations."""
-        return watching.watched(operation, steps, tell)
+        return verb_events.observe(operation, steps, tell)
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
         """Run a SEND, and store the trace context of its messages."""
@@ -269,12 +271,12 @@ class Direct:
             self.catalog.forget_ended(handle)
         return ended
 
-    def find_failures(self, message: Message) -> Steps[failed_messages.Tracked | None]:
+    def find_failures(self, message: Message) -> Steps[failed_messages.FailureRecord | None]:
         """Return how often this message has failed; None if never."""
         return failed_messages.find_failures(message)
 
     def track_failure(
-        self, queue_id: int, message: Message, known: failed_messages.Tracked, error: str, after: float
+        self, queue_id: int, message: Message, known: failed_messages.FailureRecord, error: str, after: float
     ) -> Steps[None]:
         """Record a failure of the message, which is retried after `after` seconds."""
         return failed_messages.track(queue_id, message, known, error, self.settings.clock(), after)
@@ -288,7 +290,7 @@ class Direct:
         return failed_messages.sweep(queue_id)
 
     def set_aside(
-        self, queue_id: int, message: Message, known: failed_messages.Tracked, error: str, traceback: str
+        self, queue_id: int, message: Message, known: failed_messages.FailureRecord, error: str, traceback: str
     ) -> Steps[None]:
         """Store a received message as a dead letter."""
         return failed_messages.set_aside(
@@ -299,112 +301,112 @@ class Direct:
 # ---------------------------------------------------------------- how the owner of the schema runs operations
 
 
-def _send(here: Direct, operation: Send[Any]) -> Steps[Any]:
+def _send(verbs: OwnerVerbs, operation: Send[Any]) -> Steps[Any]:
     run: Callable[..., Steps[Any]] = send.send if isinstance(operation.handle, UUID) else multicast.send_multicast
-    return run(here.catalog, operation, now=here.settings.clock(), maximum_body=here.settings.maximum_body)
+    return run(verbs.catalog, operation, now=verbs.settings.clock(), maximum_body=verbs.settings.maximum_body)
 
 
-def _send_batch(here: Direct, operation: SendBatch) -> Steps[int]:
-    settings = here.settings
-    return send.send_batch(here.catalog, operation, now=settings.clock(), maximum_body=settings.maximum_body)
+def _send_batch(verbs: OwnerVerbs, operation: SendBatch) -> Steps[int]:
+    settings = verbs.settings
+    return send.send_batch(verbs.catalog, operation, now=settings.clock(), maximum_body=settings.maximum_body)
 
 
-def _send_any(here: Direct, operation: Send[Any] | SendBatch) -> Steps[Any]:
-    return _send_batch(here, operation) if isinstance(operation, SendBatch) else _send(here, operation)
+def _send_any(verbs: OwnerVerbs, operation: Send[Any] | SendBatch) -> Steps[Any]:
+    return _send_batch(verbs, operation) if isinstance(operation, SendBatch) else _send(verbs, operation)
 
 
-def _receive(here: Direct, operation: Receive) -> Steps[tuple[int, Received]]:
+def _receive(verbs: OwnerVerbs, operation: Receive) -> Steps[tuple[int, Received]]:
     """RECEIVE. Returns the queue's id and the received rows."""
-    queue = yield from here.find_queue(operation.queue)
-    return queue.queue_id, (yield from receive.receive(here.catalog, queue, operation, now=here.settings.clock()))
+    queue = yield from verbs.find_queue(operation.queue)
+    return queue.queue_id, (yield from receive.receive(verbs.catalog, queue, operation, now=verbs.settings.clock()))
 
 
-def _get_conversation_group(here: Direct, operation: GetConversationGroup) -> Steps[UUID | None]:
-    queue = yield from here.find_queue(operation.queue)
-    yield from authorization.authorize(here.user, operation.permission, authorization.queue_number(queue.queue_id))
-    return (yield from receive.get_conversation_group(queue, now=here.settings.clock()))
+def _get_conversation_group(verbs: OwnerVerbs, operation: GetConversationGroup) -> Steps[UUID | None]:
+    queue = yield from verbs.find_queue(operation.queue)
+    yield from authorization.authorize(verbs.user, operation.permission, authorization.queue_number(queue.queue_id))
+    return (yield from receive.get_conversation_group(queue, now=verbs.settings.clock()))
 
 
-def _begin_dialog(here: Direct, operation: BeginDialog, identity: Identity | None = None) -> Steps[UUID]:
-    database_id, ways, now = here.user.database_id, here.catalog.ways, here.settings.clock()
-    own, handle = ways.find_own_side(database_id, operation.from_service, operation.contract), None
+def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity | None = None) -> Steps[UUID]:
+    database_id, paths, now = verbs.user.database_id, verbs.catalog.paths, verbs.settings.clock()
+    own, handle = paths.find_own_side(database_id, operation.from_service, operation.contract), None
     is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # its identifier is looked up anew
     if own is not None and is_known:
         operation.check()
         handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity)
     if handle is None:
-        yield from _authorize_begin(here, operation)
+        yield from _authorize_begin(verbs, operation)
         handle = yield from begin.begin_dialog(database_id, operation, now=now, identity=identity)
         if own is None or is_known:
-            yield from _remember_own_side(here, operation)
-    if (way := new_dialogs.find_way(here.catalog, database_id, operation)) is not None:
-        ways.note_begun(handle, way)
+            yield from _remember_own_side(verbs, operation)
+    if (path := deferred_dialogs.find_path(verbs.catalog, database_id, operation)) is not None:
+        paths.note_begun(handle, path)
     return handle
 
 
-def _remember_own_side(here: Direct, operation: BeginDialog) -> Steps[None]:
+def _remember_own_side(verbs: OwnerVerbs, operation: BeginDialog) -> Steps[None]:
     """Cache the own side. Check permissions again, since its catalog version may be newer than the first check."""
-    own = yield from begin.find_own_side(here.user.database_id, operation)
+    own = yield from begin.find_own_side(verbs.user.database_id, operation)
     with suppress(BrokerError):
-        yield from _authorize_begin(here, operation)
-        here.catalog.ways.remember_own_side(here.user.database_id, operation.from_service, operation.contract, own)
+        yield from _authorize_begin(verbs, operation)
+        verbs.catalog.paths.remember_own_side(verbs.user.database_id, operation.from_service, operation.contract, own)
 
 
-def _authorize_begin(here: Direct, operation: BeginDialog) -> Steps[None]:
+def _authorize_begin(verbs: OwnerVerbs, operation: BeginDialog) -> Steps[None]:
     queue = authorization.queue_of(operation.from_service)
     contract = authorization.contracts([operation.contract])
-    yield from authorization.authorize(here.user, operation.permission, queue, contract)
+    yield from authorization.authorize(verbs.user, operation.permission, queue, contract)
 
 
-def _end_conversation(here: Direct, operation: EndConversation) -> Steps[None]:
-    if here.user.is_dbo:
-        yield from end.end_conversation(operation, now=here.settings.clock(), catalog=here.catalog)
+def _end_conversation(verbs: OwnerVerbs, operation: EndConversation) -> Steps[None]:
+    if verbs.user.is_dbo:
+        yield from end.end_conversation(operation, now=verbs.settings.clock(), catalog=verbs.catalog)
     else:
-        yield from end.end_permitted(here.catalog, here.user, operation, now=here.settings.clock())
+        yield from end.end_permitted(verbs.catalog, verbs.user, operation, now=verbs.settings.clock())
 
 
-def _move_conversation(here: Direct, operation: MoveConversation) -> Steps[None]:
-    yield from authorization.authorize(here.user, operation.permission, authorization.conversation(operation.handle))
+def _move_conversation(verbs: OwnerVerbs, operation: MoveConversation) -> Steps[None]:
+    yield from authorization.authorize(verbs.user, operation.permission, authorization.conversation(operation.handle))
     yield from move.move_conversation(operation)
 
 
-def _begin_conversation_timer(here: Direct, operation: BeginConversationTimer) -> Steps[None]:
-    yield from authorization.authorize(here.user, operation.permission, authorization.conversation(operation.handle))
-    yield from begin.begin_conversation_timer(operation, now=here.settings.clock())
+def _begin_conversation_timer(verbs: OwnerVerbs, operation: BeginConversationTimer) -> Steps[None]:
+    yield from authorization.authorize(verbs.user, operation.permission, authorization.conversation(operation.handle))
+    yield from begin.begin_conversation_timer(operation, now=verbs.settings.clock())
 
 
-def _get_transmission_status(here: Direct, operation: GetTransmissionStatus) -> Steps[str]:
-    return transmission.get_transmission_status(here.user.database_id, operation)
+def _get_transmission_status(verbs: OwnerVerbs, operation: GetTransmissionStatus) -> Steps[str]:
+    return transmission.get_transmission_status(verbs.user.database_id, operation)
 
 
-def _set_aside_messages(here: Direct, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
-    yield from authorization.demand(here.user, operation.permission)
-    database_id, queue_id = here.user.database_id, None
+def _set_aside_messages(verbs: OwnerVerbs, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
+    yield from authorization.demand(verbs.user, operation.permission)
+    database_id, queue_id = verbs.user.database_id, None
     if operation.queue is not None:
         queue_id = (yield from catalog.find_queue_now("find", database_id, operation.queue)).queue_id
     return (yield from failed_messages.set_aside_messages(database_id, queue_id))
 
 
-def _replay_message(here: Direct, operation: ReplayMessage) -> Steps[UUID | None]:
+def _replay_message(verbs: OwnerVerbs, operation: ReplayMessage) -> Steps[UUID | None]:
     operation.check()
-    yield from authorization.demand(here.user, operation.permission)
-    now, maximum = here.settings.clock(), here.settings.maximum_body
-    message, handle = yield from replay(here.catalog, here.user.database_id, operation, now=now, maximum_body=maximum)
+    yield from authorization.demand(verbs.user, operation.permission)
+    now, maximum = verbs.settings.clock(), verbs.settings.maximum_body
+    message, handle = yield from replay(verbs.catalog, verbs.user.database_id, operation, now=now, maximum_body=maximum)
     edited = {"body": "edited"} if operation.is_edited else {}
     anew = {} if handle is None else {"new_conversation": handle}
     number = str(operation.set_aside_id)
-    yield from note("REPLAY MESSAGE", here.user.database, number, message._asdict() | edited | anew)
+    yield from note("REPLAY MESSAGE", verbs.user.database, number, message._asdict() | edited | anew)
     return handle
 
 
-def _discard_message(here: Direct, operation: DiscardMessage) -> Steps[None]:
+def _discard_message(verbs: OwnerVerbs, operation: DiscardMessage) -> Steps[None]:
     operation.check()
-    yield from authorization.demand(here.user, operation.permission)
-    message = yield from failed_messages.discard(here.user.database_id, operation.set_aside_id)
-    yield from note("DISCARD MESSAGE", here.user.database, str(operation.set_aside_id), message._asdict())
+    yield from authorization.demand(verbs.user, operation.permission)
+    message = yield from failed_messages.discard(verbs.user.database_id, operation.set_aside_id)
+    yield from note("DISCARD MESSAGE", verbs.user.database, str(operation.set_aside_id), message._asdict())
 
 
-Direct.interpreters = {
+OwnerVerbs.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,

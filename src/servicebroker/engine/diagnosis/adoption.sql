@@ -1,4 +1,4 @@
--- The statements of adopting.py.
+-- The statements of adoption.py.
 
 -- name: adopt.find_columns
 select table_name, column_name, is_nullable = 'YES' from information_schema.columns

@@ -1,4 +1,4 @@
--- The statements of plain_verbs.py.
+-- The statements of owner_verbs.py.
 
 -- name: wait_for.delete_readers
 delete from servicebroker.waiting_readers where pid = pg_backend_pid()

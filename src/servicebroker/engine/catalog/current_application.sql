@@ -1,22 +1,22 @@
--- The statements of present.py.
+-- The statements of current_application.py.
 
--- name: find_present.find_message_types
+-- name: find_application.find_message_types
 select t.name, t.validation::text, s.name from servicebroker.message_types t
 left join servicebroker.xml_schema_collections s using (xml_collection_id)
 where t.database_id = $1 and t.message_type_id >= $2 order by t.name
 
--- name: find_present.find_contracts
+-- name: find_application.find_contracts
 select c.name, t.name, u.is_sent_by_initiator, u.is_sent_by_target from servicebroker.service_contracts c
 join servicebroker.service_contract_message_usages u using (database_id, service_contract_id)
 join servicebroker.message_types t using (database_id, message_type_id)
 where database_id = $1 and service_contract_id >= $2 order by c.name, t.name
 
--- name: find_present.find_routes
+-- name: find_application.find_routes
 select name, remote_service_name, broker_instance, address, mirror_address from servicebroker.routes
 where database_id = $1 and lifetime is null and (name, address) <> ('AutoCreatedLocal', 'LOCAL')
 order by name
 
--- name: find_present.find_users
+-- name: find_application.find_users
 select p.name, p.postgres_role, l.name from servicebroker.principals p
 left join servicebroker.logins l using (login_id)
 where database_id = $1 and principal_id >= $2 and not is_role order by p.name

@@ -31,15 +31,15 @@ _ON = {
 _SIDES = {(True, False): "INITIATOR", (False, True): "TARGET", (True, True): "ANY"}
 
 
-def find_present(database_id: int, database: str) -> Steps[Application]:
+def find_application(database_id: int, database: str) -> Steps[Application]:
     """Return the application of a database, without built-in objects; of routes only those that never expire."""
-    types = yield SQL("find_present.find_message_types", (database_id, FIRST_USER_ID))
-    usages = yield SQL("find_present.find_contracts", (database_id, FIRST_USER_ID))
+    types = yield SQL("find_application.find_message_types", (database_id, FIRST_USER_ID))
+    usages = yield SQL("find_application.find_contracts", (database_id, FIRST_USER_ID))
     contracts: dict[str, dict[str, Any]] = {}
     for contract, message_type, initiator, target in usages:
         contracts.setdefault(contract, {})[message_type] = _SIDES[initiator, target]
-    routes = yield SQL("find_present.find_routes", (database_id,))
-    users = yield SQL("find_present.find_users", (database_id, FIRST_USER_ID))
+    routes = yield SQL("find_application.find_routes", (database_id,))
+    users = yield SQL("find_application.find_users", (database_id, FIRST_USER_ID))
     return Application(
         {name: WITH_COLLECTION + one if one else _VALIDATIONS[letter] for name, letter, one in types},
         contracts,

@@ -192,7 +192,7 @@ def queue_names() -> Steps[dict[str, tuple[str, str, list[str]]]]:
 def conversation_states(queue_id: int) -> Steps[dict[str, int]]:
     """Return the number of a queue's endpoints by state, up to COUNT_LIMIT."""
     rows = yield Statement(
-        "looks.conversation_states",
+        "dashboard_queries.conversation_states",
         "select state, count(*) from (select state from servicebroker.conversation_endpoints where queue_id = $1 "
         f"limit {COUNT_LIMIT}) e group by 1 order by 1",
         (queue_id,),
@@ -203,7 +203,7 @@ def conversation_states(queue_id: int) -> Steps[dict[str, int]]:
 def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
     """Return the sessions that have locked groups of a queue's first messages, with their start."""
     rows = yield Statement(
-        "looks.group_locks",
+        "dashboard_queries.group_locks",
         "select array_agg(g.conversation_group_id order by 1), a.pid, coalesce(a.usename::text, ''), "
         "coalesce(a.application_name, ''), coalesce(a.state, ''), a.xact_start, "
         "left(regexp_replace(coalesce(a.query, ''), '\\s+', ' ', 'g'), 200) "
@@ -224,7 +224,7 @@ def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[Mes
     `message_type` is a part of the type's name, `text` a part of the beginning of a body, in UTF-8; '' matches all.
     """
     rows = yield Statement(
-        "looks.message_heads",
+        "dashboard_queries.message_heads",
         f"with m as materialized (select * from servicebroker.queue_{queue_id} "
         f"  order by priority desc, queuing_order limit {SEARCHED_MESSAGES}), "
         f"{_named_heads()} where ($1 = '' or strpos(lower(t.name), lower($1)) > 0) "
@@ -238,7 +238,7 @@ def message_heads(queue_id: int, message_type: str, text: str) -> Steps[list[Mes
 def conversation_heads(endpoint: Endpoint) -> Steps[list[MessageHead]]:
     """Return the messages of one conversation in its queue, in the order of RECEIVE."""
     rows = yield Statement(
-        "looks.conversation_heads",
+        "dashboard_queries.conversation_heads",
         f"with m as materialized (select * from servicebroker.queue_{endpoint.queue_id} where priority = $1 "
         "  and conversation_group_id = $2 and conversation_handle = $3 "
         f"  order by rank, queuing_order limit {MAX_ROWS}), {_named_heads()} order by h.rank, h.queuing_order",
@@ -276,7 +276,7 @@ def endpoint(handle: UUID) -> Steps[Endpoint]:
 def endpoints(service: str, state: str) -> Steps[list[EndpointLine]]:
     """Return some conversations by service name, which contains the given text, and by state; '' matches all."""
     rows = yield Statement(
-        "looks.endpoints",
+        "dashboard_queries.endpoints",
         "select d.name, e.conversation_handle, e.state, coalesce(s.name, ''), e.far_service, "
         "q.schema_name || '.' || q.name "
         "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
@@ -292,7 +292,7 @@ def endpoints(service: str, state: str) -> Steps[list[EndpointLine]]:
 def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime]]]:
     """Return undelivered messages of a conversation: number, type, transmission status, time."""
     rows = yield Statement(
-        "looks.sent_heads",
+        "dashboard_queries.sent_heads",
         "select message_sequence_number, message_type_name, transmission_status, enqueue_time "
         f"from servicebroker.transmission_queue where conversation_handle = $1 order by 1 limit {MAX_ROWS}",
         (handle,),
@@ -303,7 +303,7 @@ def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime]]]:
 def waiting() -> Steps[list[Waiting]]:
     """Return the transmission queue by peer and reason, the longest wait first."""
     rows = yield Statement(
-        "looks.waiting",
+        "dashboard_queries.waiting",
         "select e.far_service, coalesce(e.far_broker_instance, ''), t.transmission_status, count(*), "
         "min(t.enqueue_time), min(d.name), (array_agg(t.conversation_handle order by t.enqueue_time))[1] "
         f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
@@ -340,7 +340,7 @@ def forwarded() -> Steps[int]:
 def set_aside_heads() -> Steps[list[SetAside]]:
     """Return dead letters of every database, the latest first."""
     rows = yield Statement(
-        "looks.set_aside_heads",
+        "dashboard_queries.set_aside_heads",
         "select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, "
         "a.service_name, a.message_type_name, a.validation::text, "
         f"substring(a.message_body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(a.message_body), 0), "

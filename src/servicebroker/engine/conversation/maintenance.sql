@@ -1,4 +1,4 @@
--- The statements of upkeep.py.
+-- The statements of maintenance.py.
 
 -- name: bloated_queues
 select queue_id from servicebroker.queues

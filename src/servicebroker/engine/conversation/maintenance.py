@@ -24,7 +24,7 @@ _OPEN = "e.can_expire"  # the condition of the index on lifetimes
 def due_queues(now: datetime) -> Steps[list[int]]:
     """Return the queues with a due timer or lifetime whose row no session holds."""
     rows = yield Statement(
-        "upkeep.due_queues",
+        "maintenance.due_queues",
         "select q.queue_id from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "where not d.is_read_only and (exists ("
         "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
@@ -39,7 +39,7 @@ def due_queues(now: datetime) -> Steps[list[int]]:
 def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
     """Fire due timers and end due lifetimes of a queue, some hundred at a time, and wake its readers."""
     yield Statement(
-        "upkeep.serve_queue",
+        "maintenance.serve_queue",
         f"select servicebroker.fire_timers_{queue_id}($1), servicebroker.expire_{queue_id}($1), "
         f"case when exists (select from servicebroker.waiting_readers where queue_id = {queue_id}) "
         f"then pg_notify('servicebroker', '{queue_id}') end",
@@ -65,7 +65,7 @@ def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
     Their application never sees the error; a peer expires by itself. Returns their number.
     """
     rows = yield Statement(
-        "upkeep.expire_ended",
+        "maintenance.expire_ended",
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
         "where e.queue_id = any (array(select queue_id from servicebroker.queues join servicebroker.databases d "
         f"using (database_id) where not d.is_read_only)) and e.lifetime <= $1 and {_OPEN} "

@@ -1,9 +1,9 @@
--- The statements of site.py.
+-- The statements of local_topology.py.
 
 -- name: find_instance
 select instance_id from servicebroker.instance
 
--- name: find_site
+-- name: find_topology
 select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled,
 lower(d.name) = 'msdb', array(select r.service_name from servicebroker.route_requests r
   where r.database_id = d.database_id and r.about = 'Route' and r.service_name = any ($1)

@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from uuid import UUID
 
-from servicebroker.model.conversation_events import Deed, Happened, Look, Seen, happened
+from servicebroker.model.conversation_events import (
+    ConversationEvent,
+    ConversationSnapshot,
+    EndpointSnapshot,
+    VerbEvent,
+    find_events,
+)
 from servicebroker.operations.operation import Operation
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
@@ -20,31 +26,31 @@ SQL = SqlFile(__file__)
 T = TypeVar("T")
 
 
-def watched(operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
+def observe(operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent], None]) -> Steps[T]:
     """Run the steps of an operation, and report the events of its conversations.
 
     BEGIN DIALOG has no handle before: its result is one.
     """
-    deed, handles = operation.deed, operation.handles
+    event_class, handles = operation.event_class, operation.handles
     before = yield from _look(handles, operation.joined_groups)
     result = yield from steps
-    if deed is Deed.BEGIN and isinstance(result, UUID):
+    if event_class is ConversationEvent.BEGIN and isinstance(result, UUID):
         handles = [result]
     known = [*operation.joined_groups, *(one.conversation_group_id for one in before.endpoints.values())]
-    for event in happened(deed, before, (yield from _look(handles, known)), handles, operation.messages):
+    for event in find_events(event_class, before, (yield from _look(handles, known)), handles, operation.messages):
         tell(event)
     return result
 
 
-def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Look]:
+def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[ConversationSnapshot]:
     rows = yield SQL("look.find_endpoints", ([handle for handle in _listed(handles) if isinstance(handle, UUID)],))
-    endpoints = {row[0]: Seen(*row) for row in rows}
+    endpoints = {row[0]: EndpointSnapshot(*row) for row in rows}
     asked = {
         *(group for group in groups if isinstance(group, UUID)),
         *(one.conversation_group_id for one in endpoints.values()),
     }
     found = yield SQL("look.find_groups", (list(asked),))
-    return Look(endpoints, frozenset(group for (group,) in found))
+    return ConversationSnapshot(endpoints, frozenset(group for (group,) in found))
 
 
 def _listed(handles: Sequence[UUID]) -> Sequence[UUID]:

@@ -24,7 +24,7 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
-class Here(NamedTuple):
+class LocalInstance(NamedTuple):
     """Network facts for routing that the tables lack; `forward_size` is in MB."""
 
     addresses: frozenset[Address] = frozenset()
@@ -44,7 +44,7 @@ class Database(NamedTuple):
     asked: Sequence[str]
 
 
-class Home(NamedTuple):
+class LocalService(NamedTuple):
     """A service of this instance. `contract_id` is that of the given contract; `accepted`: the service takes it.
 
     `is_bound`: the database that asks has a remote service binding for a service of that name. `catalog_version`: of
@@ -62,7 +62,7 @@ class Home(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A row of `find_site`: a database, the stored endpoint, and one of the services, if the database has any."""
+    """A row of `find_topology`: a database, the stored endpoint, and one of the services, if the database has any."""
 
     database: Database
     chance: float
@@ -70,15 +70,15 @@ class _Found(NamedTuple):
     port: int | None
     forwards: bool
     service: str | None
-    home: Home | None
+    home: LocalService | None
 
 
-class Located(NamedTuple):
-    """The result of `find_site`; `homes` by service name and broker identifier, `chance` from 0 up to 1."""
+class LocalTopology(NamedTuple):
+    """The result of `find_topology`; `homes` by service name and broker identifier, `chance` from 0 up to 1."""
 
     site: Site
     databases: Sequence[Database]
-    homes: Mapping[tuple[str, str], Home]
+    homes: Mapping[tuple[str, str], LocalService]
     chance: float
 
     def find(self, database_id: int) -> Database:
@@ -114,19 +114,19 @@ def find_instance() -> Steps[UUID]:
     return UUID(str(rows[0][0]))
 
 
-def find_site(
+def find_topology(
     services: Sequence[str],
     now: datetime,
-    here: Here | None = None,
+    here: LocalInstance | None = None,
     contract: str | None = None,
     database_id: int | None = None,
-) -> Steps[Located]:
+) -> Steps[LocalTopology]:
     """Find the databases with these services, and the other facts that routing needs. One statement.
 
     Without `here` the stored endpoint tells the addresses of the instance. `database_id` is that of the asking
     database, if its remote service bindings matter.
     """
-    rows = yield SQL("find_site", (list(services), contract, now - ASK_AGAIN, database_id))
+    rows = yield SQL("find_topology", (list(services), contract, now - ASK_AGAIN, database_id))
     found = [made(_Found, row) for row in rows]
     databases = list({one.database.database_id: one.database for one in found}.values())
     homes = {
@@ -140,14 +140,14 @@ def find_site(
     enabled = frozenset(one.broker for one in databases if one.is_enabled)
     first = found[0] if found else None
     if here is None:
-        here = Here()
+        here = LocalInstance()
         if first is not None and first.port is not None:
-            here = Here(own_addresses(first.host, first.port), first.forwards)
+            here = LocalInstance(own_addresses(first.host, first.port), first.forwards)
     site = Site(brokers, enabled, here.addresses, here.forwards, unreachable=here.unreachable)
-    return Located(site, databases, homes, first.chance if first else 0.0)
+    return LocalTopology(site, databases, homes, first.chance if first else 0.0)
 
 
-class Picking:
+class ChancePick:
     """Picks out of one number from 0 to 1: each pick uses up its share. `was_asked`: there was a choice."""
 
     def __init__(self, chance: float) -> None:
@@ -169,20 +169,24 @@ def own_addresses(host: str, port: int) -> frozenset[Address]:
     return frozenset(Address(one.lower(), port) for one in hosts)
 
 
-def route_arrivals(catalog: Catalog, headers: Sequence[Header], here: Here, now: datetime) -> Steps[list[Decision]]:
+def route_arrivals(
+    catalog: Catalog, headers: Sequence[Header], here: LocalInstance, now: datetime
+) -> Steps[list[Decision]]:
     """Route each of these messages from outside by the routes of msdb.
 
     The conversation's identifier replaces chance: all of its messages take the same path.
     """
-    located = yield from find_site(list({header.to_service for header in headers}), now, here)
-    decisions = passages(headers, located, (yield from located.routes(catalog, located.msdb)), now)
+    located = yield from find_topology(list({header.to_service for header in headers}), now, here)
+    decisions = route_headers(headers, located, (yield from located.routes(catalog, located.msdb)), now)
     for decision in decisions:
         if isinstance(decision.destination, Ask) and located.msdb is not None:
             yield from ask(located.msdb.database_id, decision.destination, now)
     return decisions
 
 
-def passages(headers: Sequence[Header], located: Located, outside: RoutingTable, now: datetime) -> list[Decision]:
+def route_headers(
+    headers: Sequence[Header], located: LocalTopology, outside: RoutingTable, now: datetime
+) -> list[Decision]:
     """Return the decision for each of these messages from outside, by the routes of msdb."""
     site = located.site_of(located.msdb)
     decisions = []
@@ -190,5 +194,5 @@ def passages(headers: Sequence[Header], located: Located, outside: RoutingTable,
         broker = None if header.to_broker is None else str(header.to_broker)
         conversation = Conversation(header.to_service, broker, None, not header.is_from_initiator)
         chance = header.conversation_id.int % 2**53 / 2**53
-        decisions.append(classify(conversation, RoutingTable(()), outside, site, now, Picking(chance)))
+        decisions.append(classify(conversation, RoutingTable(()), outside, site, now, ChancePick(chance)))
     return decisions

@@ -17,10 +17,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.statements import Bodies, Statement, Steps
 
-RunBatch: TypeAlias = Callable[[SendBatch], Steps[int]]
+SendBatchVerb: TypeAlias = Callable[[SendBatch], Steps[int]]
 
 
-class Waiting(NamedTuple):
+class PipelinedSend(NamedTuple):
     """A pipelined SEND, its arguments checked. `place` is its position in its pipeline, from 0."""
 
     place: int
@@ -29,7 +29,7 @@ class Waiting(NamedTuple):
     content: bytes | None
 
 
-def checked_send(place: int, operation: Send[int], maximum_body: int) -> Waiting:
+def checked_send(place: int, operation: Send[int], maximum_body: int) -> PipelinedSend:
     """Return a pipelined SEND.
 
     Raises:
@@ -37,11 +37,11 @@ def checked_send(place: int, operation: Send[int], maximum_body: int) -> Waiting
     """
     content = operation.content(maximum_body)
     assert isinstance(operation.handle, UUID)
-    return Waiting(place, operation.handle, operation.message_type, content)
+    return PipelinedSend(place, operation.handle, operation.message_type, content)
 
 
-def send_together(
-    catalog: Catalog, sends: Sequence[Waiting], send_batch: RunBatch, now: datetime
+def send_pipelined(
+    catalog: Catalog, sends: Sequence[PipelinedSend], send_batch: SendBatchVerb, now: datetime
 ) -> Steps[dict[int, int]]:
     """SEND all of them, as if one after the other. Returns the sequence numbers by place.
 
@@ -61,11 +61,11 @@ def send_together(
     return numbers
 
 
-def send_in_runs(sends: Sequence[Waiting], send_batch: RunBatch) -> Steps[dict[int, int]]:
+def send_in_runs(sends: Sequence[PipelinedSend], send_batch: SendBatchVerb) -> Steps[dict[int, int]]:
     """SEND without cached paths: one verb for messages of one type on one conversation.
 
     Raises:
-        BrokerError: as `send_together`.
+        BrokerError: as `send_pipelined`.
     """
     numbers: dict[int, int] = {}
     while left := [send for send in sends if send.place not in numbers]:
@@ -73,14 +73,14 @@ def send_in_runs(sends: Sequence[Waiting], send_batch: RunBatch) -> Steps[dict[i
     return numbers
 
 
-def _first_run(sends: Sequence[Waiting]) -> Sequence[Waiting]:
+def _first_run(sends: Sequence[PipelinedSend]) -> Sequence[PipelinedSend]:
     """Return the first SEND, and those of its type that follow it on its conversation."""
     first = sends[0]
     same = (send for send in sends if send.handle == first.handle)
     return list(takewhile(lambda send: send.message_type == first.message_type, same))
 
 
-def _send_run(run: Sequence[Waiting], send_batch: RunBatch, numbers: dict[int, int]) -> Steps[None]:
+def _send_run(run: Sequence[PipelinedSend], send_batch: SendBatchVerb, numbers: dict[int, int]) -> Steps[None]:
     """SEND messages of one type on one conversation, and record their numbers."""
     first = run[0]
     try:
@@ -98,34 +98,34 @@ class _Run(NamedTuple):
     channel: Channel
     message_type: str
     usage: Usage
-    sends: list[Waiting]
+    sends: list[PipelinedSend]
 
 
 def _send_known(
-    catalog: Catalog, sends: Sequence[Waiting], now: datetime, numbers: dict[int, int]
-) -> Steps[list[Waiting]]:
+    catalog: Catalog, sends: Sequence[PipelinedSend], now: datetime, numbers: dict[int, int]
+) -> Steps[list[PipelinedSend]]:
     """SEND those before the first whose path is not cached or not free, and record numbers. Returns the others."""
-    ways: dict[tuple[int, int], dict[UUID, list[_Run]]] = defaultdict(lambda: defaultdict(list))
+    runs_by_queue: dict[tuple[int, int], dict[UUID, list[_Run]]] = defaultdict(lambda: defaultdict(list))
     for (handle, message_type), given in groupby(sends, lambda send: send[1:3]):
         channel, waiting = catalog.channels.get(handle), list(given)
         usage = channel and known_usage(channel, message_type)
         if channel is None or usage is None:
             break
         taken = waiting[: _taken(usage, channel.is_initiator, waiting)]
-        runs = ways[channel.far_queue_id, channel.catalog_version][handle]
+        runs = runs_by_queue[channel.far_queue_id, channel.catalog_version][handle]
         if runs and runs[-1].message_type == message_type:
             runs[-1].sends.extend(taken)
         elif taken:
             runs.append(_Run(channel, message_type, usage, taken))
         if len(taken) < len(waiting):
             break
-    for (queue_id, version), conversations in ways.items():
+    for (queue_id, version), conversations in runs_by_queue.items():
         if runs := [run for handle in sorted(conversations) for run in conversations[handle]]:
             yield from _send_many(catalog, queue_id, version, runs, now, numbers)
     return [send for send in sends if send.place not in numbers]
 
 
-def _taken(usage: Usage, is_initiator: bool, sends: Sequence[Waiting]) -> int:
+def _taken(usage: Usage, is_initiator: bool, sends: Sequence[PipelinedSend]) -> int:
     """Return how many of them the peer takes before the first that it refuses."""
     refused = (place for place, send in enumerate(sends) if not accepts(usage, is_initiator, send.content))
     return next(refused, len(sends))
@@ -148,7 +148,7 @@ def _send_many(
         counts[-1] += len(run.sends)
         start += len(run.sends)
     rows = yield Statement(
-        "together.send_many",
+        "pipelined_sends.send_many",
         enqueue.send_many(queue_id),
         (
             handles,

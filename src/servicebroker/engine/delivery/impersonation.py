@@ -13,7 +13,7 @@ from typing import NamedTuple
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import Endpoint
 from servicebroker.engine.remote.admission import find_target, refused_keeper
-from servicebroker.engine.remote.site import Home
+from servicebroker.engine.remote.local_topology import LocalService
 from servicebroker.engine.security.session_keys import (
     Beginning,
     chosen,
@@ -56,7 +56,7 @@ class Actor(NamedTuple):
     waits: str = ""
 
 
-def find_actor(catalog: Catalog, initiator: Endpoint, home: Home, now: datetime) -> Steps[Actor | None]:
+def find_actor(catalog: Catalog, initiator: Endpoint, home: LocalService, now: datetime) -> Steps[Actor | None]:
     """Return the principal that the conversation acts as in another database; None if the binding is gone meanwhile."""
     for beginning in (yield from find_beginnings([initiator.conversation_handle])):
         if beginning.binding is Binding.ANONYMOUS_ON:
@@ -69,7 +69,7 @@ def find_actor(catalog: Catalog, initiator: Endpoint, home: Home, now: datetime)
     return None
 
 
-def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: Home, now: datetime) -> Steps[Actor]:
+def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: LocalService, now: datetime) -> Steps[Actor]:
     """Check that both sides have the private key of their certificate and know the other's certificate.
 
     Raises:

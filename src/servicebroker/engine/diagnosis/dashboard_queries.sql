@@ -1,4 +1,4 @@
--- The statements of looks.py.
+-- The statements of dashboard_queries.py.
 
 -- name: queue_look
 select q.queue_id, d.name, q.schema_name || '.' || q.name, coalesce((select array_agg(s.name order by s.name)

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_FACE: ContextVar[str] = ContextVar("servicebroker_face", default="Python")
+_CLIENT_KIND: ContextVar[str] = ContextVar("servicebroker_face", default="Python")
 
 
-def face() -> str:
+def client_kind() -> str:
     """Return the kind of client of the current context."""
-    return _FACE.get()
+    return _CLIENT_KIND.get()
 
 
-def telling(first: int) -> str:
+def audit_context_sql(first: int) -> str:
     """Return select or RETURNING expressions that give the audit's triggers the principal and the kind of client.
 
-    The triggers run after them. Their parameters, from number `first` on, are the principal and `face()`.
+    The triggers run after them. Their parameters, from number `first` on, are the principal and `client_kind()`.
     """
     return (
         f"set_config('servicebroker.principal', ${first}, true), set_config('servicebroker.face', ${first + 1}, true)"
@@ -25,10 +25,10 @@ def telling(first: int) -> str:
 
 
 @contextmanager
-def working_by(name: str) -> Iterator[None]:
+def entered_by(name: str) -> Iterator[None]:
     """Run the block as that kind of client."""
-    before = _FACE.set(name)
+    before = _CLIENT_KIND.set(name)
     try:
         yield
     finally:
-        _FACE.reset(before)
+        _CLIENT_KIND.reset(before)

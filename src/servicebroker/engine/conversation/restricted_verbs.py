@@ -1,6 +1,6 @@
 """The verbs of a restricted PostgreSQL role: each calls a function that checks permissions (store/fence.sql).
 
-Methods, operations, results and errors are those of `Direct`, with two differences. Sent messages go into the
+Methods, operations, results and errors are those of `OwnerVerbs`, with two differences. Sent messages go into the
 transmission queue, and an instance that the owner has open delivers them. The time is the server's.
 """
 
@@ -14,16 +14,16 @@ from uuid import UUID
 
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Labels, Queue
-from servicebroker.engine.catalog.ways import FencedKey
-from servicebroker.engine.conversation import enqueue, new_dialogs, receive
-from servicebroker.engine.conversation.failed_messages import Tracked
-from servicebroker.engine.conversation.new_dialogs import FirstSend, NewDialog, Pending
-from servicebroker.engine.conversation.plain_verbs import Direct, Sent
+from servicebroker.engine.catalog.delivery_paths import RestrictedPathKey
+from servicebroker.engine.conversation import deferred_dialogs, enqueue, receive
+from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending
+from servicebroker.engine.conversation.failed_messages import FailureRecord
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs, Sent
+from servicebroker.engine.conversation.pipelined_sends import PipelinedSend, send_in_runs
 from servicebroker.engine.conversation.receive import Received, refuse_pipeline
 from servicebroker.engine.conversation.requests import AnswerQueue, LateAnswer, answer_queue_of, late_of
-from servicebroker.engine.conversation.together import Waiting, send_in_runs
 from servicebroker.model import names
-from servicebroker.model.conversation_events import Happened
+from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.requests import LateAnswers, late_groups
@@ -48,7 +48,7 @@ _ME = "(select key from servicebroker_fence.caller)"  # the caller: only the rol
 _PIPELINE = "pipeline"
 
 
-class Fenced(Direct):
+class RestrictedVerbs(OwnerVerbs):
     """The verbs of a restricted role in one database."""
 
     has_upkeep = False
@@ -130,47 +130,47 @@ class Fenced(Direct):
 
     # ------------------------------------------------------------ conversations that wait
 
-    def foresee(self, operation: BeginDialog, group: UUID | None = None) -> NewDialog | None:
+    def defer_begin(self, operation: BeginDialog, group: UUID | None = None) -> DeferredDialog | None:
         """Defer BEGIN DIALOG. None if the role has begun no dialog between these services yet."""
         operation.check()
-        if self.catalog.fenced_ways.find(_key(operation)) is None:
+        if self.catalog.restricted_paths.find(_key(operation)) is None:
             return None
-        return new_dialogs.foresee(operation, None, self.settings.draw, self.settings.clock(), group)
+        return deferred_dialogs.defer_begin(operation, None, self.settings.draw, self.settings.clock(), group)
 
-    def foresee_send(self, dialog: NewDialog, operation: Send[int] | SendBatch) -> FirstSend | None:
+    def defer_send(self, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> DeferredSend | None:
         """Defer SEND on a deferred conversation. None if the role has sent no message of this type there."""
-        contents = new_dialogs.contents_of(operation, self.settings.maximum_body)
-        types = self.catalog.fenced_ways.find(_key(dialog.operation)) or ()
+        contents = deferred_dialogs.contents_of(operation, self.settings.maximum_body)
+        types = self.catalog.restricted_paths.find(_key(dialog.operation)) or ()
         if operation.message_type not in types or dialog.expiry <= self.settings.clock():
             return None
-        return FirstSend(dialog, dialog.messages, operation, contents, None)
+        return DeferredSend(dialog, dialog.messages, operation, contents, None)
 
-    def foresee_timer(self, dialog: NewDialog, operation: BeginConversationTimer) -> bool:
+    def defer_timer(self, dialog: DeferredDialog, operation: BeginConversationTimer) -> bool:
         """Refuse to defer BEGIN CONVERSATION TIMER, which needs a permission of its own."""
         return False
 
     @staticmethod
     def is_one_statement(pending: Pending) -> bool:
-        """Check whether `begin_together` is one statement, provided nothing was altered."""
+        """Check whether `begin_deferred` is one statement, provided nothing was altered."""
         return len(pending.dialogs) == 1
 
-    def begin_together(self, pending: Pending) -> Steps[None]:
+    def begin_deferred(self, pending: Pending) -> Steps[None]:
         """Run the deferred BEGIN DIALOGs and SENDs: one statement per conversation, in the order of first messages."""
-        sends: dict[UUID, list[FirstSend]] = {}
+        sends: dict[UUID, list[DeferredSend]] = {}
         for send in pending.sends:
             sends.setdefault(send.dialog.identity.handle, []).append(send)
         dialogs = {dialog.identity.handle: dialog for dialog in pending.dialogs}
         for handle in (*sends, *(handle for handle in dialogs if handle not in sends)):
             yield from _begin_and_send(self, dialogs[handle], sends.get(handle, []))
 
-    def forget_ways(self, dialogs: Sequence[NewDialog]) -> None:
+    def forget_paths(self, dialogs: Sequence[DeferredDialog]) -> None:
         """Forget cached paths of new conversations whose statement failed."""
         for dialog in dialogs:
-            self.catalog.fenced_ways.forget(_key(dialog.operation))
+            self.catalog.restricted_paths.forget(_key(dialog.operation))
 
     # ------------------------------------------------------------ beside the verbs
 
-    def send_together(self, sends: Sequence[Waiting]) -> Steps[dict[int, int]]:
+    def send_pipelined(self, sends: Sequence[PipelinedSend]) -> Steps[dict[int, int]]:
         """Run the SENDs of a pipeline. Returns their sequence numbers by place."""
         return send_in_runs(sends, partial(_send_batch, self))
 
@@ -206,7 +206,7 @@ class Fenced(Direct):
             _refuse(rows[0][-1])
         return late_of([row[:2] for row in rows])
 
-    def watched(self, operation: Operation[T], steps: Steps[T], tell: Callable[[Happened], None]) -> Steps[T]:
+    def observe(self, operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent], None]) -> Steps[T]:
         """Return the steps as they are: only principals that may see all conversations get their events."""
         return steps
 
@@ -238,12 +238,14 @@ class Fenced(Direct):
         return []
         yield
 
-    def find_failures(self, message: Message) -> Steps[Tracked | None]:
+    def find_failures(self, message: Message) -> Steps[FailureRecord | None]:
         """Return how often this message has failed; None if never."""
         rows = yield call("failures", *self._failed(message))
-        return Tracked(*rows[0]) if rows else None
+        return FailureRecord(*rows[0]) if rows else None
 
-    def track_failure(self, queue_id: int, message: Message, known: Tracked, error: str, after: float) -> Steps[None]:
+    def track_failure(
+        self, queue_id: int, message: Message, known: FailureRecord, error: str, after: float
+    ) -> Steps[None]:
         """Record a failure of the message, which is retried after `after` seconds."""
         yield call("track_failure", *self._failed(message), *known, error, float(after))
 
@@ -255,7 +257,9 @@ class Fenced(Direct):
         """Forget messages that are no longer in the queue."""
         yield call("sweep_failures", queue_id)
 
-    def set_aside(self, queue_id: int, message: Message, known: Tracked, error: str, traceback: str) -> Steps[None]:
+    def set_aside(
+        self, queue_id: int, message: Message, known: FailureRecord, error: str, traceback: str
+    ) -> Steps[None]:
         """Store a received message as a dead letter."""
         yield call(
             "set_aside",
@@ -279,40 +283,40 @@ class Fenced(Direct):
 # ---------------------------------------------------------------- how the fence runs operations
 
 
-def _send(here: Fenced, operation: Send[Any]) -> Steps[Any]:
+def _send(verbs: RestrictedVerbs, operation: Send[Any]) -> Steps[Any]:
     """SEND. Under a restricted role each conversation gets its own copy of the body."""
-    content = operation.content(here.settings.maximum_body)
-    numbers = yield from _send_all(here, operation.handles, operation.message_type, [content])
+    content = operation.content(verbs.settings.maximum_body)
+    numbers = yield from _send_all(verbs, operation.handles, operation.message_type, [content])
     return numbers[0] if operation.is_single else numbers
 
 
-def _send_batch(here: Fenced, operation: SendBatch) -> Steps[int]:
-    portions = enqueue.portions(operation.contents(here.settings.maximum_body))
+def _send_batch(verbs: RestrictedVerbs, operation: SendBatch) -> Steps[int]:
+    portions = enqueue.portions(operation.contents(verbs.settings.maximum_body))
     if len(portions) > 1:
         yield SQL("send_batch")  # opens one transaction
     numbers: list[int] = []
     for portion in portions:
-        numbers += yield from _send_all(here, operation.handles, operation.message_type, portion)
+        numbers += yield from _send_all(verbs, operation.handles, operation.message_type, portion)
     return numbers[0]
 
 
 def _send_all(
-    here: Fenced, handles: Sequence[UUID], message_type: str, contents: Sequence[bytes | None]
+    verbs: RestrictedVerbs, handles: Sequence[UUID], message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[list[int]]:
     bodies = Bodies(content or b"" for content in contents)
-    rows = yield call("send_all", here.user.database_id, list(handles), message_type, bodies)
+    rows = yield call("send_all", verbs.user.database_id, list(handles), message_type, bodies)
     numbers, refusal = rows[0]
     _refuse(refusal)
     for handle in handles:
-        here.catalog.fenced_ways.note_sent(handle, message_type)
+        verbs.catalog.restricted_paths.note_sent(handle, message_type)
     return list(numbers)
 
 
-def _receive(here: Fenced, operation: Receive) -> Steps[tuple[int, Received]]:
+def _receive(verbs: RestrictedVerbs, operation: Receive) -> Steps[tuple[int, Received]]:
     """RECEIVE. Returns the queue's id and the received rows."""
     operation.check()
-    queue = yield from here.find_queue(operation.queue)
-    yield from here.find_labels()  # first, so that received rows only need names
+    queue = yield from verbs.find_queue(operation.queue)
+    yield from verbs.find_labels()  # first, so that received rows only need names
     most, handle, group = receive.limits(operation)
     if operation.groups > 1 or operation.leaves:
         rows = yield call("receive_groups", queue.queue_id, most, operation.groups, operation.leaves, takes=True)
@@ -320,14 +324,14 @@ def _receive(here: Fenced, operation: Receive) -> Steps[tuple[int, Received]]:
         rows = yield call("receive", queue.queue_id, most, handle, group, takes=True)
     if rows:
         _refuse(rows[0][-1])
-    taken = yield from receive.taken([row[:-1] for row in rows], here.keep_lock)
+    taken = yield from receive.taken([row[:-1] for row in rows], verbs.keep_lock)
     if taken is None:
         yield from _check(queue, handle, group)
     return queue.queue_id, taken or Received((), 0)
 
 
-def _get_conversation_group(here: Fenced, operation: GetConversationGroup) -> Steps[UUID | None]:
-    queue = yield from here.find_queue(operation.queue)
+def _get_conversation_group(verbs: RestrictedVerbs, operation: GetConversationGroup) -> Steps[UUID | None]:
+    queue = yield from verbs.find_queue(operation.queue)
     rows = yield call("get_conversation_group", queue.queue_id, locks=True)
     if not rows:
         yield from _check(queue, None, None)
@@ -343,11 +347,11 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
     receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
 
 
-def _begin_dialog(here: Fenced, operation: BeginDialog) -> Steps[UUID]:
+def _begin_dialog(verbs: RestrictedVerbs, operation: BeginDialog) -> Steps[UUID]:
     operation.check()
     rows = yield call(
         "begin_conversation",
-        here.user.database_id,
+        verbs.user.database_id,
         operation.from_service,
         operation.to_service,
         operation.contract,
@@ -361,30 +365,30 @@ def _begin_dialog(here: Fenced, operation: BeginDialog) -> Steps[UUID]:
     handle, refusal, _ = rows[0]
     _refuse(refusal)
     begun: UUID = handle
-    here.catalog.fenced_ways.note_begun(begun, _key(operation))
+    verbs.catalog.restricted_paths.note_begun(begun, _key(operation))
     return begun
 
 
-def _key(operation: BeginDialog) -> FencedKey:
+def _key(operation: BeginDialog) -> RestrictedPathKey:
     """Return the cache key of a new conversation."""
-    return FencedKey(operation.from_service, operation.to_service, operation.contract, operation.target_broker)
+    return RestrictedPathKey(operation.from_service, operation.to_service, operation.contract, operation.target_broker)
 
 
-def _begin_and_send(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> Steps[None]:
+def _begin_and_send(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Sequence[DeferredSend]) -> Steps[None]:
     """BEGIN DIALOG and SEND in one call. If a SEND is refused, run them one by one to raise its error."""
-    if (yield from _begin_with(here, dialog, sends)):
+    if (yield from _begin_with(verbs, dialog, sends)):
         return
-    yield from _begin_with(here, dialog, [])
+    yield from _begin_with(verbs, dialog, [])
     for send in sends:
-        yield from _send_all(here, [dialog.identity.handle], send.operation.message_type, send.contents)
+        yield from _send_all(verbs, [dialog.identity.handle], send.operation.message_type, send.contents)
 
 
-def _begin_with(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> Steps[bool]:
+def _begin_with(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Sequence[DeferredSend]) -> Steps[bool]:
     """Begin a deferred conversation with its messages. False if a message was refused and nothing was written."""
     operation = dialog.operation
     rows = yield call(
         "begin_and_send",
-        here.user.database_id,
+        verbs.user.database_id,
         *dialog.identity,
         operation.from_service,
         operation.to_service,
@@ -401,40 +405,40 @@ def _begin_with(here: Fenced, dialog: NewDialog, sends: Sequence[FirstSend]) -> 
     return bool(is_done)
 
 
-def _end_conversation(here: Fenced, operation: EndConversation) -> Steps[None]:
+def _end_conversation(verbs: RestrictedVerbs, operation: EndConversation) -> Steps[None]:
     operation.check()
     code, description = operation.error or (None, None)
-    yield from _lock(here, "end_conversation", operation.handle, code, description, operation.cleanup)
+    yield from _lock(verbs, "end_conversation", operation.handle, code, description, operation.cleanup)
 
 
-def _move_conversation(here: Fenced, operation: MoveConversation) -> Steps[None]:
+def _move_conversation(verbs: RestrictedVerbs, operation: MoveConversation) -> Steps[None]:
     operation.check()
-    yield from _lock(here, "move_conversation", operation.handle, operation.group)
+    yield from _lock(verbs, "move_conversation", operation.handle, operation.group)
 
 
-def _begin_conversation_timer(here: Fenced, operation: BeginConversationTimer) -> Steps[None]:
+def _begin_conversation_timer(verbs: RestrictedVerbs, operation: BeginConversationTimer) -> Steps[None]:
     operation.check()
-    yield from _lock(here, "begin_conversation_timer", operation.handle, operation.timeout)
+    yield from _lock(verbs, "begin_conversation_timer", operation.handle, operation.timeout)
 
 
-def _lock(here: Fenced, function: str, handle: UUID, *given: object) -> Steps[None]:
+def _lock(verbs: RestrictedVerbs, function: str, handle: UUID, *given: object) -> Steps[None]:
     """Call a function that locks the conversation's group, and raise the error it returns."""
-    _refuse((yield call(function, here.user.database_id, handle, *given, locks=True))[0][0])
+    _refuse((yield call(function, verbs.user.database_id, handle, *given, locks=True))[0][0])
 
 
-def _get_transmission_status(here: Fenced, operation: GetTransmissionStatus) -> Steps[str]:
+def _get_transmission_status(verbs: RestrictedVerbs, operation: GetTransmissionStatus) -> Steps[str]:
     """GET_TRANSMISSION_STATUS; also '' for a conversation that is not the role's own."""
     operation.check()
-    rows = yield call("transmission_status", here.user.database_id, operation.handle)
+    rows = yield call("transmission_status", verbs.user.database_id, operation.handle)
     return str(rows[0][0])
 
 
-def _refuse_administration(here: Fenced, operation: Operation[Any]) -> Steps[Any]:
+def _refuse_administration(verbs: RestrictedVerbs, operation: Operation[Any]) -> Steps[Any]:
     """Refuse an operation that needs all rights in the database."""
-    raise BrokerError(5011, here.user.database)
+    raise BrokerError(5011, verbs.user.database)
 
 
-Fenced.interpreters = {
+RestrictedVerbs.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
     Receive: _receive,
@@ -465,7 +469,7 @@ def call(function: str, *given: object, locks: bool = False, takes: bool = False
     """Return a call of a function for restricted roles."""
     places = "".join(f"${place}, " for place in range(1, len(given) + 1))
     sql = f"select * from servicebroker_fence.{function}({places}{_ME})"
-    return Statement("fenced_verbs.call", sql, given, locks=locks, takes=takes)
+    return Statement("restricted_verbs.call", sql, given, locks=locks, takes=takes)
 
 
 def _refuse(refusal: list[str] | None) -> None:

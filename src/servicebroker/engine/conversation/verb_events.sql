@@ -1,4 +1,4 @@
--- The statements of watching.py.
+-- The statements of verb_events.py.
 
 -- name: look.find_endpoints
 select e.conversation_handle, e.conversation_id, e.conversation_group_id, e.is_initiator, e.state,
