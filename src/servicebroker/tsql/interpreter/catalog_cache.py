@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from servicebroker.store.running import fetch
@@ -24,8 +24,17 @@ if TYPE_CHECKING:
 
 
 _ENTRY_LIFETIME_S = 2.0  # bounds the delay until a session sees a change by another process
-# by the instance's doorbell and the class of the cache, then by database and name: expiry and object
-_entries: WeakKeyDictionary[object, dict[type, dict[tuple[int, str], tuple[float, Any]]]] = WeakKeyDictionary()
+
+
+class _Entry(NamedTuple):
+    """An object of the catalog, or None for a missing one, and the time until which the entry holds."""
+
+    expires_at: float
+    value: Any
+
+
+# by the instance's doorbell and the class of the cache, then by database and name
+_entries: WeakKeyDictionary[object, dict[type, dict[tuple[int, str], _Entry]]] = WeakKeyDictionary()
 
 T = TypeVar("T")
 
@@ -51,14 +60,15 @@ class CatalogCache(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         now, key = time.monotonic(), (self._database_id(), name)
-        entry: tuple[float, T | None] | None = self._cached.get(key)
-        if entry is None or entry[0] < now:
-            entry = now + _ENTRY_LIFETIME_S, self._load(name)
+        entry = self._cached.get(key)
+        if entry is None or entry.expires_at < now:
+            entry = _Entry(now + _ENTRY_LIFETIME_S, self._load(name))
             if self._is_shared(name):
                 self._cached[key] = entry
-        if entry[1] is None:
+        if entry.value is None:
             raise KeyError(name)
-        return entry[1]
+        value: T = entry.value
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return (name for _, name in self._cached)

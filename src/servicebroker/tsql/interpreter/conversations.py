@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from uuid import UUID
 
@@ -19,20 +18,12 @@ from servicebroker.tsql.syntax import (
     BeginTimer,
     EndConversation,
     MoveConversation,
-    Name,
     Operand,
     Send,
 )
 from servicebroker.tsql.types import UNIQUEIDENTIFIER, VARBINARY
 
 _STRING_TYPES = ("nvarchar", "nchar", "ntext", "sysname", "varchar", "char", "text", "xml")
-_NEEDS_BRACKETS = re.compile(r"[.\[\]]")
-
-
-def api_name(name: Name) -> str:
-    """Return a queue's name for the API, without the database, with brackets only where they are needed."""
-    parts = [part for part in (name.schema, name.object) if part]
-    return ".".join("[" + part.replace("]", "]]") + "]" if _NEEDS_BRACKETS.search(part) else part for part in parts)
 
 
 @runs(BeginDialog)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import psycopg
 
@@ -71,6 +71,13 @@ select $2 where exists (select from servicebroker.databases d where lower(d.name
 """
 
 
+class AppLock(NamedTuple):
+    """A lock of sp_getapplock that a session holds."""
+
+    key: str
+    is_shared: bool
+
+
 class BatchAborted(Exception):
     """The rest of the batch is skipped. The error was already sent to the listener."""
 
@@ -127,7 +134,7 @@ class Machine:
         row_limit: the value of SET ROWCOUNT, 0 for no limit.
         is_implicit: SET IMPLICIT_TRANSACTIONS is ON.
         is_noexec: SET NOEXEC is ON. Every statement but SET NOEXEC is skipped.
-        app_locks: the session's locks of sp_getapplock: the key, and True for a shared lock.
+        app_locks: the session's locks of sp_getapplock, the last one last.
         result_sets_depth: the number of open EXEC ... WITH RESULT SETS, each of which may refuse a result set.
         next_statement: the statement that follows if the current one succeeds; None if that is not known.
     """
@@ -161,7 +168,7 @@ class Machine:
         self.is_implicit = False
         self.is_noexec = False
         self.isolation = "READ COMMITTED"
-        self.app_locks: list[tuple[str, bool]] = []
+        self.app_locks: list[AppLock] = []
         self.last_error: TsqlError | None = None
         self.result_sets_depth = 0
         self.next_statement: Statement | None = None

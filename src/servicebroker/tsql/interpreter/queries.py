@@ -24,6 +24,7 @@ from servicebroker.tsql.interpreter.evaluation import infer_type
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.implicit_transactions import begin_before_query
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.interpreter.procedures.session_functions import serialize_session_context
 from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
 from servicebroker.tsql.interpreter.simple_expressions import Value
@@ -534,8 +535,7 @@ class Queries:
             TsqlError: 8197 there is no such table.
         """
         scope = self.scope()
-        bracketed_name = ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in name.parts)
-        tables = tables_of(f"SELECT * FROM {bracketed_name}", scope)
+        tables = tables_of(f"SELECT * FROM {bracketed(*name.parts)}", scope)
         if not tables or tables[0] not in self.columns:
             raise TsqlError(8197, f"The object '{name}' does not exist or is invalid for this operation.")
         return tables[0]

@@ -14,9 +14,9 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.evaluation import evaluate, evaluate_identifier, evaluate_integer
 from servicebroker.tsql.interpreter.machine import CallAborted, Machine, runs
+from servicebroker.tsql.interpreter.names import api_name
 from servicebroker.tsql.interpreter.receive_list import check_receive_list, deliver, has_only_columns
 from servicebroker.tsql.postgres_errors import from_postgres
 from servicebroker.tsql.statement_errors import TsqlError

@@ -11,7 +11,7 @@ from collections import ChainMap
 from dataclasses import replace
 from datetime import UTC
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.messages import Message
 from servicebroker.tsql.conversion import convert
@@ -73,17 +73,19 @@ def check_item_expressions(statement: Receive, scope: Scope) -> None:
     """Check the expressions of the list without the queue, whose columns are known. Raises as `check_receive_list`."""
     _check_aggregates(statement.items)
     for item in _expand_items(statement):
-        name, rewritten = _parse_item(item.value.text)
-        if not name:
+        parsed = _parse_item(item.value.text)
+        if not parsed.column:
             translate_expression(
-                rewritten, replace(scope, variables=ChainMap(_COLUMN_VARIABLES, dict(scope.variables)))
+                parsed.text, replace(scope, variables=ChainMap(_COLUMN_VARIABLES, dict(scope.variables)))
             )
 
 
 def has_only_columns(statement: Receive) -> bool:
     """Return True if the list has plain columns for a result set only, so that delivering the messages cannot fail."""
     items = _expand_items(statement)
-    return statement.into is None and all(item.variable is None and _parse_item(item.value.text)[0] for item in items)
+    return statement.into is None and all(
+        item.variable is None and _parse_item(item.value.text).column for item in items
+    )
 
 
 def _expand_items(statement: Receive) -> tuple[ReceiveItem, ...]:
@@ -122,8 +124,11 @@ def _evaluate_row(machine: Machine, items: tuple[ReceiveItem, ...], message: Mes
         return [_column_value(message, name) for name in COLUMNS]
     values: list[Value] = []
     for item in items:
-        name, rewritten = _parse_item(item.value.text)
-        values.append(_column_value(message, name) if name else _evaluate_item(machine, rewritten, item, message))
+        parsed = _parse_item(item.value.text)
+        if parsed.column:
+            values.append(_column_value(message, parsed.column))
+        else:
+            values.append(_evaluate_item(machine, parsed.text, item, message))
     return values
 
 
@@ -149,9 +154,16 @@ def _evaluate_item(machine: Machine, text: str, item: ReceiveItem, message: Mess
             del frame.types[_VARIABLE_PREFIX + name], frame.values[_VARIABLE_PREFIX + name]
 
 
+class _ParsedItem(NamedTuple):
+    """The plain column that an item is, "" for an expression, and its text with variables in place of columns."""
+
+    column: str
+    text: str
+
+
 @functools.lru_cache(maxsize=1024)
-def _parse_item(text: str) -> tuple[str, str]:
-    """Return the column that an item is, "" for an expression, and the text with variables in place of columns."""
+def _parse_item(text: str) -> _ParsedItem:
+    """Parse an item of the list."""
     tokens = tokenize(text)
     pieces: list[str] = []
     end, index, column_count = 0, 0, 0
@@ -172,16 +184,16 @@ def _parse_item(text: str) -> tuple[str, str]:
         index += 1
     rewritten = "".join(pieces) + text[end:]
     if column_count == 1 and rewritten.strip() == _VARIABLE_PREFIX + column:
-        return column, rewritten
-    return "", rewritten
+        return _ParsedItem(column, rewritten)
+    return _ParsedItem("", rewritten)
 
 
 def _column_title(item: ReceiveItem) -> str:
     """Return the alias of an item, the name of a plain column as it was written, or ""."""
     if item.alias is not None:
         return item.alias
-    name, _ = _parse_item(item.value.text)
-    return unquote(item.value.text.split(".")[-1].strip()) if name else ""
+    is_column = bool(_parse_item(item.value.text).column)
+    return unquote(item.value.text.split(".")[-1].strip()) if is_column else ""
 
 
 def _check_aggregates(items: tuple[ReceiveItem, ...]) -> None:

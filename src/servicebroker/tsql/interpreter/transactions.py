@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -32,6 +33,13 @@ _DOOMED_SAVEPOINT_TEXT = (
     "The current transaction cannot be committed and cannot be rolled back to a savepoint. "
     "Roll back the entire transaction."
 )
+
+
+class Savepoint(NamedTuple):
+    """A savepoint of SAVE TRANSACTION: its name in T-SQL in lower case, and in PostgreSQL."""
+
+    name: str
+    postgres_name: str
 
 
 @dataclass
@@ -65,7 +73,7 @@ class Transactions:
     on_undo: Callable[[], None] = field(default=lambda: None)
     _minimum_count: int = 0  # the count below which INSERT ... EXEC may not go
     _outermost_name: str = ""
-    _savepoints: list[tuple[str, str]] = field(default_factory=list)  # names in T-SQL and in PostgreSQL
+    _savepoints: list[Savepoint] = field(default_factory=list)
     _savepoint_count: int = 0
     _has_guard: bool = False
     _commit_outcome: psycopg.Error | bool = False  # True if COMMIT was sent with a statement, or its error
@@ -268,13 +276,13 @@ class Transactions:
         self.check_not_doomed()
         self.release_guard()
         self._savepoint_count += 1
-        savepoint = f"tsql_{self._savepoint_count}"
-        self.connection.ahead.append(Ahead(f"savepoint {savepoint}".encode()))
-        self._savepoints.append((name.lower(), savepoint))
+        savepoint = Savepoint(name.lower(), f"tsql_{self._savepoint_count}")
+        self.connection.ahead.append(Ahead(f"savepoint {savepoint.postgres_name}".encode()))
+        self._savepoints.append(savepoint)
 
     def is_outermost_name(self, name: str) -> bool:
         """Return True if the outermost BEGIN has this name, and no savepoint: ROLLBACK then ends the transaction."""
-        savepoint_names = [savepoint_name for savepoint_name, _ in self._savepoints]
+        savepoint_names = [savepoint.name for savepoint in self._savepoints]
         return self.count > 0 and name.lower() == self._outermost_name and name.lower() not in savepoint_names
 
     def rollback_to(self, name: str) -> None:
@@ -285,22 +293,20 @@ class Transactions:
         """
         if self.count == 0:
             raise TsqlError(3903, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
-        positions = [
-            position for position, (savepoint_name, _) in enumerate(self._savepoints) if savepoint_name == name.lower()
-        ]
+        positions = [position for position, savepoint in enumerate(self._savepoints) if savepoint.name == name.lower()]
         if not positions:
             raise TsqlError(6401, f"Cannot roll back {name}. No transaction or savepoint of that name was found.")
         if self.is_doomed:
             raise TsqlError(3931, _DOOMED_SAVEPOINT_TEXT)
         self.dialogs.drop()
-        savepoint = self._savepoints[positions[-1]][1]
+        savepoint = self._savepoints[positions[-1]]
         del self._savepoints[positions[-1] + 1 :]
         restore = self.save_tables()
         self._has_guard = False
         self.connection.ahead[:] = [
             piggybacked for piggybacked in self.connection.ahead if b"release" not in piggybacked.command
         ]
-        run_command(self.connection, f"rollback to savepoint {savepoint}".encode())
+        run_command(self.connection, f"rollback to savepoint {savepoint.postgres_name}".encode())
         self.on_undo()
         restore()
 

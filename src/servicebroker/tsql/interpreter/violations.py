@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
@@ -42,6 +42,25 @@ select b.type from pg_class c
   join tsql.bounds() b on b.high = s.seqmax
  where c.relname = $1
 """
+
+
+class _Constraint(NamedTuple):
+    """A row of `_FIND_CONSTRAINT`.
+
+    `kind` is the type in pg_constraint, None for an index. The columns are None for a constraint of several columns.
+    """
+
+    database: str
+    schema: str
+    table: str
+    name: str | None
+    kind: str | None
+    referenced_schema: str
+    referenced_table: str
+    column: str | None
+    referenced_column: str | None
+
+
 _VERB = re.compile(r"\b(?:insert|update|delete|merge|alter\s+table)\b", re.IGNORECASE)
 
 
@@ -64,13 +83,14 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
     )
     if not rows:
         return None
-    database, schema, name, constraint, kind, referenced_schema, referenced_table, column, referenced_column = rows[0]
-    if name.startswith("@"):
-        name = name.rsplit("_", 1)[0]
-    constraint = constraint or find_spelling(diagnostics.constraint_name or "", statement)
+    constraint = _Constraint(*rows[0])
+    table_own_name = constraint.table
+    if table_own_name.startswith("@"):
+        table_own_name = table_own_name.rsplit("_", 1)[0]
+    constraint_name = constraint.name or find_spelling(diagnostics.constraint_name or "", statement)
     match = _VERB.search(statement)
     verb = " ".join(match[0].upper().split()) if match else "INSERT"
-    table_name = f"{schema}.{name}"
+    table_name = f"{constraint.schema}.{table_own_name}"
     if error.sqlstate == "23502":
         columns = fetch(
             machine.connection,
@@ -80,24 +100,26 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
         )
         column_name = columns[0][0] if columns else diagnostics.column_name
         return TsqlError(
-            515, f"Cannot insert the value NULL into column '{column_name}', table '{database}.{table_name}'; column "
-            f"does not allow nulls. {verb} fails.", state=2,
+            515, f"Cannot insert the value NULL into column '{column_name}', table "
+            f"'{constraint.database}.{table_name}'; column does not allow nulls. {verb} fails.", state=2,
         )  # fmt: skip
     if error.sqlstate == "23505":
-        return _duplicate_key(kind, constraint, table_name, from_postgres(diagnostics.message_detail or ""))
+        return _duplicate_key(
+            constraint.kind, constraint_name, table_name, from_postgres(diagnostics.message_detail or "")
+        )
     if error.sqlstate not in ("23503", "23514"):
         return None
-    kind_word, shown_place, place_column = "CHECK", table_name, column
+    kind_word, conflict_table, conflict_column = "CHECK", table_name, constraint.column
     if error.sqlstate == "23503":
         is_missing = "is not present in table" in (diagnostics.message_detail or "")
         kind_word = "FOREIGN KEY" if is_missing else "REFERENCE"
-        shown_place, place_column = (
-            (f"{referenced_schema}.{referenced_table}", referenced_column) if is_missing else (table_name, column)
-        )
-    column_clause = f", column '{place_column}'" if place_column else ""
+        if is_missing:
+            conflict_table = f"{constraint.referenced_schema}.{constraint.referenced_table}"
+            conflict_column = constraint.referenced_column
+    column_clause = f", column '{conflict_column}'" if conflict_column else ""
     return TsqlError(
-        547, f'The {verb} statement conflicted with the {kind_word} constraint "{constraint}". The conflict occurred '
-        f'in database "{database}", table "{shown_place}"{column_clause}.', state=0,
+        547, f'The {verb} statement conflicted with the {kind_word} constraint "{constraint_name}". The conflict '
+        f'occurred in database "{constraint.database}", table "{conflict_table}"{column_clause}.', state=0,
     )  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.operations.permissions import AlterAuthorization
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase
-from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.definitions.objects import defines, refuses
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.names import api_name
 from servicebroker.tsql.statement_errors import Message, unsupported
 from servicebroker.tsql.syntax import Definition
 

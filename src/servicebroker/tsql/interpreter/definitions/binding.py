@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.operation import Operation
-from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.evaluation import evaluate_integer, evaluate_text
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.names import api_name
 from servicebroker.tsql.syntax import Constant, Definition, Expression, Name, Variable
 
 T = TypeVar("T")

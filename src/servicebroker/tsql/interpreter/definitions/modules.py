@@ -60,15 +60,22 @@ class Module(NamedTuple):
     is_temporary: bool = False
 
 
+class _SignedModule(NamedTuple):
+    """A module to sign: its object_id, its name as the statement has it, and its text."""
+
+    object_id: int
+    shown_name: str
+    definition: str
+
+
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
     """Return the procedure of a name and its database, None if there is none. The default schema is dbo."""
     if is_temporary(name.object):
         temporary = find_temporary(machine, name.object)
         if temporary is None:
             return None
-        return machine.context.database, Module(
-            parse_procedure(temporary[1]), None, name.object, temporary[0], is_temporary=True
-        )
+        procedure = parse_procedure(temporary.text)
+        return machine.context.database, Module(procedure, None, name.object, temporary.object_id, is_temporary=True)
     database = database_of(machine, name)
     module = find_module(machine.connection, database.database_id, name.schema or "dbo", name.object)
     return None if module is None else (database, module)
@@ -111,13 +118,14 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
     if not rows:
         raise BrokerError(15151, "find", "object", str(name))
     object_id, text = rows[0]
+    module = _SignedModule(object_id, str(name), text)
     schema = name.schema or "dbo"
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
     securable = registered(f"{schema}.{name.object}")
     with machine.atomic():  # the permission check itself registers the module as a securable
         machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", securable, *signers))
         for signer in statement.clauses["signers"]:
-            _change_signature(machine, database, statement, (object_id, str(name), text), signer)
+            _change_signature(machine, database, statement, module, signer)
 
 
 _FIND_SIGNED_MODULE = (
@@ -130,18 +138,17 @@ def _change_signature(
     machine: Machine,
     database: SessionDatabase,
     statement: Definition,
-    module: tuple[int, str, str],
+    module: _SignedModule,
     signer: dict[str, Any],
 ) -> None:
     """Add the signature of one certificate to a module, or drop it. Raises as `_change_signatures`."""
-    object_id, shown_name, definition = module
     certificate_name, is_counter = signer["certificate"], statement.clauses["counter"]
     certificate = machine.context.ask(find_certificate("find", database.database_id, certificate_name))
-    arguments = (object_id, shown_name, certificate_name, certificate.facts.thumbprint)
+    arguments = (module.object_id, module.shown_name, certificate_name, certificate.facts.thumbprint)
     if statement.verb == "DROP":
         database._alone(drop_signature(*arguments, is_counter=is_counter))
         return
-    text = from_postgres(definition).encode("utf-16-le")
+    text = from_postgres(module.definition).encode("utf-16-le")
     signature = signer.get("signature")
     if signature is None:
         signature = database.sign_with_certificate(certificate_name, text, decryption_password=signer.get("password"))

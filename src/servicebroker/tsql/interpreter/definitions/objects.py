@@ -13,11 +13,11 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import SERVER, events_of
 from servicebroker.operations.operation import Operation, statement_of
 from servicebroker.tsql.context import SessionDatabase, database_of, refuse_in_transaction
-from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_definition_event
 from servicebroker.tsql.interpreter.evaluation import evaluate_text
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.names import api_name
 from servicebroker.tsql.parser.keywords import split_words
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.statement_errors import SYNTAX_ERROR, Message, TsqlError, unsupported

@@ -9,6 +9,7 @@ from servicebroker.engine.security.own_permissions import permissions_on
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED
 from servicebroker.store.running import run
+from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.interpreter.procedures.session_functions import PREFIXED_FUNCTIONS
 from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.translation.queries.sources import ObjectName
@@ -56,9 +57,7 @@ def _find_held_permissions(machine: Machine, name: str | None, kind: str) -> lis
             return None
         if len(object_name.parts) > 3:
             return None
-        name = ".".join(
-            "[" + part.replace("]", "]]") + "]" for part in (object_name.schema or "dbo", object_name.object)
-        )
+        name = bracketed(object_name.schema or "dbo", object_name.object)
     steps = permissions_on(user, machine.context.server_login, name, kind)
     return machine.context.ask(steps) if machine.transactions.is_doomed else run(machine.connection, steps)
 

@@ -15,7 +15,6 @@ from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, refuse_in_transaction
-from servicebroker.tsql.interpreter.conversations import api_name
 from servicebroker.tsql.interpreter.definitions.authorization import check_authorization, report_ignored_owner
 from servicebroker.tsql.interpreter.definitions.binding import bind_operation
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_permission_event
@@ -25,6 +24,7 @@ from servicebroker.tsql.interpreter.definitions.transport_certificates import (
     connect_on_endpoint,
 )
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.names import api_name
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
 from servicebroker.tsql.translation.text_writer import quote_string

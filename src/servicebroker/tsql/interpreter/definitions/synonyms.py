@@ -10,6 +10,7 @@ from servicebroker.tsql.interpreter.definitions.ddl_events import post_synonym_e
 from servicebroker.tsql.interpreter.definitions.modules import check_no_relation, drop_modules
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition
 
@@ -30,13 +31,12 @@ def _create(machine: Machine, statement: Definition) -> None:
     machine.transactions.set_guard()
     try:
         check_no_relation(machine, database, schema, name.object)
-        bracketed_base = ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in base.parts)
         rows = fetch(
             machine.connection,
             "synonyms.create",
             "insert into servicebroker.tsql_modules (database_id, schema_name, name, kind, definition, creator) "
             f"values ($1, $2, $3, 'SN', $4, $5) on conflict do nothing returning {audit_context_sql(6)}",
-            (database.database_id, schema, name.object, bracketed_base, creator, creator, client_kind()),
+            (database.database_id, schema, name.object, bracketed(*base.parts), creator, creator, client_kind()),
         )
         if not rows:
             raise TsqlError(2714, f"There is already an object named '{name.object}' in the database.", state=3)

@@ -6,7 +6,7 @@ work with the permissions of their caller.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
@@ -16,6 +16,13 @@ from servicebroker.tsql.translation.text_writer import quote_string
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
+
+
+class TemporaryProcedure(NamedTuple):
+    """A procedure of the session: its object_id and its text."""
+
+    object_id: int
+    text: str
 
 
 def is_temporary(name: str) -> bool:
@@ -35,15 +42,15 @@ def check_temporary(statement: Procedure) -> None:
         raise unsupported("EXECUTE AS of a temporary procedure", "Leave it out.", statement.line)
 
 
-def find_temporary(machine: Machine, name: str) -> tuple[int, str] | None:
-    """Return the object_id and text of a temporary procedure, None if there is none."""
+def find_temporary(machine: Machine, name: str) -> TemporaryProcedure | None:
+    """Return a temporary procedure, None if there is none."""
     rows = fetch(
         machine.connection,
         "temporary_procedures.find_temporary",
         "select f::oid::bigint, obj_description(f::oid, 'pg_proc') from to_regprocedure($1) f where f is not null",
         (_function_name(name),),
     )
-    return (rows[0][0], rows[0][1]) if rows else None
+    return TemporaryProcedure(*rows[0]) if rows else None
 
 
 def store_temporary(machine: Machine, statement: Procedure) -> None:

@@ -45,6 +45,19 @@ _FIND_TRIGGERS = (
 )
 
 
+class _StoredTrigger(NamedTuple):
+    """A row of `_FIND_TRIGGERS`."""
+
+    database: str
+    name: str
+    text: str
+    table: str
+    object_id: int
+    execute_as: str | None
+    creator: str
+    signers: list[bytes]
+
+
 def capture_sql(table: str) -> str:
     """Return the statements that create the capturing triggers of a table in PostgreSQL."""
     return "; ".join(
@@ -235,21 +248,23 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
     row_count = machine.rowcount
     replaced = {(change.table, change.event) for change in changes if change.is_diverted}
     for table, event, is_diverted, copies in changes:
-        triggers = fetch(machine.connection, "triggers.fire.find_triggers", _FIND_TRIGGERS, (table,))
+        rows = fetch(machine.connection, "triggers.fire.find_triggers", _FIND_TRIGGERS, (table,))
+        triggers = [_StoredTrigger(*row) for row in rows]
         try:
-            for database, name, text, parent, object_id, execute_as, creator, signers in triggers:
-                trigger = _parse_trigger(text)
+            for stored in triggers:
+                trigger = _parse_trigger(stored.text)
                 is_due = is_diverted or (table, event) not in replaced  # no AFTER trigger behind a replaced change
-                is_due &= is_diverted or not _is_recursive(machine, object_id)
+                is_due &= is_diverted or not _is_recursive(machine, stored.object_id)
                 if event in trigger.events and trigger.instead_of == is_diverted and is_due:
-                    machine.queries.columns.copies.update(dict.fromkeys(copies.values(), str(parent)))
-                    frame = Frame(name, object_id, is_module=True, signers=tuple(signers))
+                    machine.queries.columns.copies.update(dict.fromkeys(copies.values(), stored.table))
+                    frame = Frame(stored.name, stored.object_id, is_module=True, signers=tuple(stored.signers))
                     frame.is_instead_of_trigger, frame.is_after_trigger = is_diverted, not is_diverted
                     frame.updated_columns = {"UPDATE": updated_columns(statement), "INSERT": None}.get(
                         event, frozenset()
                     )
-                    trigger_database = machine.context.database_named(database)
-                    _run_trigger(machine, trigger_database, frame, trigger, copies, (execute_as, creator))
+                    database = machine.context.database_named(stored.database)
+                    user = module_user(stored.execute_as, stored.creator)
+                    _run_trigger(machine, database, frame, trigger, copies, user)
         finally:
             for copy_name in copies.values():
                 machine.queries.columns.copies.pop(copy_name, None)
@@ -270,7 +285,7 @@ def _run_trigger(
     frame: Frame,
     trigger: Trigger,
     copies: dict[str, str],
-    execute_as: tuple[str | None, str],
+    user: str | None,
 ) -> None:
     """Run one trigger with XACT_ABORT ON and `inserted` and `deleted`, and restore the options afterwards.
 
@@ -284,7 +299,7 @@ def _run_trigger(
     machine.trigger_level += 1
     machine.xact_abort = True
     try:
-        with machine.enter_frame(frame, database, impersonation(machine, module_user(*execute_as))):
+        with machine.enter_frame(frame, database, impersonation(machine, user)):
             try:
                 machine.run(trigger.body)
             except ScopeAborted:

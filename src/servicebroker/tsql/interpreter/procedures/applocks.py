@@ -9,7 +9,7 @@ from servicebroker.store import locks
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import bind_arguments, system_procedure
-from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.machine import AppLock, Machine
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.static_checks import CALL_CHECKS
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
@@ -69,7 +69,7 @@ def _get_lock(machine: Machine, statement: Execute) -> int:
                 return code
         raise
     if is_granted and is_session_lock:
-        machine.app_locks.append((key, is_shared))
+        machine.app_locks.append(AppLock(key, is_shared))
     return RESULT_GRANTED if is_granted else RESULT_TIMED_OUT
 
 
@@ -113,7 +113,7 @@ def _release_lock(machine: Machine, statement: Execute) -> int:
     if not _is_owned_by_session(arguments):
         return RESULT_GRANTED
     key = _lock_key(machine, arguments)
-    held = [lock for lock in machine.app_locks if lock[0] == key]
+    held = [lock for lock in machine.app_locks if lock.key == key]
     if not held:
         raise TsqlError(
             1223,
@@ -121,19 +121,19 @@ def _release_lock(machine: Machine, statement: Execute) -> int:
             f"'{_to_text(arguments['@resource'])}') because it is not currently held.",
         )
     machine.app_locks.remove(held[-1])
-    _unlock(machine, *held[-1])
+    _unlock(machine, held[-1])
     return RESULT_GRANTED
 
 
 def release_all(machine: Machine) -> None:
     """Release all locks at the end of the session, because its connection goes back to the pool."""
     while machine.app_locks:
-        _unlock(machine, *machine.app_locks.pop())
+        _unlock(machine, machine.app_locks.pop())
 
 
-def _unlock(machine: Machine, key: str, is_shared: bool) -> None:
-    unlock = f"select pg_advisory_unlock{'_shared' if is_shared else ''}($1::int, hashtext($2))"
-    fetch(machine.connection, "applocks.unlock", unlock, (locks.TSQL_APPLICATION, key))
+def _unlock(machine: Machine, lock: AppLock) -> None:
+    unlock = f"select pg_advisory_unlock{'_shared' if lock.is_shared else ''}($1::int, hashtext($2))"
+    fetch(machine.connection, "applocks.unlock", unlock, (locks.TSQL_APPLICATION, lock.key))
 
 
 def _lock_key(machine: Machine, arguments: dict[str, Value]) -> str:

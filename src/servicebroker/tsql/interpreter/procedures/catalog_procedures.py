@@ -14,6 +14,7 @@ from servicebroker.tsql.interpreter.calls import bind_arguments, system_procedur
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.evaluation import evaluate_operand
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError
@@ -151,7 +152,7 @@ def _check_identity_in_current(machine: Machine, statement: Definition) -> None:
     if table is None or table.type != "U":
         raise TsqlError(2501, f'Cannot find a table or object with the name "{name}". Check the system catalog.')
     machine.authorize(Use("ALTER TABLE", table.schema, table.name))
-    bracketed_name = f"[{table.schema.replace(']', ']]')}].[{table.name.replace(']', ']]')}]"
+    bracketed_name = bracketed(table.schema, table.name)
     rows = fetch(machine.connection, "catalog_procedures.check_identity_in_current", _FIND_IDENTITY, (
         machine.database.name, bracketed_name, table.object_id
     ))  # fmt: skip
@@ -174,9 +175,7 @@ def _check_identity_in_current(machine: Machine, statement: Definition) -> None:
         machine.queries.define(f"{lower_minimum}select setval({quote_string(sequence)}, {value}, {is_called})")
         message = f"Checking identity information: current identity value '{current}'."
     else:
-        maximum = machine.queries.evaluate_scalar(
-            f"(SELECT MAX([{column.replace(']', ']]')}]) FROM {bracketed_name})"
-        ).value
+        maximum = machine.queries.evaluate_scalar(f"(SELECT MAX({bracketed(column)}) FROM {bracketed_name})").value
         if reseeds and isinstance(maximum, int) and (not is_called or last_value < maximum):
             machine.queries.define(f"select setval({quote_string(sequence)}, {maximum})")
         highest = "NULL" if maximum is None else maximum
@@ -211,7 +210,7 @@ def _sp_help(machine: Machine, statement: Execute) -> None:
         return
     names = ("Column_name", "Type", "Computed", "Length", "Prec", "Scale", "Nullable")
     machine.emit(ResultSet(names, [tuple(row[:7]) for row in columns]))
-    identities = [(row[0],) for row in columns if row[7]]
+    identities = [(column_name,) for column_name, *_, is_identity, _column_id in columns if is_identity]
     machine.emit(ResultSet(("Identity",), identities or [("No identity column defined.",)]))
     _emit_indexes(machine, catalog_object)
 

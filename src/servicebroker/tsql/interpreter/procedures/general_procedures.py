@@ -90,17 +90,17 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
             201, "Procedure or function 'sp_helptext' expects parameter '@objname', which was not supplied."
         )
     check_current_database(machine, parse_database(names[0]))
-    rows = fetch(
+    ((exists, text),) = fetch(
         machine.connection,
         "general_procedures.sp_helptext",
         "select id is not null, tsql.object_definition(id) from tsql.object_id($1, $2) id",
         (machine.database.name, names[0]),
     )
-    if not rows[0][0]:
+    if not exists:
         raise TsqlError(15009, f"The object '{names[0]}' does not exist in database '{machine.database.name}'.")
-    if rows[0][1] is None:
+    if text is None:
         raise TsqlError(15197, f"There is no text for object '{names[0]}'.")
-    lines = [(line + "\n",) for line in from_postgres(rows[0][1]).splitlines()]
+    lines = [(line + "\n",) for line in from_postgres(text).splitlines()]
     machine.emit(ResultSet(("Text",), list(lines)))
 
 

@@ -98,9 +98,10 @@ def _sp_helpconstraint(machine: Machine, statement: Execute) -> None:
         machine.connection, "help_procedures.sp_helpconstraint.find", _LIST_CONSTRAINTS, (table.object_id,)
     )
     for row in decode_rows(constraints):
-        rows.append(tuple(row[:7]))
-        if row[7] is not None:
-            rows.append((" ", " ", " ", " ", " ", " ", row[7]))
+        *shown, references = row
+        rows.append(tuple(shown))
+        if references is not None:
+            rows.append((" ", " ", " ", " ", " ", " ", references))
     names = ("constraint_type", "constraint_name", "delete_action", "update_action", "status_enabled",
              "status_for_replication", "constraint_keys")  # fmt: skip
     if rows:
