@@ -1,8 +1,8 @@
 """INSERT, UPDATE, DELETE and MERGE.
 
-**The flow.** `reading/clauses.py` splits the statement and calls `translate_insert` (`inserts.py`), `write_change`
-(`updates.py`, for UPDATE and DELETE) or `translate_merge` (`merges.py`). OUTPUT becomes RETURNING (`outputs.py`). WHERE
-CURRENT OF compares the address of a row (`current_rows.py`).
+**The flow.** `tsql/translation/reading/clauses.py` splits the statement and calls `translate_insert` (`inserts.py`),
+`write_change` (`updates.py`, for UPDATE and DELETE) or `translate_merge` (`merges.py`). OUTPUT becomes RETURNING
+(`outputs.py`). WHERE CURRENT OF compares the address of a row (`current_rows.py`).
 
 **The rules.**
 

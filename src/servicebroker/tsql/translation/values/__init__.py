@@ -1,8 +1,8 @@
 """Expressions, conditions, conversions and functions.
 
-**The flow.** `write_value` and `write_predicate` (`text_writer.py`) find the writer of a node by its type. The writers
-register themselves with `@writes_value` and `@writes_predicate`, most of them in `expressions.py`. A value is an `Sql`:
-its text and its T-SQL type.
+**The flow.** `write_value` and `write_predicate` (`tsql/translation/text_writer.py`) find the writer of a node by its
+type. The writers register themselves with `@writes_value` and `@writes_predicate`, most of them in `expressions.py`. A
+value is an `Sql`: its text and its T-SQL type.
 
 A call of a function is a row of `tsql/functions.tsv` (`functions.py`), or a function in `SPECIAL` that writes it
 (`special_functions.py`, `date_functions.py`, `json_functions.py`). Types meet in `type_precedence.py`, and `casts.py`
