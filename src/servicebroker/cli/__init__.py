@@ -13,12 +13,12 @@ of `engine/diagnosis`, and prints. `main` turns expected errors into one sentenc
 * A command that looks at an instance or changes it refuses a target that holds none (`must_exist`).
 * Output goes through `output.py` and `tables.py` alone: text from outside moves no cursor and makes no line of its own.
   The linter refuses every other way.
-* What an operator does is noted in the audit in the same transaction (`operating.py`).
-* SIGTERM asks a command to end, a second signal ends it at once (`stopping.py`). Programs that a command has started
+* What an operator does is noted in the audit in the same transaction (`audited_act.py`).
+* SIGTERM asks a command to end, a second signal ends it at once (`shutdown.py`). Programs that a command has started
   end with it (`orphans.py`).
 * What peers can cause in the log is bounded (`log.py`).
 
 **Where.** The daemon: `commands/serve.py`. Workers: `commands/worker.py`. T-SQL: `commands/sql.py`, `sqlcmd.py`,
-`prompt.py`. Help with examples: `examples.py`. How bodies are shown: `texts.py`. Begin with `main.py`, then
+`prompt.py`. Help with examples: `examples.py`. How bodies are shown: `printable_text.py`. Begin with `main.py`, then
 `commands/queue.py`.
 """

@@ -1,8 +1,8 @@
-"""The log of a process that serves, on standard error: its form, and how much of it peers can cause.
+"""The log of a serving process, on standard error: its format, and a limit on lines that peers can cause.
 
-Of what peers cause (the records of broker/journal.py, and those of asyncio and uvicorn) a line that is repeated
-is told once a minute; so is one that differs, from the twenty-first of its kind and host on. The others are counted,
-and how many they were is told.
+Peers cause the records of broker/journal.py, and those of asyncio and uvicorn. Of these a repeated line is logged once
+a minute. Of different lines of one kind and host, the first twenty in a minute are logged. The others are counted, and
+one line gives their number.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import threading
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from servicebroker.cli import stopping
+from servicebroker.cli import shutdown
 from servicebroker.cli.output import block, errors_into, log_handler
 from servicebroker.model.wording import cleaned, counted
 
-AGAIN = 60.0  # seconds until the same is told again
-DIFFERENT = 20  # lines of a kind in that time
-KINDS = 500  # that are told apart in that time
+REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
+MAX_DIFFERENT_LINES = 20  # of a kind in that time
+MAX_KINDS = 500  # that are counted apart in that time
 OF_PEERS = "servicebroker.broker"  # the log of broker/journal.py
-LIBRARIES = ("asyncio", "uvicorn")  # that serve peers: theirs are limited too, not those of procedures
-_LONGEST = 10_000  # characters of a line
-_LONGEST_KIND = 100  # characters by which lines of libraries are alike
+LIBRARIES = ("asyncio", "uvicorn")  # libraries that serve peers: their lines are limited, too
+_MAX_LINE_CHARACTERS = 10_000
+_MAX_KIND_CHARACTERS = 100  # lines of a library that begin with the same ones are of one kind
 
 
 def log_to_standard_error(*, as_json: bool) -> None:
-    """Say what the broker does, and what anybody else warns of; `as_json`: nothing but JSON is written there.
+    """Log the broker's messages, and warnings of libraries; `as_json`: as one JSON object for each line.
 
-    Warnings of libraries are records of the log, and so is, as JSON, what the command says on standard error.
+    With JSON, errors that the command prints on standard error are records of the log, too.
     """
     handler = log_handler()
     handler.setFormatter(_Json() if as_json else Lines("{time} {level} {text}"))
@@ -42,11 +42,11 @@ def log_to_standard_error(*, as_json: bool) -> None:
     logging.captureWarnings(True)
     if as_json:
         errors_into(logging.getLogger("servicebroker").error)
-        stopping.say_in_json()
+        shutdown.say_in_json()
 
 
 def say_errors_in_json() -> None:
-    """Say what goes to standard error as a log in JSON does, in a process that has no log."""
+    """Print errors as JSON on standard error, in a process without a log."""
     handler = log_handler()
     handler.setFormatter(_Json())
     logging.basicConfig(handlers=[handler], force=True)
@@ -54,15 +54,15 @@ def say_errors_in_json() -> None:
 
 
 class Kind(NamedTuple):
-    """What is alike: the event, and the host that it came from."""
+    """The kind of a record: the event, and the host that caused it."""
 
     event: str
     subclass: str
     host: str
 
 
-class _Lately:
-    """What was told of a kind since the last sum, and what was not."""
+class _Recent:
+    """The records of a kind since the last sum: texts that were logged, and the number of those left out."""
 
     def __init__(self) -> None:
         self.told: set[str] = set()
@@ -70,47 +70,47 @@ class _Lately:
 
 
 class Repeats(logging.Filter):
-    """Lets through what is news; the rest is counted, and summed up each minute in one line of each kind."""
+    """A filter that passes new lines; it counts the others and logs a sum for each kind once a minute."""
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
         self._handler = handler
         self._lock = threading.Lock()
-        self._kinds: dict[Kind, _Lately] = {}
+        self._kinds: dict[Kind, _Recent] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is told now."""
+        """Return whether the record is logged now."""
         text = record.getMessage()
         kind = _kind(record, text)
         if kind is None:
             return True
         with self._lock:
             if not self._kinds:
-                timer = threading.Timer(AGAIN, self.sum_up)
+                timer = threading.Timer(REPEAT_INTERVAL_S, self.sum_up)
                 timer.daemon = True
                 timer.start()
-            if kind not in self._kinds and len(self._kinds) >= KINDS:
+            if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
                 kind = Kind("Broker", "", "")
-            lately = self._kinds.setdefault(kind, _Lately())
-            if text in lately.told or len(lately.told) >= DIFFERENT:
-                lately.left_out += 1
+            recent = self._kinds.setdefault(kind, _Recent())
+            if text in recent.told or len(recent.told) >= MAX_DIFFERENT_LINES:
+                recent.left_out += 1
                 return False
-            lately.told.add(text)
+            recent.told.add(text)
             return True
 
     def sum_up(self) -> None:
-        """Tell how many were not told, and begin anew."""
+        """Log how many records of each kind were left out, and begin anew."""
         with self._lock:
             kinds, self._kinds = self._kinds, {}
-        for kind, lately in kinds.items():
-            if lately.left_out:
-                self._handler.emit(_summed_up(kind, lately.left_out))
+        for kind, recent in kinds.items():
+            if recent.left_out:
+                self._handler.emit(_summed_up(kind, recent.left_out))
 
 
 def _kind(record: logging.LogRecord, text: str) -> Kind | None:
-    """Return what a record is alike with: a library's by its first line, ours by its event. None: no peer caused it."""
+    """Return the kind of a record: by the first line of a library, by the event of ours. None: no peer caused it."""
     if record.name.partition(".")[0] in LIBRARIES:
-        return Kind(record.name, " ".join(text.splitlines()[:1])[:_LONGEST_KIND], "")
+        return Kind(record.name, " ".join(text.splitlines()[:1])[:_MAX_KIND_CHARACTERS], "")
     fields = getattr(record, "fields", None)
     if fields is None or record.name != OF_PEERS:
         return None
@@ -119,8 +119,9 @@ def _kind(record: logging.LogRecord, text: str) -> Kind | None:
 
 def _summed_up(kind: Kind, times: int) -> logging.LogRecord:
     whose = f" from {kind.host}" if kind.host else ""
-    many = counted(times, "line like these was", "lines like these were")
-    text = f"{' '.join(filter(None, (kind.event, kind.subclass)))}: {many} left out{whose} in {AGAIN:g} seconds."
+    count = counted(times, "line like these was", "lines like these were")
+    event = " ".join(filter(None, (kind.event, kind.subclass)))
+    text = f"{event}: {count} left out{whose} in {REPEAT_INTERVAL_S:g} seconds."
     record = logging.LogRecord("servicebroker.broker", logging.WARNING, __file__, 0, text, None, None)
     record.fields = {"event": kind.event, "subclass": kind.subclass, "peer": kind.host, "times": str(times)}
     return record
@@ -134,8 +135,8 @@ class Lines(logging.Formatter):
         self._template = template
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return what is written of a record; nothing in it steers a terminal, or looks like another record."""
-        text = cleaned(" ".join(record.getMessage().split()), _LONGEST)
+        """Return the line of a record, in which nothing steers a terminal or looks like another record."""
+        text = cleaned(" ".join(record.getMessage().split()), _MAX_LINE_CHARACTERS)
         said = self._template.format(time=_time(record), level=record.levelname, text=text)
         return block(f"{said}\n{self.formatException(record.exc_info)}") if record.exc_info else said
 

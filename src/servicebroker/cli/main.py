@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from servicebroker.cli import stopping
+from servicebroker.cli import shutdown
 from servicebroker.cli.examples import EXAMPLES
 from servicebroker.cli.log import Lines
 from servicebroker.cli.output import clean_tracebacks, log_handler, say
@@ -24,7 +24,7 @@ from servicebroker.model.errors import InstanceError, ServiceBrokerError
 
 
 class Place(NamedTuple):
-    """Where a command is: what it loads is loaded when it runs. `help` is how its own help begins."""
+    """The place of a command, whose module is loaded when it runs. `help` is the first sentence of its help."""
 
     module: str
     attribute: str
@@ -145,23 +145,23 @@ class Commands(TyperGroup):
                 self.add_command(TyperCommand(name, help=COMMANDS[name].help, rich_help_panel=group))
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options of `servicebroker` itself, flags without a value."""
+        """Return the options of `servicebroker` itself, flags without a value."""
         found = super().get_params(ctx)
         _hide_values_of_flags(found)
         return found
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the groups, not of the alphabet."""
+        """Return the commands in the order of the groups, not of the alphabet."""
         return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, loaded."""
+        """Load and return the command that is called."""
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and load(listed.name or ""), rest
 
 
 def load(name: str) -> Any:
-    """The command of that name."""
+    """Load the command of that name."""
     place = COMMANDS[name]
     found = getattr(import_module(f"servicebroker.cli.commands.{place.module}"), place.attribute)
     command = typer.main.get_command(found if isinstance(found, typer.Typer) else alone(found, name))
@@ -177,7 +177,7 @@ def alone(command: Callable[..., None], name: str | None = None) -> typer.Typer:
 
 
 def _finish(words: str, command: Any) -> None:
-    """The help of a command ends with an example."""
+    """Add an example to the end of a command's help."""
     _hide_values_of_flags(command.get_params(typer.Context(command)))
     command.epilog = f"Example: servicebroker {EXAMPLES[words]}" if words in EXAMPLES else None
     for word, one in getattr(command, "commands", {}).items():
@@ -185,7 +185,7 @@ def _finish(words: str, command: Any) -> None:
 
 
 def _hide_values_of_flags(parameters: list[Any]) -> None:
-    """A flag takes no value, so the help shows none; `--help` is one of them."""
+    """Show no value of flags in the help, since they take none."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -213,17 +213,17 @@ def run_alone(command: Callable[..., None]) -> NoReturn:
 def _run(program: typer.Typer) -> NoReturn:
     clean_tracebacks()
     warnings_of_our_own()
-    stopping.guarded()
+    shutdown.guard()
     try:
         with said_in_one_sentence(), entered_by("command"):
             program()
     finally:
-        stopping.leave_nothing()
+        shutdown.leave_nothing()
     sys.exit(0)
 
 
 def warnings_of_our_own() -> None:
-    """Show what we warn of; Spark's driver logs a traceback at Ctrl-C, which is none of our user's business."""
+    """Show warnings of this package only: Spark's driver logs a traceback at Ctrl-C."""
     handler = log_handler()
     handler.setFormatter(Lines("servicebroker: {text}"))
     handler.addFilter(logging.Filter("servicebroker"))
@@ -232,7 +232,7 @@ def warnings_of_our_own() -> None:
 
 @contextmanager
 def said_in_one_sentence() -> Iterator[None]:
-    """What is expected to go wrong ends the program with one sentence, never a traceback.
+    """Print an expected error as one sentence, without a traceback, and end the program.
 
     The exit code is 1, or the one that the error names.
     """
@@ -250,7 +250,7 @@ def said_in_one_sentence() -> Iterator[None]:
 
 
 def _sentence(problem: Exception) -> str:
-    """What went wrong; of a file its name and the system's words, without a number of Python's."""
+    """Return an error as a sentence; for a file its name and the system's words, without an error number."""
     if isinstance(problem, OSError) and problem.strerror:
         files = [repr(str(name)) for name in (problem.filename, problem.filename2) if name is not None]
         return f"{', '.join(files)}: {problem.strerror}." if files else f"{problem.strerror}."

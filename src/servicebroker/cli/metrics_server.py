@@ -1,7 +1,7 @@
-"""The HTTP server of /metrics: a scrape costs a thread and a connection to PostgreSQL, so there are only so many.
+"""The HTTP server of /metrics. A scrape costs a thread and a connection to PostgreSQL, so their number is limited.
 
-A connection that has not asked anything holds one of a few places (protocol/admission.py); the oldest gives way. A
-request that has come whole is answered while its network has fewer than its share of scrapes, and with 503 otherwise.
+A connection without a complete request holds one of a few places (protocol/admission.py); the oldest is dropped for a
+new one. A complete request is answered while its network has fewer than its share of scrapes, and with 503 otherwise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from servicebroker.protocol.admission import Admission, Places, network_of
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-UNASKED = Places(in_all=16, of_network=8)  # connections whose request has not come whole
-SCRAPES = Places(in_all=16, of_network=4)  # that are answered at a time
+UNASKED = Places(in_all=16, of_network=8)  # connections without a complete request
+SCRAPES = Places(in_all=16, of_network=4)  # answered at a time
 READ_TIMEOUT_S = 10.0
 
 _log = logging.getLogger("servicebroker.broker")
@@ -56,13 +56,13 @@ def served(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
 
 
 class _Handler(WSGIRequestHandler):
-    """One request. Nothing is said of it on standard error."""
+    """A request, which is not logged on standard error."""
 
     server: _Server
     timeout = READ_TIMEOUT_S
 
     def parse_request(self) -> bool:
-        """Read the head of the request, and see whether it is answered now."""
+        """Read the head of the request. Return whether it is answered now."""
         if not super().parse_request():
             return False
         if self.server.begin_scrape(self.connection):
@@ -71,7 +71,7 @@ class _Handler(WSGIRequestHandler):
         return False
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -81,7 +81,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self.address_family = family
         self._unasked: Admission[socket.socket] = Admission(UNASKED)
-        self._scrapes: dict[socket.socket, str] = {}  # the network that each is from
+        self._scrapes: dict[socket.socket, str] = {}  # with their networks
         self._lock = threading.Lock()
         super().__init__(address[:2], _Handler)
 
@@ -90,12 +90,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         with self._lock:
             displaced = self._unasked.expect(request, client_address[0], float("inf"))
         if displaced is not None:
-            with suppress(OSError):  # it has gone
+            with suppress(OSError):  # the connection is closed
                 displaced.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def begin_scrape(self, request: socket.socket) -> bool:
-        """Count a request that has come whole; False where too many are answered now."""
+        """Count a complete request. Return False if too many are answered now."""
         with suppress(OSError), self._lock:
             network = network_of(request.getpeername()[0])
             self._unasked.leave(request)
@@ -106,13 +106,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         return False
 
     def shutdown_request(self, request: Any) -> None:
-        """The request is over."""
+        """Free the place of a request that is over."""
         with self._lock:
             self._unasked.leave(request)
             self._scrapes.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scrape has failed: mostly the other side has gone, or says nothing. The log counts those."""
+        """Log a failed scrape; mostly the other side has gone or is silent."""
         fields = {"event": "Metrics", "subclass": "Scrape", "peer": f"{client_address[0]}:"}
         _log.info("A scrape from %s has failed.", client_address[0], extra={"fields": fields})

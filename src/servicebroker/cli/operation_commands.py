@@ -10,7 +10,7 @@ from typing import Annotated, Any, Concatenate, TypeVar, get_type_hints
 
 import typer
 
-from servicebroker.cli.existing import open_database
+from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.operations.operation import (
@@ -140,7 +140,7 @@ def _annotation(field: Field[Any], hint: Any, told: str, spelled: Mapping[str, s
 
 
 def _spelled(field: Field[Any], spelled: Mapping[str, str]) -> str:
-    """How an option is written; what is False by default is switched on, anything else on or off."""
+    """Return the spelling of an option; a switch that is off by default has no negative form."""
     plain = f"--{field.name.replace('_', '-')}"
     is_switch = field.type == "bool | None" or field.default is True
     return spelled.get(field.name, f"{plain}/{plain.replace('--', '--no-')}" if is_switch else plain)

@@ -30,7 +30,7 @@ KeysOption = Annotated[
         "--keys",
         envvar="SERVICEBROKER_KEYS",
         metavar="DIR",
-        help="Where the private keys are. Default: keys in the data folder, for a URL in the user's own data.",
+        help="The folder of private keys. Default: keys in the data folder, for a URL in the user's own data.",
     ),
 ]
 PatienceOption = Annotated[
@@ -39,7 +39,7 @@ PatienceOption = Annotated[
         "--patience",
         metavar="SECONDS",
         min=0,
-        help="What work in progress has at SIGTERM; what goes on then is undone.",
+        help="Time for work in progress at SIGTERM; after that it is rolled back.",
     ),
 ]
 
@@ -48,7 +48,7 @@ _LEAST_SPAN, _MOST_SPAN = timedelta(seconds=10), timedelta(days=366)
 
 
 def span(text: str) -> timedelta:
-    """`90s`, `10min`, `1h`, `2d` as a time.
+    """Return the time of `90s`, `10min`, `1h` or `2d`.
 
     Raises:
         typer.BadParameter: it is none, or too short or too long.

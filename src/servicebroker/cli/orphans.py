@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from servicebroker.cli.stopping import descendants
+from servicebroker.cli.shutdown import descendants
 
 MARK = "SERVICEBROKER_STARTED_BY"  # the variable
 _MODULE = "servicebroker.cli.orphans"
@@ -32,7 +32,7 @@ class Watcher:
         self._process: subprocess.Popen[bytes] | None = None
 
     def environment(self) -> dict[str, str]:
-        """Return what a program has in its environment beside the rest, when the watcher runs.
+        """Start the watcher, if it does not run, and return the variable for the environment of a program.
 
         Raises:
             OSError: the watcher cannot be started.

@@ -25,12 +25,12 @@ from types import TracebackType
 
 import typer
 
-from servicebroker.cli.texts import as_json_text
+from servicebroker.cli.printable_text import as_json_text
 from servicebroker.model.wording import cleaned
 
 
 class _StandardError:
-    """Where text for standard error goes: to the stream, or into a log whose lines are JSON."""
+    """The destination of text for standard error: the stream, or a log whose lines are JSON."""
 
     log: Callable[[str], None] | None = None
 

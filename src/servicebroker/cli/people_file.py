@@ -1,6 +1,6 @@
-"""Who may sign in by name, and what each may do: a file with a line for each of them.
+"""The file of people who may sign in by name, with the role of each: one line for each person.
 
-The file is looked at with every request: who is taken out is out at once, and what somebody may do is what it says now.
+The file is checked with every request, so a removed person is signed out at once, and a new role holds at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 
-SHORTEST, LONGEST = 10, 1000  # characters of a password
-_COST, _BLOCKS = 2**15, 8  # 32 MB and some 0.1 s for each guess
-_MEMORY = 64 * 2**20
-LONGEST_NAME = 128
+MIN_PASSWORD_CHARACTERS, MAX_PASSWORD_CHARACTERS = 10, 1000
+_SCRYPT_N, _SCRYPT_R = 2**15, 8  # a guess costs 32 MB and some 0.1 s
+_SCRYPT_MAX_BYTES = 64 * 2**20
+MAX_NAME_CHARACTERS = 128
 
 
 class Role(enum.IntEnum):
-    """What somebody who is let in may do; each may what those before it may."""
+    """The role of a person; each role includes the ones before it."""
 
     SEE = 1
     BODIES = 2
@@ -33,7 +33,7 @@ class Role(enum.IntEnum):
 
 
 class Person(NamedTuple):
-    """Somebody who may be let in. `seal` is made of the password; without one only a proxy can say that it is them."""
+    """A person who may sign in. `seal` is made of the password; without one, only a proxy can vouch for the person."""
 
     name: str
     role: Role
@@ -54,7 +54,7 @@ class People:
         self.all()
 
     def all(self) -> dict[str, Person]:
-        """By name, as the file is now."""
+        """Return the people of the file by name, as it is now."""
         try:
             found = self._path.stat()
             version = found.st_mtime_ns, found.st_size, found.st_ino
@@ -68,11 +68,11 @@ class People:
         return self._people
 
     def find(self, name: str) -> Person | None:
-        """Who has that name."""
+        """Return the person of that name."""
         return self.all().get(name)
 
     def checked(self, name: str, password: str) -> Person | None:
-        """Who has that name and that password. It takes as long for a name that is not there."""
+        """Return the person with that name and password. An unknown name takes as long as a known one."""
         person = self.find(name)
         seal = person.seal if person is not None else ""
         is_right = _is_sealed(password, seal or _NOBODY)
@@ -80,15 +80,17 @@ class People:
 
 
 def add(path: Path, name: str, role: Role, password: str | None) -> bool:
-    """Write somebody into the file, which is made when it is not there; whether they are new.
+    """Write a person into the file, which is made if it is missing. Return whether the person is new.
 
     Raises:
         InstanceError: the name or the password cannot be one, or the file is none of ours.
     """
-    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or ":" in name or name != name.strip():
-        raise InstanceError(f"{name!r} is no name: it has 1 to {LONGEST_NAME} printable characters, and no colon.")
-    if password is not None and not SHORTEST <= len(password) <= LONGEST:
-        raise InstanceError(f"A password has {SHORTEST} to {LONGEST} characters.")
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or ":" in name or name != name.strip():
+        raise InstanceError(
+            f"{name!r} is no name: it has 1 to {MAX_NAME_CHARACTERS} printable characters, and no colon."
+        )
+    if password is not None and not MIN_PASSWORD_CHARACTERS <= len(password) <= MAX_PASSWORD_CHARACTERS:
+        raise InstanceError(f"A password has {MIN_PASSWORD_CHARACTERS} to {MAX_PASSWORD_CHARACTERS} characters.")
     people = dict(People(path).all()) if path.exists() else {}
     is_new = name not in people
     people[name] = Person(name, role, "" if password is None else _sealed(password, secrets.token_bytes(16)))
@@ -97,7 +99,7 @@ def add(path: Path, name: str, role: Role, password: str | None) -> bool:
 
 
 def remove(path: Path, name: str) -> None:
-    """Take somebody out of the file.
+    """Remove a person from the file.
 
     Raises:
         InstanceError: nobody there has that name.
@@ -125,7 +127,7 @@ def _read(path: Path) -> dict[str, Person]:
 
 
 def _write(path: Path, people: dict[str, Person]) -> None:
-    """The whole file at once: who reads it meanwhile reads the old one."""
+    """Replace the whole file at once: readers see the old one or the new one."""
     text = "".join(f"{one.name}:{one.role.name.lower()}:{one.seal}\n" for one in people.values())
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
@@ -138,7 +140,9 @@ def _write(path: Path, people: dict[str, Person]) -> None:
 
 
 def _sealed(password: str, salt: bytes) -> str:
-    made = hashlib.scrypt(password.encode(), salt=salt, n=_COST, r=_BLOCKS, p=1, maxmem=_MEMORY, dklen=32)
+    made = hashlib.scrypt(
+        password.encode(), salt=salt, n=_SCRYPT_N, r=_SCRYPT_R, p=1, maxmem=_SCRYPT_MAX_BYTES, dklen=32
+    )
     return f"scrypt${base64.b64encode(salt).decode()}${base64.b64encode(made).decode()}"
 
 

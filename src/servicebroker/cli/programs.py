@@ -1,4 +1,4 @@
-"""Programs that a command starts, minds and ends."""
+"""Programs that a command starts, supervises and ends."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from servicebroker.cli.orphans import Watcher
 
-LOOK = 0.5  # seconds between looks at the programs
-RETRY = 5.0  # seconds until a program that failed, or could not be started, is started again
-PAUSE = 0.02  # seconds between two looks whether programs have ended
+POLL_S = 0.5  # between two looks at the programs
+RETRY_PAUSE_S = 5.0  # until a program that failed, or could not be started, is started again
+END_POLL_S = 0.02  # between two looks at whether programs have ended
 
 _log = logging.getLogger("servicebroker.activator")
 _watcher = Watcher()  # of all programs of this command
 
 
 class Running:
-    """The processes of one program, which end with this one. What it is called stands in the log.
+    """The processes of one program, which end with this process.
 
     Attributes:
-        wanted: so many are to be started.
+        wanted: how many processes are to be started.
     """
 
     def __init__(
@@ -40,40 +40,40 @@ class Running:
 
     @property
     def count(self) -> int:
-        """How many run."""
+        """The number of processes."""
         return len(self._processes)
 
     def notify(self) -> None:
-        """One more is asked for."""
+        """Ask for one more process, up to the maximum."""
         if self.count + self.wanted < self._maximum:
             self.wanted += 1
 
     def mind(self) -> None:
-        """Take note of exits, and start what is wanted."""
+        """Note processes that have exited, and start the wanted ones."""
         for ended in [one for one in self._processes if one.poll() is not None]:
             self._processes.remove(ended)
             if ended.returncode:
                 _log.error("%s has ended with code %d.", self._called, ended.returncode)
                 self.notify()
-                self._not_before = time.monotonic() + RETRY
+                self._not_before = time.monotonic() + RETRY_PAUSE_S
         missing = self._minimum - self.count - self.wanted
         if missing > 0:
             self.wanted += missing
-            self._not_before = max(self._not_before, time.monotonic() + LOOK)
+            self._not_before = max(self._not_before, time.monotonic() + POLL_S)
         while self.wanted > 0 and self.count < self._maximum and time.monotonic() >= self._not_before:
             self._start()
 
     def ask(self) -> None:
-        """Ask all to end."""
+        """Ask all processes to end."""
         for running in self._processes:
             running.terminate()
 
     def is_over(self) -> bool:
-        """Whether none runs any more."""
+        """Return whether all processes have ended."""
         return all(running.poll() is not None for running in self._processes)
 
     def kill(self) -> None:
-        """End what has not ended, with the processes that it has started."""
+        """Kill processes that have not ended, with the processes that they have started."""
         for running in self._processes:
             if running.poll() is None:
                 _log.error("%s did not end in time and is killed.", self._called)
@@ -85,8 +85,10 @@ class Running:
             environment = self._environment | _watcher.environment()
             started = subprocess.Popen(self._command, env=environment, start_new_session=True)
         except OSError as problem:
-            _log.error("%s cannot be started, and is tried again in %g seconds: %s", self._called, RETRY, problem)
-            self._not_before = time.monotonic() + RETRY
+            _log.error(
+                "%s cannot be started, and is tried again in %g seconds: %s", self._called, RETRY_PAUSE_S, problem
+            )
+            self._not_before = time.monotonic() + RETRY_PAUSE_S
             return
         self.wanted -= 1
         self._processes.append(started)
@@ -94,11 +96,11 @@ class Running:
 
 
 def end(programs: Collection[Running], patience: float, hurries: Callable[[], bool]) -> None:
-    """Ask all programs to end, and kill those that do not within the patience, or when it hurries."""
+    """Ask all programs to end. Kill those that run after `patience` seconds, or as soon as `hurries` says so."""
     for running in programs:
         running.ask()
     deadline = time.monotonic() + patience
     while not hurries() and time.monotonic() < deadline and not all(running.is_over() for running in programs):
-        time.sleep(PAUSE)
+        time.sleep(END_POLL_S)
     for running in programs:
         running.kill()

@@ -37,7 +37,7 @@ class WordsAndNames(Completer):
         self._words = sorted(RESERVED | set(_MORE.split()), key=str.lower)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What the word at the cursor may become."""
+        """Yield completions of the word at the cursor."""
         word = document.get_word_before_cursor(WORD=True).lstrip("([,")
         if not word:
             return
@@ -83,7 +83,7 @@ def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> Non
 
 
 def is_complete(text: str) -> bool:
-    """Whether Enter runs it: GO stands in the last line, or the text is a command of the prompt or of sqlcmd."""
+    """Return whether Enter runs the text: its last line is GO, or it is a command of the prompt or of sqlcmd."""
     if "\n" not in text and text.startswith(":"):
         return True
     last = text.rstrip().split("\n")[-1].strip().upper().rstrip(";")

@@ -1,4 +1,4 @@
-"""What scripts say to sqlcmd: :setvar and $(name), :r FILE, :on error exit. The text that is left is T-SQL."""
+"""Directives of sqlcmd in scripts: :setvar and $(name), :r FILE, :on error exit. The other text is T-SQL."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Script(NamedTuple):
     switches: tuple[tuple[int, bool], ...]
 
     def should_stop_after(self, line: int) -> bool:
-        """Whether an error in a batch that ends in this line ends the script."""
+        """Return whether an error in a batch that ends in this line ends the script."""
         place = bisect_right(self.switches, (line, True))
         return place > 0 and self.switches[place - 1][1]
 
 
 def decoded(data: bytes) -> str:
-    """The text of a script file: UTF-8, or UTF-16 with its mark as other tools write it."""
+    """Decode a script file: UTF-8, or UTF-16 with a byte order mark, or else Windows-1252."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16")
     try:
@@ -59,13 +59,13 @@ def decoded(data: bytes) -> str:
 
 
 class Sqlcmd:
-    """The variables of one script, or of one session at the prompt; what is not set comes from the environment."""
+    """The variables of a script, or of a session at the prompt; others are taken from the environment."""
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         self.variables = {name.lower(): value for name, value in (variables or {}).items()}
 
     def expand(self, text: str, folder: Path) -> Script:
-        """Do what the directives say; `folder` is where the names of files begin.
+        """Carry out the directives; names of files are relative to `folder`.
 
         Raises:
             TsqlError: with its line: a variable that is not set, a file that cannot be read, an unknown directive.
@@ -149,7 +149,7 @@ def _ends(rest: str, number: int) -> bool:
 
 
 def _parts(line: str, depth: int) -> tuple[list[tuple[str, bool]], int]:
-    """The parts of a line, and of each whether it is no comment; how many comments are open behind the line."""
+    """Split a line into parts, each with whether it is code; and return how many comments are open behind it."""
     parts: list[tuple[str, bool]] = []
     start = place = 0
     while found := (_SIGN if depth else _TEXT).search(line, place):
@@ -170,10 +170,10 @@ def _parts(line: str, depth: int) -> tuple[list[tuple[str, bool]], int]:
 
 
 def variables_of(given: list[str]) -> dict[str, str]:
-    """The values of -v: name=value each.
+    """Return the variables of the options -v name=value.
 
     Raises:
-        ValueError: one is not written so.
+        ValueError: an option is not written so.
     """
     found = {}
     for one in given:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from servicebroker.api.database import Database
-from servicebroker.cli.operating import operating
+from servicebroker.cli.audited_act import audited
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
@@ -43,28 +43,28 @@ def _retry(database: Database, fields: Fields) -> str:
 
 def _end(database: Database, fields: Fields) -> str:
     handle = _identifier(fields, "handle")
-    with operating(database, "END CONVERSATION", handle) as transaction:
+    with audited(database, "END CONVERSATION", handle) as transaction:
         transaction.end_conversation(handle)
     return "The conversation has ended on this side."
 
 
 def _end_with_error(database: Database, fields: Fields) -> str:
     handle, code, text = _identifier(fields, "handle"), _number(fields, "code"), fields["text"]
-    with operating(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
+    with audited(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
         transaction.end_conversation(handle, error=(code, text))
     return f"The conversation has ended with the error {code}."
 
 
 def _clean_up(database: Database, fields: Fields) -> str:
     handle = _identifier(fields, "handle")
-    with operating(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
+    with audited(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
         transaction.end_conversation(handle, cleanup=True)
     return "This side of the conversation is removed, and the other side is not told."
 
 
 def _move(database: Database, fields: Fields) -> str:
     handle, group = _identifier(fields, "handle"), _identifier(fields, "group")
-    with operating(database, "MOVE CONVERSATION", handle, group=group) as transaction:
+    with audited(database, "MOVE CONVERSATION", handle, group=group) as transaction:
         transaction.move_conversation(handle, group)
     return f"The conversation is in the group {fields['group']}."
 
@@ -72,7 +72,7 @@ def _move(database: Database, fields: Fields) -> str:
 def _set_timer(database: Database, fields: Fields) -> str:
     seconds = _number(fields, "seconds")
     handle = _identifier(fields, "handle")
-    with operating(database, "BEGIN CONVERSATION TIMER", handle, seconds=seconds) as transaction:
+    with audited(database, "BEGIN CONVERSATION TIMER", handle, seconds=seconds) as transaction:
         transaction.begin_conversation_timer(handle, seconds)
     return f"A DialogTimer message comes in {counted(seconds, 'second')}."
 

@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 from servicebroker.cli.commands.audit import changed
 from servicebroker.cli.commands.trail import told
 from servicebroker.cli.people_file import People, Role
-from servicebroker.cli.texts import printable
+from servicebroker.cli.printable_text import printable
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.access import LOOPBACK, AccessControl, Proxy, Sessions, cookie_for
 from servicebroker.dashboard.actions import ACTIONS

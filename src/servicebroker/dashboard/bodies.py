@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from servicebroker.cli.texts import printable, shown_body
+from servicebroker.cli.printable_text import printable, shown_body
 
 
 class ShownBody(NamedTuple):

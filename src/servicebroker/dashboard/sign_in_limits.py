@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from servicebroker.cli.people_file import LONGEST_NAME
+from servicebroker.cli.people_file import MAX_NAME_CHARACTERS
 from servicebroker.model.errors import InstanceError
 
 MAX_FAILURES_PER_NAME, WINDOW_S = 10, 60.0  # wrong tokens, or passwords of a name, in the window; then it is locked
@@ -42,7 +42,7 @@ class SignInLimits:
             TooManyFailures: too many attempts have failed lately, or are being checked.
             InstanceError: `is_right` could not check the attempt.
         """
-        key, at = name[: LONGEST_NAME + 1], time.monotonic()
+        key, at = name[: MAX_NAME_CHARACTERS + 1], time.monotonic()
         self._count(key, at)
         try:
             was_right = await asyncio.get_running_loop().run_in_executor(self._threads, is_right)

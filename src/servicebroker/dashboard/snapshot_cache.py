@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
-from servicebroker.cli.existing import must_exist
+from servicebroker.cli.existing_instance import must_exist
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.cli.texts import printable, shown_body
+from servicebroker.cli.printable_text import printable, shown_body
 from support import (
     DOCUMENT,
     MARK,

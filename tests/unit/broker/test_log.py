@@ -58,7 +58,7 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
         journal.connection("Closed", f"127.0.0.1:{number}", f"{number} bytes")
     for number in range(2_000):  # from as many hosts
         journal.login("Authentication Failure", f"10.0.{number // 250}.{number % 250}:1", "", "no")
-    assert len(lines(said)) <= 2 * process_log.DIFFERENT + process_log.KINDS
+    assert len(lines(said)) <= 2 * process_log.MAX_DIFFERENT_LINES + process_log.MAX_KINDS
     repeats.sum_up()
     assert "1,980 lines like these were left out" in said.getvalue()
 
@@ -74,7 +74,7 @@ def test_what_asyncio_and_uvicorn_say_of_peers_is_bounded_as_well(said: io.Strin
         logging.getLogger("asyncio").error("socket.accept() out of system resource\nsocket: <fd=%d>", number)
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
         logging.getLogger("a.procedure").warning("The shelf is empty.")
-    assert said.getvalue().count("out of system resource") == process_log.DIFFERENT
+    assert said.getvalue().count("out of system resource") == process_log.MAX_DIFFERENT_LINES
     assert said.getvalue().count("Invalid HTTP request") == 1
     assert said.getvalue().count("The shelf is empty.") == 1_000
     eventually(lambda: "asyncio socket.accept() out of system resource: 980 lines like these" in said.getvalue())
@@ -118,7 +118,7 @@ def test_a_mirrored_pair_that_changes_all_the_time_does_not_fill_the_log(said: i
         mirrors.heard(Address("a", 1), Standing(Role.PRINCIPAL, "c", timeline))
         mirrors.heard(Address("a", 1), Standing(Role.IN_DOUBT, "c", timeline))
         mirrors.heard(Address("b", 1), Standing(Role.MIRROR, "c", 1))
-    assert 2 <= len(lines(said)) <= process_log.DIFFERENT
+    assert 2 <= len(lines(said)) <= process_log.MAX_DIFFERENT_LINES
     eventually(lambda: "Mirrored Route: " in said.getvalue())
 
 

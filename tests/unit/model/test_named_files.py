@@ -23,7 +23,7 @@ from servicebroker.store.keys.key_files import KeyFolder
 SOURCES = Path(servicebroker.__file__).parent
 READERS = {"read_bytes", "read_text"}
 OURS = {  # reads of our own package, of /proc, or of the log of a Delta table
-    *("broker/shares.py", "cli/orphans.py", "cli/stopping.py", "pipeline/sinks/delta.py", "store/expected_objects.py"),
+    *("broker/shares.py", "cli/orphans.py", "cli/shutdown.py", "pipeline/sinks/delta.py", "store/expected_objects.py"),
     *(
         "store/migrations/__init__.py",
         "store/queue.py",

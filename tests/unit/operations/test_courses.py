@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from servicebroker.cli.texts import blocks
+from servicebroker.cli.printable_text import blocks
 from servicebroker.dashboard.sparklines import HEIGHT_PX, WIDTH_PX, line
 from servicebroker.engine.diagnosis.history import Change, course
 

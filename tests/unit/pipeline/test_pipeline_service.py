@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from servicebroker.cli import stopping
+from servicebroker.cli import shutdown
 from servicebroker.cli.main import load
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/pipeline-service.md").read_text(encoding="utf-8")
-LONGEST = stopping.PATIENCE + stopping.GRACE  # seconds that a run may need to end
+LONGEST = shutdown.PATIENCE_S + shutdown.GRACE_S  # seconds that a run may need to end
 
 
 def blocks(kind):

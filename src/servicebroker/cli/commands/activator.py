@@ -17,11 +17,11 @@ import typer
 from servicebroker.api.database import Database
 from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
-from servicebroker.cli import stopping
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli import shutdown
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import PatienceOption
-from servicebroker.cli.programs import LOOK, RETRY, Running, end
+from servicebroker.cli.programs import POLL_S, RETRY_PAUSE_S, Running, end
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import read_event
@@ -35,7 +35,7 @@ _log = logging.getLogger("servicebroker.activator")
 
 
 class Program(NamedTuple):
-    """Which program reads which queue, and how many of it run."""
+    """A program that reads a queue, and the number of its processes."""
 
     database: str
     schema: str
@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
 
 class Config(NamedTuple):
-    """Where the notifications come, and the programs."""
+    """A configuration: the queue of the notifications, and the programs."""
 
     instance: str
     database: str
@@ -55,14 +55,14 @@ class Config(NamedTuple):
 
 
 def read_config(path: Path) -> Config:
-    """The configuration in a TOML file.
+    """Read the configuration in a TOML file.
 
     Raises:
         InstanceError: it cannot be read, or says something else than a configuration; the message says what.
     """
     try:
         given = parse_toml(read_argument(path).decode())
-    except (OSError, ValueError) as problem:  # also what is not in UTF-8
+    except (OSError, ValueError) as problem:  # ValueError: also for text that is not in UTF-8
         said = getattr(problem, "strerror", None) or problem
         raise InstanceError(f"The configuration '{path}' cannot be read: {said}.") from None
     where = f"The configuration '{path}'"
@@ -91,7 +91,7 @@ def _program(where: str, given: Any) -> Program:
 
 
 def _texts(where: str, given: Mapping[str, Any], known: Mapping[str, str | None]) -> dict[str, str]:
-    """These keys and no others, each a text; None for one that must be given."""
+    """Return these keys and no others, each a text; the default None stands for a required one."""
     if unknown := sorted(given.keys() - known.keys()):
         raise InstanceError(f"{where} says '{unknown[0]}', which means nothing here.")
     texts = {name: given.get(name, default) for name, default in known.items()}
@@ -110,7 +110,7 @@ def _program_of(program: Program, instance: str) -> Running:
     }
     called = f"The program of {program.database}.{name}"
     running = Running(called, program.command, environment, program.minimum, program.maximum)
-    running.wanted = max(1, program.minimum)  # what waited while nobody watched is not told of again
+    running.wanted = max(1, program.minimum)  # no notification comes again for messages that waited before
     return running
 
 
@@ -140,7 +140,7 @@ class Activator:
 
     def run(self) -> None:
         """Read notifications and mind the programs."""
-        operation = Receive(self._queue, top=1, wait=LOOK)
+        operation = Receive(self._queue, top=1, wait=POLL_S)
         try:
             while not self._stopped.is_set():
                 self._mind()
@@ -148,7 +148,7 @@ class Activator:
                     process(self._database, operation, self._take, stopping=self._stopped.is_set)
                 except InstanceError as problem:
                     _log.warning("%s", problem)
-                    self._stopped.wait(RETRY)
+                    self._stopped.wait(RETRY_PAUSE_S)
         finally:
             end(self._programs.values(), self._patience, lambda: self._hurries)
 
@@ -181,7 +181,7 @@ class Activator:
 
 def activator(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
-    patience: PatienceOption = stopping.PATIENCE,
+    patience: PatienceOption = shutdown.PATIENCE_S,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
@@ -189,6 +189,6 @@ def activator(
     config = read_config(file)
     with open_existing(config.instance) as instance:
         found = Activator(instance.database(config.database), config, patience)
-        stopping.at_signal(found.stop, found.hurry, patience=patience)
+        shutdown.at_signal(found.stop, found.hurry, patience=patience)
         _log.info("Programs are started as the notifications in %s say.", config.queue)
         found.run()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.diagnosis.audit import Act, find_acts
@@ -50,7 +50,7 @@ def told(act: Act) -> list[str]:
 
 
 def changed(act: Act) -> list[str]:
-    """What an act has changed, a text for each; numbers that only the instance knows are left out."""
+    """Return a text for each change of an act; internal numbers are left out."""
     before, after = act.before or {}, act.after or {}
     shown = [name for name in {**before, **after} if not name.endswith("_id") and name != "create_date"]
     if act.before is None or act.after is None:

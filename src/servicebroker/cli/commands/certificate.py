@@ -13,7 +13,7 @@ from servicebroker.api.certificates import after
 from servicebroker.api.instance import Instance
 from servicebroker.cli.commands import user_certificate
 from servicebroker.cli.commands.user_certificate import DatabaseOption, Row, UserOption
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.cli.output import say, say_document, say_json

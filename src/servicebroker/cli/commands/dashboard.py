@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from servicebroker.cli import stopping
-from servicebroker.cli.descriptors import raise_limit
+from servicebroker.cli import shutdown
+from servicebroker.cli.descriptor_limit import raise_limit
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.output import say
@@ -25,11 +25,11 @@ from servicebroker.model.errors import InstanceError
 if TYPE_CHECKING:
     import uvicorn
 
-PORT = 9401
+DEFAULT_PORT = 9401
 
 
 class RoleName(enum.StrEnum):
-    """What who signs in may do."""
+    """The role of everybody who signs in."""
 
     SEE = "see"
     BODIES = "bodies"
@@ -51,7 +51,7 @@ def dashboard(
     host: Annotated[str, typer.Option(help="The address to listen at; another one than this machine needs TLS.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
     name: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A name that it is reached by; may be repeated.")
     ] = None,
@@ -120,7 +120,7 @@ def dashboard(
         server = Server(config)
         # in a thread of its own it leaves the signals to us, as every other command
         running = threading.Thread(target=server.run, args=([listening],))
-        stopping.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
+        shutdown.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
         running.start()
         running.join()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from servicebroker.cli.existing import find_database, open_existing
+from servicebroker.cli.existing_instance import find_database, open_existing
 from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.api.defining import differences, present
-from servicebroker.cli.existing import open_database
+from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
 from servicebroker.operations.application import written

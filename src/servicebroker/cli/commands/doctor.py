@@ -10,7 +10,7 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.instance import Instance
-from servicebroker.cli.existing import is_down, kept_certificates, open_existing
+from servicebroker.cli.existing_instance import is_down, kept_certificates, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs

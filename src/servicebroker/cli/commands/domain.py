@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal

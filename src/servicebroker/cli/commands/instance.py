@@ -13,7 +13,7 @@ import typer
 
 from servicebroker.api.shared.open import open_instance
 from servicebroker.api.shared.preparation import prepare
-from servicebroker.cli.existing import must_exist, open_existing
+from servicebroker.cli.existing_instance import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
@@ -31,7 +31,7 @@ from servicebroker.store.running import execute, in_transaction, run
 from servicebroker.store.server import check_server
 
 KEEP, NEW, ERROR = "keep", "new", "error"
-LOST = {  # what an original would lose
+LOST = {  # losses of an original
     NEW: "all its conversations and their messages will be lost.",
     ERROR: "all its conversations will get an Error.",
 }
@@ -185,7 +185,7 @@ def adopt(
 
 
 def _is_copy(instance: str) -> bool:
-    """Whether the instance is known to be a copy: of a folder of this machine, or by where it was made."""
+    """Return whether the instance is known to be a copy, by its folder here or by the server that made it."""
     with _reached(instance) as url, connect(url) as connection:
         return find_home(connection) == COPY or (not is_url(instance) and EmbeddedServer.is_copy(instance))
 

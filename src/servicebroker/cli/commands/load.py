@@ -18,7 +18,7 @@ import typer
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say_block, say_json
 from servicebroker.model.errors import BrokerError, InstanceError

@@ -10,10 +10,10 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
-from servicebroker.cli.existing import open_database
+from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_json
-from servicebroker.cli.texts import shown_body
+from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model import names
@@ -90,14 +90,14 @@ def peek(
 
 
 def queued(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
-    """What lies in a queue."""
+    """Return messages of a queue."""
     found = database._do(find_queue_now("find", database.database_id, queue))
     messages = database._do(poison_report.queued_messages(found.queue_id, conversation, top))
     return [message._asdict() for message in messages]
 
 
 def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Messages by the columns of a queue."""
+    """Print messages with the columns of a queue."""
     if as_json:
         say_json({"messages": [{**message, "text": _text(message)} for message in messages]})
         return
@@ -114,7 +114,7 @@ def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
-    """The body where it is a text."""
+    """Return the body if it is a text."""
     with suppress(UnicodeDecodeError):
         return (message["message_body"] or b"").decode()
     return None

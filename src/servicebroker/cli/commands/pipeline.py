@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from servicebroker.cli import stopping
+from servicebroker.cli import shutdown
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.metrics_server import served
 from servicebroker.cli.options import JsonOption
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues into tables of a warehouse, through Spark.")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file (TOML).")]
-WATCH = 2.0  # seconds between two looks of status --watch
+WATCH_INTERVAL_S = 2.0  # of status --watch
 
 _log = logging.getLogger("servicebroker.pipeline")
 
@@ -80,7 +80,7 @@ def run(
     from servicebroker.pipeline.run import POLL_INTERVAL_S, Run, running
 
     over = threading.Event()
-    stopping.at_signal(over.set, stopping.kill_all)
+    shutdown.at_signal(over.set, shutdown.kill_all)
     tell = console.print if shows else _log.info
     _warn(pipeline, tell)
     for table, change in _changes(pipeline):
@@ -117,7 +117,7 @@ def run(
 
 
 def _log_above(console: Terminal) -> None:
-    """What the pipeline says goes above the live line, but for batches without quarantine, which the line shows."""
+    """Print the log of the pipeline above the live line, except batches without quarantine, which that line shows."""
 
     class Above(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -213,10 +213,10 @@ def status(
         if as_json or not Terminal().is_terminal:
             while True:
                 say_json(_status_told(pipeline)) if as_json else Terminal().print(_status(pipeline))
-                time.sleep(WATCH)
+                time.sleep(WATCH_INTERVAL_S)
         with Live(_status(pipeline), console=Terminal(), screen=True, auto_refresh=False) as page:
             while True:
-                time.sleep(WATCH)
+                time.sleep(WATCH_INTERVAL_S)
                 page.update(_status(pipeline), refresh=True)
 
 
@@ -341,7 +341,7 @@ def _read(file: Path) -> Pipeline:
 
 
 def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
-    """What a run does to the tables that are there, first of all: a table, and a sentence that goes on from its name.
+    """Return the changes that a run makes to existing tables first: a table, and a sentence that follows its name.
 
     Raises:
         InstanceError: one cannot become what its rule says.

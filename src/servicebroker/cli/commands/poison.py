@@ -10,12 +10,12 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
+from servicebroker.cli.audited_act import audited
 from servicebroker.cli.commands.messages import queued, show
-from servicebroker.cli.existing import open_database, open_existing
-from servicebroker.cli.operating import operating
+from servicebroker.cli.existing_instance import open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_bytes, say_json
-from servicebroker.cli.texts import shown_body
+from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
@@ -24,7 +24,7 @@ from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
-PATIENCE = 2.0  # seconds that --receive waits for the message
+RECEIVE_WAIT_S = 2.0  # that --receive waits for the message
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Messages that cannot be processed: look, end, try again."
@@ -99,9 +99,7 @@ def end(
     """End a conversation WITH ERROR: all its messages go, and the other side is told."""
     with open_database(instance, database) as opened:
         queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
-        with operating(
-            opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description
-        ) as transaction:
+        with audited(opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description) as transaction:
             transaction.end_conversation(conversation, error=(error, description))
         if switch_on:
             opened.alter_queue(queue, status=True)
@@ -208,6 +206,6 @@ def discard(numbers: NumbersArgument, database: DatabaseOption, instance: Instan
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:
     messages = []
     with suppress(_Undo), database.transaction() as transaction:
-        messages = transaction.receive(queue, top=1, conversation_handle=conversation, wait=PATIENCE)
+        messages = transaction.receive(queue, top=1, conversation_handle=conversation, wait=RECEIVE_WAIT_S)
         raise _Undo
     return [message._asdict() for message in messages]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.api.transaction import Transaction
-from servicebroker.cli.existing import open_database
+from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json

@@ -10,7 +10,7 @@ import typer
 from psycopg import sql
 
 from servicebroker.api.instance import Instance
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
@@ -74,7 +74,7 @@ def show(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a role can really do, by PostgreSQL's catalogs and the permissions of the broker."""
+    """Show the effective rights of a role, by PostgreSQL's catalogs and the broker's permissions."""
     with open_existing(instance) as opened:
         roles = opened.show_rights(role)
     if as_json:

@@ -21,9 +21,9 @@ from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, registry
 from servicebroker.broker.shares import are_many_cores
-from servicebroker.cli import stopping
-from servicebroker.cli.descriptors import raise_limit
-from servicebroker.cli.existing import must_exist
+from servicebroker.cli import shutdown
+from servicebroker.cli.descriptor_limit import raise_limit
+from servicebroker.cli.existing_instance import must_exist
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.metrics_server import served
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
@@ -43,7 +43,7 @@ from servicebroker.protocol.queue_monitor import INTERVAL
 from servicebroker.store.connection import is_url
 
 MOST_PROCESSES = 32
-RETRY = 2.0  # seconds between attempts to reach a database that is down when we begin
+CONNECT_RETRY_S = 2.0  # between attempts to reach a database that is down at the start
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
 
 _log = logging.getLogger("servicebroker.broker")
@@ -78,7 +78,7 @@ def serve(
         ),
     ] = None,
     alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
-    patience: PatienceOption = stopping.PATIENCE,
+    patience: PatienceOption = shutdown.PATIENCE_S,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
@@ -121,19 +121,19 @@ def serve(
                             opened, procedures=procedures or (), interval=activation_interval, patience=patience
                         )
                         ending.host = running.enter_context(readers)
-                    ending.again()  # where the signal came before there was anybody to tell
+                    ending.again()  # for a signal that came before daemon and host existed
                     daemon.run()
                 return
         except Unreachable as problem:
             if not is_url(instance):
                 raise
-            _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
-            ending.wait(RETRY)
+            _log.warning("%s It is tried again every %g seconds.", problem, CONNECT_RETRY_S)
+            ending.wait(CONNECT_RETRY_S)
 
 
 @contextlib.contextmanager
 def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
-    """Answer /metrics at HOST:PORT, when it is given."""
+    """Serve /metrics at HOST:PORT, if it is given."""
     if metrics is None:
         yield
         return
@@ -145,7 +145,7 @@ def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
 
 
 def parse_address(option: str, text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an empty host is every address of the machine.
+    """Return host and port of HOST:PORT; an empty host is every address of the machine.
 
     Raises:
         BrokerError: 402 no HOST:PORT.
@@ -157,7 +157,7 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
 
 
 def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICATE") -> NetworkEndpoint:
-    """The endpoint that HOST:PORT stands for; an empty host is every address of the machine.
+    """Return the endpoint of HOST:PORT; an empty host is every address of the machine.
 
     Raises:
         BrokerError: 5837 port, 5838 authentication, 402 no HOST:PORT.
@@ -177,19 +177,19 @@ def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICAT
 
 
 class _Ending:
-    """SIGTERM and SIGINT: the round that runs is finished, the peers are told, calls in progress have their time.
+    """Shutdown at SIGTERM and SIGINT: finish the round, tell the peers, and give calls in progress their time.
 
-    A second signal leaves them none. The process ends with code 0.
+    A second signal ends them at once. The process ends with code 0.
     """
 
     def __init__(self, patience: float) -> None:
         self.asked = False
         self.daemon: Daemon | None = None
         self.host: Host | None = None
-        stopping.at_signal(self._ask, self._hurry, patience=patience)
+        shutdown.at_signal(self._ask, self._hurry, patience=patience)
 
     def again(self) -> None:
-        """Tell those who came after the signal."""
+        """Ask daemon and host to end, if a signal came before they existed."""
         if self.asked:
             self._ask()
 

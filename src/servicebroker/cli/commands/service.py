@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from servicebroker.cli.existing import open_database
+from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json

@@ -31,9 +31,9 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 
 Teller = Callable[[ScriptOutput], None]
 
-SETTLE = 3.0  # seconds that activated procedures have for what the script has sent last
+SETTLE_TIMEOUT_S = 3.0  # for activated procedures to process the last messages of the script
 _GOES_ON = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # ends a line of a value that has more lines
-PATIENCE = 1.0  # seconds that they have to end then; the transaction of one that is still waiting is undone
+STOP_PATIENCE_S = 1.0  # for them to end after that; the transaction of one that still waits is rolled back
 
 
 def sql(
@@ -59,22 +59,22 @@ def sql(
 
 
 class Told:
-    """Where everything goes that a session says; remembers whether an error was among it."""
+    """The receiver of a session's output; it remembers whether there was an error."""
 
     def __init__(self, tell: Teller) -> None:
         self._tell = tell
         self.failed = False
 
     def __call__(self, said: ScriptOutput) -> None:
-        """Show it."""
+        """Show a piece of output."""
         self.failed = self.failed or isinstance(said, TsqlError)
         self._tell(said)
 
 
 def run_sql(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, *, as_json: bool) -> bool:
-    """Run a script, or what is typed when there is none; whether all of it went well.
+    """Run a script, or typed batches if there is none. Return whether there was no error.
 
-    `folder` is where the names of files in the script begin.
+    Names of files in the script are relative to `folder`.
     """
     results: list[dict[str, object]] = []
     told = Told((lambda said: results.extend(for_a_program(said))) if as_json else tell_plainly)
@@ -116,12 +116,12 @@ def activated(instance: Instance) -> Iterator[None]:
 
     What they have not done then is done by the daemon, or in the next session.
     """
-    host = activate(instance, patience=PATIENCE)
+    host = activate(instance, patience=STOP_PATIENCE_S)
     with capturing_stdout():
         host.start()
         try:
             yield
-            host.settle(SETTLE)
+            host.settle(SETTLE_TIMEOUT_S)
         finally:
             host.stop()
 
@@ -190,12 +190,12 @@ def tell_plainly(said: ScriptOutput) -> None:
 
 
 def _is_printed(message: Message) -> bool:
-    """Whether the script has written the text itself, by PRINT or RAISERROR: its line ends are the script's then."""
+    """Return whether the script has printed the text, by PRINT or RAISERROR; then its line ends are kept."""
     return not message.severity or message.number == 50000
 
 
 def _say_message(message: Message) -> None:
-    """PRINT as it is; a warning with its number and place."""
+    """Print the text of PRINT as it is, a warning with its number and place."""
     if _is_printed(message):
         say_block(message.text, hanging="")
         return
@@ -204,7 +204,7 @@ def _say_message(message: Message) -> None:
 
 
 def message_text(message: Message) -> str:
-    """The same as one text."""
+    """Return a message as one text."""
     return message.text if _is_printed(message) else f"{_place(message)}\n{message.text}"
 
 
@@ -219,7 +219,7 @@ def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> Non
     for row in cells:
         table.row(*row)
     console = Terminal()
-    if not console.is_terminal:  # what reads it wants whole lines
+    if not console.is_terminal:  # a program reads whole lines
         console = Terminal(width=_whole_width(columns, cells))
     console.print(table)
     say(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
@@ -230,13 +230,13 @@ def _are_numbers(rows: list[tuple[object, ...]], place: int) -> bool:
 
 
 def _cell(value: object) -> list[str]:
-    """The lines of a value in a table; each that goes on ends with a sign, so that none passes for a row of its own."""
+    """Return the lines of a value in a table. A sign ends each line but the last, so that none looks like a row."""
     *begun, last = shown(value).replace("\r\n", "\n").expandtabs().split("\n")
     return [*(one + _GOES_ON for one in begun), last]
 
 
 def _whole_width(columns: tuple[str, ...], rows: list[list[list[str]]]) -> int:
-    """How wide a table is that breaks no value."""
+    """Return the width of a table that breaks no value."""
     width = 2
     for place, column in enumerate(columns):
         width += 4 + max(map(cell_len, (column, *(one for row in rows for one in row[place]))))
@@ -244,7 +244,7 @@ def _whole_width(columns: tuple[str, ...], rows: list[list[list[str]]]) -> int:
 
 
 def shown(value: object) -> str:
-    """A value in a table."""
+    """Return a value as text for a table."""
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
@@ -257,7 +257,7 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """A value in JSON: binary as 0x..., a decimal that a float would change as text."""
+    """Return a value for JSON: binary as 0x..., a decimal that a float would change as text."""
     if isinstance(value, bool):
         return int(value)
     if value is None or isinstance(value, str | int | float):

@@ -10,11 +10,11 @@ import typer
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
-from servicebroker.cli.existing import must_exist
+from servicebroker.cli.existing_instance import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.output import say, say_json
+from servicebroker.cli.printable_text import blocks
 from servicebroker.cli.tables import Listing, Terminal
-from servicebroker.cli.texts import blocks
 from servicebroker.engine.diagnosis.findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.history import Course, courses
 from servicebroker.engine.diagnosis.queue_counts import (
@@ -74,7 +74,7 @@ def status(
 
 
 def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
-    """How the instance stands at this moment."""
+    """Show the current state of the instance."""
     queues, waiting = opened.status()
     with opened.connection() as connection:
         now = opened.clock()
@@ -159,7 +159,7 @@ def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
 
 
 def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> None:
-    """What happened in each queue; in JSON by the names of the metrics."""
+    """Show the history of each queue; in JSON by the names of the metrics."""
     if as_json:
         told = [
             {
@@ -176,7 +176,7 @@ def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> Non
         say_json({"history": told})
         return
     if not found:
-        say("No history yet: who has the instance open, or serves it, writes it.")
+        say("No history yet: a process that has the instance open, or serves it, writes it.")
         return
     table = Listing("queue", "in", "out", "most at once", right=(1, 2, 3))
     table.add_column("in, by time", no_wrap=True)
@@ -189,13 +189,13 @@ def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> Non
 
 
 def _some(services: list[str]) -> list[str]:
-    """The first few, and how many more there are."""
+    """Return the first services, and how many more there are."""
     more = len(services) - SERVICES_SHOWN
     return services if more <= 1 else [*services[:SERVICES_SHOWN], f"and {more:,} more"]
 
 
 def _age(since: datetime | None, now: datetime) -> str:
-    """How long ago, in the largest unit that fits."""
+    """Return the time since then, in the largest unit that fits."""
     if since is None:
         return ""
     seconds = max(0, int((now - since).total_seconds()))

@@ -10,7 +10,7 @@ import psycopg
 import typer
 
 from servicebroker.api.instance import Instance
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.diagnosis import trail
@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The life of conversations, written while it happens."
 )
 
-_PATIENCE = 30.0  # seconds to get each table for a moment
+_LOCK_TIMEOUT_S = 30.0  # to lock each table for a moment
 
 
 @app.command()
@@ -88,7 +88,7 @@ def show(
 
 
 def told(event: Event) -> str:
-    """What happened, in words."""
+    """Return an event in words."""
     happened = trail.EVENT_WORDS.get(event.what, event.what)
     if event.messages:
         which = f"message {event.first}"
@@ -114,13 +114,13 @@ def _said(settings: TrailSettings) -> str:
 
 
 def _switch(opened: Instance, wanted: TrailSettings) -> None:
-    """Note what is wanted, and have the tables so, one after the other: each waits for those who write there now."""
+    """Store the settings, and change the tables one after the other; each waits for current writers."""
     with opened.connection() as connection:
         in_transaction(connection, trail.switch(wanted))
         statements = run(connection, trail.partitions(opened.clock()))
         statements += [change.statement for change in run(connection, trail.changes())]
         for statement in statements:
-            ends = time.monotonic() + _PATIENCE
+            ends = time.monotonic() + _LOCK_TIMEOUT_S
             while True:
                 try:
                     in_transaction(connection, trail.briefly(statement))
@@ -128,7 +128,7 @@ def _switch(opened: Instance, wanted: TrailSettings) -> None:
                 except psycopg.errors.LockNotAvailable:
                     if time.monotonic() > ends:
                         raise InstanceError(
-                            f"A table is in use for longer than {_PATIENCE:.0f} s by a transaction that does not end "
-                            "(servicebroker doctor): the background of the instance does the rest when it is over."
+                            f"A table is in use for longer than {_LOCK_TIMEOUT_S:.0f} s by a transaction that does not "
+                            "end (servicebroker doctor): the background of the instance does the rest when it is over."
                         ) from None
                     time.sleep(0.05)

@@ -65,7 +65,7 @@ def check_files(
 
 
 def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
-    """Of what is left of the file when the directives of sqlcmd are done, as `servicebroker sql` does them."""
+    """Yield the findings of a file, after the directives of sqlcmd were carried out as in `servicebroker sql`."""
     from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded
     from servicebroker.tsql.check import Finding, Verdict, check
     from servicebroker.tsql.statement_errors import TsqlError

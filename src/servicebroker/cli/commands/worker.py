@@ -19,15 +19,15 @@ import typer
 
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
-from servicebroker.cli import stopping
-from servicebroker.cli.existing import must_exist
+from servicebroker.cli import shutdown
+from servicebroker.cli.existing_instance import must_exist
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, KeysOption, PatienceOption
-from servicebroker.cli.programs import LOOK, Running, end
+from servicebroker.cli.programs import POLL_S, Running, end
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.workers import Worker
 
-_OWN = 4  # connections beside those of readers
+_SPARE_CONNECTIONS = 4  # beside those of readers
 _UNWATCHED = {"__pycache__", "node_modules", "site-packages"}  # folders, beside those that begin with a dot
 
 _log = logging.getLogger("servicebroker.worker")
@@ -44,7 +44,7 @@ def worker(
     reload: Annotated[
         bool, typer.Option("--reload", help="Begin anew when a Python file below this folder changes.")
     ] = False,
-    patience: PatienceOption = stopping.PATIENCE,
+    patience: PatienceOption = shutdown.PATIENCE_S,
     keys: KeysOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
@@ -54,14 +54,14 @@ def worker(
     over = threading.Event()
     if processes > 1 or reload:
         hurries = threading.Event()
-        stopping.at_signal(over.set, hurries.set, patience=patience)
+        shutdown.at_signal(over.set, hurries.set, patience=patience)
         if not reload:
             find_workers(target)
         _supervise(target, processes, patience, over, hurries, reloads=reload)
         return
     workers = find_workers(target)
-    stopping.at_signal(over.set, stopping.kill_all, patience=patience)
-    connections = concurrency * len(workers) + _OWN
+    shutdown.at_signal(over.set, shutdown.kill_all, patience=patience)
+    connections = concurrency * len(workers) + _SPARE_CONNECTIONS
     if workers[0].is_async:
         asyncio.run(
             _run_async(
@@ -86,7 +86,7 @@ async def _run_async(
         async with found.working(*workers, concurrency=concurrency):
             _tell(workers, database, concurrency)
             while not over.is_set():  # a signal sets it, from outside of the loop
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_S)
             _log.info("Ending: what is in progress is finished first.")
 
 
@@ -135,7 +135,7 @@ def _imported(place: str) -> ModuleType:
 def _supervise(
     target: str, processes: int, patience: float, over: threading.Event, hurries: threading.Event, *, reloads: bool
 ) -> None:
-    """Keep so many processes running, each by this command without what made it supervise; begin anew at a change."""
+    """Keep so many processes running, each with this command line but one process; restart them at a change."""
     options = [argument for argument in sys.argv[1:] if argument != "--reload"]
     command = [sys.executable, "-m", "servicebroker.cli.main", *options, "--processes", "1"]
     while not over.is_set():
@@ -144,7 +144,7 @@ def _supervise(
         try:
             while not over.is_set() and not (reloads and dict(_changed()) != before):
                 running.mind()
-                over.wait(LOOK)
+                over.wait(POLL_S)
         finally:
             end([running], patience, hurries.is_set)
         if not over.is_set():
@@ -152,11 +152,11 @@ def _supervise(
 
 
 def _changed() -> Iterator[tuple[str, int]]:
-    """The Python files below this folder, and when each has changed."""
+    """Yield the Python files below this folder with their times of change."""
     for folder, folders, files in os.walk("."):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNWATCHED]
         for name in files:
             if name.endswith(".py"):
                 path = os.path.join(folder, name)
-                with suppress(OSError):  # it has just gone
+                with suppress(OSError):  # the file was just removed
                     yield path, os.stat(path).st_mtime_ns

@@ -1,4 +1,4 @@
-"""The file that is sent: which one, which lines are complete, and whether it is still the one we know."""
+"""The input file: choosing it, reading its complete lines, and noticing that it was replaced."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LOGS = (
     "/var/log/messages",
     "/var/log/system.log",
 )
-_PRINT = 4096  # bytes at each end of what was read that must stay the same
+_HASHED_BYTES = 4096  # at each end of the part that was read: they must stay the same
 
 BATCH_LINES = 1000
 BATCH_BYTES = 1024 * 1024
 
 
 class Position(NamedTuple):
-    """How far a file was read, and how to tell it from another one under the same name.
+    """A position in a file, with the means to tell the file from another one under the same name.
 
     `offset` and `lines` count what was sent; `head` and `tail` hash the first and last bytes before the offset.
     """
@@ -72,7 +72,7 @@ def open_source(path: Path) -> BinaryIO:
 
 
 def resume(file: BinaryIO, known: Position | None) -> Position:
-    """Where to go on: at `known`, or at the start when the file was shrunk or replaced since."""
+    """Return the position to continue at: `known`, or the start if the file was shrunk or replaced since."""
     inode = os.fstat(file.fileno()).st_ino
     if (
         known is not None
@@ -123,7 +123,7 @@ def _complete_lines(descriptor: int, offset: int, size: int) -> Iterator[tuple[b
 
 
 def _prints(file: BinaryIO, offset: int) -> tuple[str, str]:
-    length = min(_PRINT, offset)
+    length = min(_HASHED_BYTES, offset)
     head = os.pread(file.fileno(), length, 0)
     tail = os.pread(file.fileno(), length, offset - length)
     return hashlib.sha256(head).hexdigest(), hashlib.sha256(tail).hexdigest()

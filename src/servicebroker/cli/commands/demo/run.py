@@ -24,16 +24,16 @@ from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.spark_session import check_java
 
-LOOK = 0.1  # seconds between looks at what has landed
-SELDOM = 1.0  # the same while lines are sent
-FEW_ROWS = 5
+POLL_S = 0.1  # between two looks at the rows that have landed
+SENDING_POLL_S = 1.0  # between two looks while lines are sent
+ROWS_SHOWN = 5
 _BOXED: dict[str, Any] = {"box": box.HEAVY_HEAD, "pad_edge": True, "title_justify": "center"}
-PATIENCE = 20  # seconds for another run in the same folder to end
+LOCK_TIMEOUT_S = 20  # for another run in the same folder to end
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did. `sent`, `landed`, `conversations` (opened) and `closed` count this run, `lines` the file."""
+    """The result of a run. `sent`, `landed`, `conversations` (opened) and `closed` count this run, `lines` the file."""
 
     input: str
     lines: int
@@ -48,7 +48,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Voice:
-    """How a run speaks.
+    """The output of a run.
 
     Attributes:
         say: a sentence.
@@ -110,7 +110,7 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
 
 @dataclass
 class _Landed:
-    """What this run has landed, beside the `before` rows of the table, and the telling of it."""
+    """The rows that this run has landed, beside the `before` rows of the table; it reports them."""
 
     landing: Landing
     before: int
@@ -125,7 +125,7 @@ class _Landed:
         count = self.landing.rows() - self.before
         self.voice.show("landed", count, max(sent, count))
         if count and not self._is_shown:
-            self.voice.first(self.landing.first_rows(FEW_ROWS))
+            self.voice.first(self.landing.first_rows(ROWS_SHOWN))
             self._is_shown = True
         self._looked = time.monotonic()
 
@@ -137,7 +137,7 @@ def _ship(shipper: Shipper, size: int, landed: _Landed) -> None:
         shipper.answer()
         if landed.landing.is_ready:
             landed.landing.begin()
-            landed.look(shipper.sent, SELDOM)
+            landed.look(shipper.sent, SENDING_POLL_S)
         landed.landing.check()
     shipper.finish()
     landed.voice.show("sent", shipper.sent, shipper.sent)
@@ -152,7 +152,7 @@ def _drain(shipper: Shipper, landed: _Landed) -> None:
         if not shipper.open_conversations():
             return
         landed.landing.check()
-        time.sleep(LOOK)
+        time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
@@ -167,7 +167,7 @@ def _only_one(out: Path) -> Iterator[int]:
     except OSError as problem:
         raise OSError(f"The folder '{out}' cannot be used: {problem.strerror}. Name another with --out.") from None
     with lock:
-        give_up = time.monotonic() + PATIENCE
+        give_up = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +177,7 @@ def _only_one(out: Path) -> Iterator[int]:
                     raise InstanceError(
                         f"Another run of the demo is at work in '{out}': wait for it, or name another --out."
                     ) from None
-                time.sleep(LOOK)
+                time.sleep(POLL_S)
         yield lock.fileno()
 
 
@@ -200,8 +200,8 @@ def show(source: Path | None, out: Path) -> None:
 
         voice = Voice(lambda sentence: console.print(line(sentence)), update, show_rows)
         summary = run_demo(source, out, voice)
-    if not shown:  # nothing was new
-        show_rows(first_rows(Path(summary.table), FEW_ROWS))
+    if not shown:  # no new rows
+        show_rows(first_rows(Path(summary.table), ROWS_SHOWN))
     console.print(_summary_table(summary))
     console.print("Run it again: only lines that are new since then are sent and landed.")
 

@@ -1,7 +1,7 @@
 """`//demo/LogShipper`: sends the lines over recycled conversations (docs/reference/rules.md#recycled-conversations).
 
 Several conversations are in use at once, one a slot. Each is used for a bounded number of messages or an hour,
-then gets an [EndOfStream] message; the target ends it, and the shipper ends its side when the EndDialog comes.
+then gets an [EndOfStream] message. The target ends it, and the shipper ends its side when the EndDialog comes.
 Every transaction locks in the same order: the slot's row first, the conversation next.
 """
 
@@ -25,9 +25,9 @@ WAREHOUSE, WAREHOUSE_QUEUE = "//demo/Warehouse", "WarehouseQueue"
 CONTRACT = "//demo/LogLines"
 LINE, END_OF_STREAM = "//demo/Line", "EndOfStream"
 
-SLOTS = 4
-RECYCLE_AFTER = 10_000  # messages
-RECYCLE_TIME = 3600  # seconds
+SLOT_COUNT = 4
+RECYCLE_AFTER_MESSAGES = 10_000
+RECYCLE_AFTER_S = 3600
 
 _TABLES = """
 create schema if not exists demo_dbo;
@@ -88,7 +88,7 @@ class Shipper:
 
     def finish(self) -> None:
         """End the stream of every conversation that is in use."""
-        for slot in range(SLOTS):
+        for slot in range(SLOT_COUNT):
             with self.database.transaction() as transaction:
                 self._end_stream(transaction, slot)
 
@@ -101,7 +101,7 @@ class Shipper:
         return len(messages)
 
     def open_conversations(self) -> int:
-        """How many of the shipper's conversations, of this run or an earlier one, are not closed yet."""
+        """Return how many of the shipper's conversations, of this run or an earlier one, are not closed yet."""
         with self.database.instance.connection() as connection:
             row = connection.execute(
                 "select count(*) from servicebroker.conversation_endpoints e "
@@ -111,7 +111,7 @@ class Shipper:
         return int(row[0]) if row else 0
 
     def _send(self, batch: Batch) -> None:
-        slot = self._turn = (self._turn + 1) % SLOTS
+        slot = self._turn = (self._turn + 1) % SLOT_COUNT
         after = advanced(self.file, self.position, batch)
         with self.database.transaction() as transaction:
             handle, used = self._conversation(transaction, slot)
@@ -120,7 +120,7 @@ class Shipper:
                 "update demo_dbo.session_conversations set sent = sent + %s where slot = %s",
                 (len(batch.lines), slot),
             )
-            if used + len(batch.lines) >= RECYCLE_AFTER:
+            if used + len(batch.lines) >= RECYCLE_AFTER_MESSAGES:
                 self._end_stream(transaction, slot)
             self._remember(transaction, after)
         self.position = after
@@ -134,7 +134,7 @@ class Shipper:
         if row is not None:
             return row[0], row[1]
         handle = transaction.begin_dialog(SHIPPER, WAREHOUSE, contract=CONTRACT)
-        transaction.begin_conversation_timer(handle, RECYCLE_TIME)
+        transaction.begin_conversation_timer(handle, RECYCLE_AFTER_S)
         transaction.connection.execute(
             "insert into demo_dbo.session_conversations (slot, handle) values (%s, %s)", (slot, handle)
         )

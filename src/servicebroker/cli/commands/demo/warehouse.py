@@ -42,7 +42,7 @@ class Landing:
 
     @property
     def is_ready(self) -> bool:
-        """Whether Spark has started, or will not; `begin` does not wait then."""
+        """True if Spark has started or failed to start; then `begin` does not wait."""
         return self._spark.done()
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""An instance that a command works on, and does not make."""
+"""The existing instance that a command works on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from servicebroker.store.running import execute
 
 
 def must_exist(target: str) -> None:
-    """Refuse what holds no instance; nothing is made there.
+    """Refuse a target without an instance; none is made there.
 
     Raises:
         InstanceError: there is none, or the server cannot be reached.
@@ -31,10 +31,10 @@ def must_exist(target: str) -> None:
         EmbeddedServer.must_exist(target)
         return
     with connect(target) as connection:
-        # not to_regclass: a role without rights is told of those, by who opens it
+        # not to_regclass, which a role without rights may not call here
         if not execute(
             connection,
-            "existing.must_exist",
+            "existing_instance.must_exist",
             "select from pg_tables where (schemaname, tablename) = ('servicebroker', 'migrations')",
         ):
             raise InstanceError(
@@ -52,13 +52,13 @@ _KINDS = {
     "user": "users",
     "role": "roles",
 }
-_UNKNOWN = {15151, 8423, 8425, 8428}  # a name of nothing, or of nothing that is meant there
+_UNKNOWN = {15151, 8423, 8425, 8428}  # errors for unknown names
 _REFUSED = re.compile(rf".*?\b({'|'.join(_KINDS)}) ['\"](.*?)['\"]")
 
 
 @contextmanager
 def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
-    """An instance that exists: a new one in a mistyped folder would help nobody. `keys`: see `open`.
+    """Open an instance that exists: a mistyped folder must not become a new one. `keys`: see `open`.
 
     Raises:
         InstanceError: there is none.
@@ -70,7 +70,7 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
 
 @contextmanager
 def open_database(target: str, database: str) -> Iterator[Database]:
-    """A broker database of an instance that exists.
+    """Open a broker database of an instance that exists.
 
     Raises:
         InstanceError: there is no instance.
@@ -87,11 +87,11 @@ def open_database(target: str, database: str) -> Iterator[Database]:
 
 
 def find_database(instance: Instance, database: str) -> Database:
-    """A broker database of an instance.
+    """Return a broker database of an instance.
 
     Raises:
         BrokerError: 911 no such database.
-        InstanceError: the same, with the name that was meant.
+        InstanceError: the same, with a similar name that exists.
     """
     try:
         return instance.database(database)
@@ -99,7 +99,7 @@ def find_database(instance: Instance, database: str) -> Database:
         if refused.number != 911:
             raise
         with instance.connection() as connection:
-            rows = execute(connection, "existing.find_database", "select name from sys.databases")
+            rows = execute(connection, "existing_instance.find_database", "select name from sys.databases")
         spelling = {name.lower(): name for (name,) in rows}
         near = get_close_matches(database.lower(), spelling, 1)
         if not near:
@@ -108,7 +108,7 @@ def find_database(instance: Instance, database: str) -> Database:
 
 
 def _near(database: Database, text: str) -> str | None:
-    """What a refusal may have meant, of the kind that it names."""
+    """Return the name most similar to the one in a refusal, among the objects of that kind."""
     said = _REFUSED.match(text)
     if said is None:
         return None
@@ -117,14 +117,14 @@ def _near(database: Database, text: str) -> str | None:
 
 
 def is_down(target: str, problem: InstanceError) -> bool:
-    """Whether that is because its PostgreSQL cannot be had: it does not answer, or an embedded one does not start."""
+    """Return whether the PostgreSQL of the instance cannot be reached, or an embedded one does not start."""
     if isinstance(problem, NotAdopted):
         return False
     return isinstance(problem, Unreachable) or (not is_url(target) and EmbeddedServer.exists(target))
 
 
 def kept_certificates(target: str) -> list[Facts]:
-    """The certificates that lie with their keys in the data folder: they can be read without a database."""
+    """Return the certificates beside their keys in the data folder, which are readable without a database."""
     if is_url(target):
         return []
     files = sorted(Path(target, "keys").glob("*.pem"))

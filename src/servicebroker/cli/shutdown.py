@@ -1,8 +1,8 @@
-"""How a command ends at SIGTERM and SIGINT: asked by the first one, at once by the second, in time whatever hangs.
+"""Shutdown of a command at SIGTERM and SIGINT: the first signal asks it to end, the second one ends it at once.
 
-What nothing inside the process can end is ended from outside: a guard, forked before there are threads, is told of each
-signal by the interpreter's own handler, which needs no lock of Python's. It kills the command when its time is over,
-with the processes that it has started, and leaves the embedded server for it.
+A command that hangs is ended from outside. A guard process is forked before there are threads. The signal handler of
+the interpreter, which needs no lock of Python, writes each signal into a pipe to it. When the time is over, the guard
+kills the command and the processes that it has started, and stops an embedded server without users.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import NoReturn
 
 from servicebroker.cli.output import flush, say
 
-PATIENCE = 30.0  # seconds that the work in progress has to end
-GRACE = 5.0  # further seconds until a command that has not ended is killed
-AT_ONCE = 3.0  # seconds from the second signal until then
-_LOOK = 0.02  # seconds between two looks whether the killed ones have gone
+PATIENCE_S = 30.0  # for the work in progress to end
+GRACE_S = 5.0  # after that, until a command that has not ended is killed
+AT_ONCE_S = 3.0  # from the second signal until then
+_POLL_S = 0.02  # between two looks at whether the killed processes are gone
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-_AT_ONCE = b"!"  # what the guard is told to kill the command now
-_IN_JSON = b"{"  # what it is told when standard error is a log in JSON
+_KILL_NOW = b"!"  # asks the guard to kill the command
+_IN_JSON = b"{"  # tells the guard that standard error is a log in JSON
 
-_guarded: int | None = None  # the descriptor that the guard of this process reads at the other end
-_guard = 0  # its process
-_asked = 0  # how many signals came
+_pipe_to_guard: int | None = None  # the writing end; the guard of this process reads the other one
+_guard = 0  # process id of the guard
+_asked = 0  # number of signals so far
 
 
-def guarded() -> None:
-    """From now on SIGTERM is as Ctrl-C, a second signal ends this process at once, and a guard sees to both."""
-    global _guarded, _guard
+def guard() -> None:
+    """Start the guard. From now on SIGTERM acts as Ctrl-C, and a second signal ends this process at once."""
+    global _pipe_to_guard, _guard
     reading, writing = os.pipe()
     _guard = os.fork()
     if _guard == 0:
@@ -45,15 +45,15 @@ def guarded() -> None:
         _Guard(reading, os.getppid()).watch()
     os.close(reading)
     os.set_blocking(writing, False)
-    _guarded = writing
+    _pipe_to_guard = writing
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     at_signal(_interrupt, kill_all)
 
 
-def at_signal(ask: Callable[[], None], hurry: Callable[[], None], *, patience: float = PATIENCE) -> None:
-    """The first signal asks, a second one hurries, both in the main thread; then the guard waits for the patience."""
-    if _guarded is not None:
-        os.write(_guarded, f"{patience}\n".encode())
+def at_signal(ask: Callable[[], None], hurry: Callable[[], None], *, patience: float = PATIENCE_S) -> None:
+    """Call `ask` at the first signal, `hurry` at a second one, in the main thread; the guard waits for `patience`."""
+    if _pipe_to_guard is not None:
+        os.write(_pipe_to_guard, f"{patience}\n".encode())
 
     def handle(number: int, frame: object) -> None:
         global _asked
@@ -66,20 +66,20 @@ def at_signal(ask: Callable[[], None], hurry: Callable[[], None], *, patience: f
 
 def say_in_json() -> None:
     """Tell the guard that standard error is a log in JSON."""
-    if _guarded is not None:
-        os.write(_guarded, _IN_JSON)
+    if _pipe_to_guard is not None:
+        os.write(_pipe_to_guard, _IN_JSON)
 
 
 def kill_all() -> NoReturn:
-    """Have this process killed now, with those that it has started."""
-    assert _guarded is not None
-    os.write(_guarded, _AT_ONCE)
+    """Have this process killed now, with the processes that it has started."""
+    assert _pipe_to_guard is not None
+    os.write(_pipe_to_guard, _KILL_NOW)
     while True:
-        time.sleep(AT_ONCE)
+        time.sleep(AT_ONCE_S)
 
 
 def leave_nothing() -> None:
-    """A command that was asked to end is over: so is what it has started, and its threads that would go on."""
+    """After a command that was asked to end, kill the processes that it has started, and end its threads."""
     if not _asked:
         return
     for process in set(descendants(os.getpid())) - {_guard}:
@@ -96,18 +96,18 @@ def _interrupt() -> None:
 
 
 class _Guard:
-    """The process beside a command, which ends with it."""
+    """The guard: a process beside a command, which ends with it."""
 
     def __init__(self, pipe: int, command: int) -> None:
         self._pipe = pipe
         self._command = command
-        self._patience = PATIENCE
+        self._patience = PATIENCE_S
         self._asked = 0
         self._deadline: float | None = None
 
     def watch(self) -> NoReturn:
-        """Until the command has ended, or its time is over."""
-        for number in _SIGNALS:  # those of the terminal, or of a service manager, come to it, too
+        """Wait until the command has ended or its time is over; then kill it."""
+        for number in _SIGNALS:  # signals of a terminal or a service manager reach the guard, too
             signal.signal(number, signal.SIG_IGN)
         while self._deadline is None or time.monotonic() < self._deadline:
             pause = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -120,12 +120,12 @@ class _Guard:
         os._exit(1)
 
     def _hear(self, told: bytes) -> None:
-        """Numbers of signals, and lines that say how long the patience is."""
-        if _AT_ONCE in told:
+        """Read numbers of signals, and lines with the patience in seconds."""
+        if _KILL_NOW in told:
             self._deadline = time.monotonic()
             return
         if _IN_JSON in told:
-            from servicebroker.cli.log import say_errors_in_json  # no other command is to load it for this
+            from servicebroker.cli.log import say_errors_in_json  # loaded here, since other commands do without it
 
             say_errors_in_json()
             told = told.replace(_IN_JSON, b"")
@@ -133,11 +133,11 @@ class _Guard:
             self._patience = float(line)
         for _ in [byte for byte in told if byte in _SIGNALS]:
             self._asked += 1
-            seconds = self._patience + GRACE if self._asked == 1 else AT_ONCE
+            seconds = self._patience + GRACE_S if self._asked == 1 else AT_ONCE_S
             self._deadline = time.monotonic() + seconds
 
     def _kill(self) -> None:
-        from servicebroker.store.embedded import EmbeddedServer  # no command is to load it for this
+        from servicebroker.store.embedded import EmbeddedServer  # loaded here, since commands do without it
 
         ended = [self._command, *descendants(self._command)]
         ended.remove(os.getpid())
@@ -147,13 +147,13 @@ class _Guard:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         while any(_lives(process) for process in ended):
-            time.sleep(_LOOK)
+            time.sleep(_POLL_S)
         for folder in folders:
             EmbeddedServer.stop_unused(folder)
 
 
 def descendants(process: int) -> list[int]:
-    """The processes that a process has started, and theirs, as far as /proc tells; none of whose who adopts any."""
+    """Return the processes that a process has started, and theirs, as far as /proc tells; none for process 1."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ def descendants(process: int) -> list[int]:
 
 
 def _folders_in_use(processes: list[int]) -> set[Path]:
-    """The data folders that these processes have open."""
+    """Return the data folders that these processes have open."""
     folders = set()
     for process in processes:
         with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ def _folders_in_use(processes: list[int]) -> set[Path]:
 
 
 def _lives(process: int) -> bool:
-    """Whether a thread of it runs: what only waits to be buried has a single one, which is over."""
+    """Return whether a thread of the process runs: a zombie has a single thread, which is over."""
     place = Path(f"/proc/{process}")
     try:
         over = (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,4 +1,4 @@
-"""How what a stranger has sent is shown on a terminal."""
+"""Text and bytes from outside, as they are shown on a terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from itertools import pairwise
 
 from servicebroker.model.wording import cleaned
 
-_MOST = 4000  # characters
+_MAX_CHARACTERS = 4000
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def shown_body(validation: str, body: bytes | None) -> str:
-    """A message body according to its validation letter: E empty, X as text, N as text too where it is one, else bytes.
+    """Return a message body as text, by its validation letter: E empty, X as text, N as text if it is text, else bytes.
 
-    Nothing in it can act.
+    Nothing in it can steer a terminal.
     """
     if body is None or validation == "E":
         return "Empty message."
@@ -29,17 +29,17 @@ def shown_body(validation: str, body: bytes | None) -> str:
         if (text := body.decode()).replace("\n", "").replace("\t", "").isprintable():
             return printable(text)
     text = printable(body.decode("ascii", errors="replace").replace("\ufffd", "."))
-    return f"No validation -- binary message:\n{body[:_MOST].hex(' ', 16)}\n{text}"
+    return f"No validation -- binary message:\n{body[:_MAX_CHARACTERS].hex(' ', 16)}\n{text}"
 
 
 def printable(text: str) -> str:
-    """The text without characters that could steer a terminal, cut where it is too long."""
-    safe = cleaned(text, _MOST, keep="\n\t")
-    return safe if len(text) <= _MOST else f"{safe} ... ({len(text):,} characters)"
+    """Return a text without characters that could steer a terminal, cut if it is too long."""
+    safe = cleaned(text, _MAX_CHARACTERS, keep="\n\t")
+    return safe if len(text) <= _MAX_CHARACTERS else f"{safe} ... ({len(text):,} characters)"
 
 
 def blocks(values: Sequence[float | None], width: int = 20) -> str:
-    """Values as a line of so many blocks, the highest as high as the line; a blank where nothing is known."""
+    """Draw values as a line of blocks, the highest value as high as the line; a blank for an unknown value."""
     if len(values) > width:  # each block is the highest of its part
         cuts = [place * len(values) // width for place in range(width + 1)]
         parts = [[one for one in values[start:end] if one is not None] for start, end in pairwise(cuts)]
@@ -49,7 +49,7 @@ def blocks(values: Sequence[float | None], width: int = 20) -> str:
 
 
 def as_json_text(told: object) -> str:
-    """One JSON object: times by ISO 8601, bytes in hexadecimal."""
+    """Return one JSON object: times by ISO 8601, bytes in hexadecimal."""
     return json.dumps(told, default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""What an operator does with a conversation, from a command or a page: the audit notes it in the same transaction."""
+"""Acts of an operator on a conversation, from a command or a page, recorded for audit in the same transaction."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from servicebroker.engine.diagnosis.audit import note
 
 
 @contextmanager
-def operating(database: Database, act: str, handle: UUID, **details: object) -> Iterator[Transaction]:
-    """A transaction for an act on a conversation. A role that has the verbs only is not noted."""
+def audited(database: Database, act: str, handle: UUID, **details: object) -> Iterator[Transaction]:
+    """Run an act on a conversation in a transaction that records it. Acts of restricted roles are not recorded."""
     with database.transaction() as transaction:
         yield transaction
         if database.instance.engine is not RestrictedVerbs:
