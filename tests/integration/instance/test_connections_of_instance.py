@@ -52,7 +52,7 @@ def test_who_gets_no_connection_hears_what_the_server_says(
 ) -> None:
     """One caller alone, while the server takes no further session."""
     monkeypatch.setattr(instances, "FIRST_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(instances, "PATIENCE", 1.0)
+    monkeypatch.setattr(instances, "CONNECTION_TIMEOUT_S", 1.0)
     url = make_instance_url()
     with sb.Instance(url, upkeep=None, connections=2) as instance:
         database = define_standard_set(instance.database("Shop", create=True))

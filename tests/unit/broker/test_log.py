@@ -24,7 +24,7 @@ from support import eventually
 def said(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
     """Capture standard error of a process, with a moment as the minute; in JSON with a parameter."""
     stream = io.StringIO()
-    monkeypatch.setattr(process_log, "AGAIN", 1.0)
+    monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 1.0)
     monkeypatch.setattr("sys.stderr", stream)
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
@@ -51,7 +51,7 @@ def test_a_repeated_line_is_told_once_and_counted(said: io.StringIO) -> None:
 
 
 def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_log, "AGAIN", 60)
+    monkeypatch.setattr(process_log, "REPEAT_INTERVAL_S", 60)
     (repeats,) = logging.getLogger().handlers[0].filters
     assert isinstance(repeats, process_log.Repeats)
     for number in range(2_000):
