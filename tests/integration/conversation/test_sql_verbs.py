@@ -538,7 +538,7 @@ def test_the_background_warns_when_it_gives_way(
     served: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in (servicebroker.api.upkeep, servicebroker.api.aio.upkeep):
-        monkeypatch.setattr(module, "_STATEMENT_TIMEOUT", 50)
+        monkeypatch.setattr(module, "_STATEMENT_TIMEOUT_MS", 50)
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where application_name = 'servicebroker upkeep' and datname = current_database()"

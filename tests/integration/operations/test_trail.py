@@ -169,7 +169,7 @@ def test_a_queue_that_comes_later_is_followed_and_partitions_are_dropped(databas
 
 
 def test_a_transaction_that_holds_a_queue_is_waited_for(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servicebroker.cli.commands.trail._PATIENCE", 0.2)
+    monkeypatch.setattr("servicebroker.cli.commands.trail._LOCK_TIMEOUT_S", 0.2)
     handle, _ = open_dialog(database)
     with database.transaction() as tx:
         tx.send(handle, ORDER, b"x")

@@ -51,7 +51,7 @@ class Growing:
 
 
 def test_the_first_rows_are_shown_while_lines_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SELDOM", 0.0)
+    monkeypatch.setattr(run, "SENDING_POLL_S", 0.0)
     shipper: Any = Sending()
     table: Any = Growing()
     told: list[tuple[str, int]] = []
@@ -64,7 +64,7 @@ def test_the_first_rows_are_shown_while_lines_are_sent(monkeypatch: pytest.Monke
     run._ship(shipper, 4, landed)
     assert [sent for name, sent in told if name == "first"] == [1]
     assert [done for name, done in told if name == "landed"] == [1, 2, 3, 4]
-    monkeypatch.setattr(run, "SELDOM", 60.0)
+    monkeypatch.setattr(run, "SENDING_POLL_S", 60.0)
     told.clear()
     run._ship(shipper, 4, landed)
     assert {name for name, _ in told} == {"sent"}  # each look reads the table's log
