@@ -4,8 +4,8 @@
 sentence that says what to do.
 
 **The flow.** `COMMANDS` in `main.py` names each command with its module, which is imported when the command runs. A
-command opens an instance that exists (`open_existing`, `open_database` in `existing_instance.py`), calls the API or a function
-of `engine/diagnosis`, and prints. `main` turns expected errors into one sentence with exit code 1.
+command opens an instance that exists (`open_existing`, `open_database` in `existing_instance.py`), calls the API or a
+function of `engine/diagnosis`, and prints. `main` turns expected errors into one sentence with exit code 1.
 
 **The rules.**
 
