@@ -81,8 +81,8 @@ def request(verbs: Verbs, operation: Request) -> Message:
     """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
-    deadline = time.monotonic() + operation.timeout
     asked = Asked(operation, operation.group(database.instance.clock(), uuid4()))
+    deadline = time.monotonic() + operation.timeout
     try:
         database.instance.watchers.begin(database, asked)
         assert asked.waiter is not None

@@ -80,8 +80,8 @@ async def request(verbs: AsyncVerbs, operation: Request) -> Message:
     """Run `Request`: send, wait for the answer, and end the conversation."""
     verbs._refuse_transaction("REQUEST")
     database = verbs.database
-    deadline = time.monotonic() + operation.timeout
     asked = AsyncAsked(operation, operation.group(database.instance.clock(), uuid4()))
+    deadline = time.monotonic() + operation.timeout
     try:
         await database.instance.watchers.begin(database, asked)
         assert asked.waiter is not None
