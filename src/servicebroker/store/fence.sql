@@ -684,7 +684,7 @@ begin
     select e.* into own from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
     if is_kept and not (own.is_initiator and coalesce(own.security, 'N') = 'N') then
         update servicebroker.conversation_endpoints
-           set state = 'CD', dialog_timer = null, far_handle = null, far_queue_id = null,
+           set state = 'CD', can_expire = false, dialog_timer = null, far_handle = null, far_queue_id = null,
                security_timestamp = clock_timestamp() + {replay_protection}
          where conversation_handle = handle;
         delete from servicebroker.arrived_fragments where conversation_handle = handle;

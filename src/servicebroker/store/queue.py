@@ -9,11 +9,22 @@ from importlib import resources
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
+from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.sql_files import named_parts
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "receive_groups", "take", "purge", "look")
+_FUNCTIONS = (
+    "fire_timers",
+    "expire",
+    "survey",
+    "receive",
+    "receive_groups",
+    "take",
+    "end_dialog",
+    "finish_dialog",
+    "look",
+)
 _COUNTERS = ("receives", "empty_receives")
 
 
@@ -117,6 +128,7 @@ def _text(part: str, queue_id: int, **names: str) -> str:
         "group_lock": str(locks.GROUP),
         "pipeline_lock": str(locks.PIPELINE),
         "expired": _expired(),
+        "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         **names,
     }
     return re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part])

@@ -108,7 +108,7 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
 declare
     handles uuid[] := array(
         select conversation_handle from servicebroker.conversation_endpoints
-         where queue_id = {id} and lifetime <= at and can_expire and state <> 'DO'
+         where queue_id = {id} and lifetime <= at and can_expire and state not in ('DO', 'ER', 'CD')
          order by lifetime limit 100 for update skip locked);
 begin
     if handles = '{}' then
@@ -116,7 +116,7 @@ begin
     end if;
     with due as (
         update servicebroker.conversation_endpoints
-           set state = 'ER', dialog_timer = null
+           set state = 'ER', can_expire = false, dialog_timer = null
          where conversation_handle = any (handles)
         returning *
     ), unsent as (
@@ -211,8 +211,8 @@ end $$;
 -- RECEIVE. A function and not one statement, because each of its statements needs a snapshot of its own: what
 -- the previous owner of a group has just committed must be seen. Locks the group it takes from until the
 -- transaction ends; without `handle` and `in_group` it skips groups that others have locked, with them it waits.
--- Returns the messages in any order but for the first; they sort by the first three columns. What is the same for
--- all of them stands in the first row only, since a column costs as much as a tenth of a message. Under a savepoint
+-- Returns the messages in any order; they sort by the first three columns. What is the same for all of them stands in
+-- the first rows only, since a column costs as much as a tenth of a message. Under a savepoint
 -- (a row's xmax is then not the transaction's own id) the client makes the session keep the lock too. With
 -- `only_lock` it takes the group and leaves the messages: one row, of which the group counts. A row of nulls says that
 -- there is nothing to take; no row at all, that it may not take, or not from there: the client finds out why.
@@ -263,7 +263,7 @@ begin
                         where e.queue_id = {id} and e.dialog_timer <= at)
             or exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.lifetime <= at
-                          and e.can_expire and e.state <> 'DO')
+                          and e.can_expire and e.state not in ('DO', 'ER', 'CD'))
           into enabled, monitored, holds, drawn, level, oldest, candidate, due
           from servicebroker.queues q
           left join lateral (
@@ -419,15 +419,16 @@ begin
             null::bytea, null::timestamptz, candidate, null::integer, null::xid8, null::boolean;
         return;
     end if;
+    -- the first of them tell what is the same for all, so that few messages are one statement
     return query
-        {delete} g.ctid = places[1]
+        {delete} g.ctid = any (places[:8])
         {first};
     if not found then  -- its service was dropped under us
         return;
     end if;
-    if cardinality(places) > 1 then
+    if cardinality(places) > 8 then
         return query
-            {delete} g.ctid = any (places[2:])
+            {delete} g.ctid = any (places[9:])
             {returning} (-g.priority)::smallint, uuid_send(g.conversation_handle),
                       g.rank::bigint << 61 | g.queuing_order, g.message_sequence_number,
                       g.service_contract_id::bigint << 32 | g.message_type_id,
@@ -573,15 +574,204 @@ end $$;
           g.conversation_group_id, g.service_id, pg_current_xact_id(), {deleter} <> pg_current_xact_id()::xid
 {from_gone}
 
--- name: purge
--- The messages of a conversation leave the queue unread. As a rule there are none.
-create or replace function servicebroker.purge_{id}(handle uuid, level smallint, in_group uuid) returns void language plpgsql
-set enable_seqscan = off
+-- name: end_dialog
+-- END CONVERSATION as it usually is: both sides are in this instance, and nothing is parked between them. The peer gets
+-- EndDialog, which the caller's statement puts into the queue `far` (`end_dialog` in engine/conversation/enqueue.py), and
+-- this side is closed, with its unread messages. If the peer has ended meanwhile, `finish_dialog` does it.
+-- `done` is false if something else holds. Then nothing was changed, and engine/conversation/end.py goes step by step. Unless
+-- `version` is null, the queue must have that catalog version, under which permissions were checked. `number` is null if
+-- nobody is told. `is_due` says that closed endpoints can be removed. `kept` is the key of the group's lock if the session
+-- keeps it beyond a savepoint.
+-- Rows are locked in the one order of all who lock both, the target first, before one of them is changed.
+create or replace function servicebroker.end_dialog_{id}(
+    handle uuid, at timestamptz, far integer, version bigint, out done boolean, out number bigint, out stamp xid8,
+    out far_group_id uuid, out far_handle uuid, out far_service_id integer, out far_contract_id integer,
+    out far_priority smallint, out is_due boolean, out kept integer
+) language plpgsql set enable_seqscan = off
 as $$
+#variable_conflict use_column
+declare
+    conversation uuid;
+    conversation_group uuid;
+    own_is_initiator boolean;
+    own_priority smallint;
+    has_ended boolean;               -- the peer
+    is_open boolean;                 -- both brokers are on, and the peer's queue
+    has_messages boolean;
+    under_savepoint boolean;
 begin
-    if exists (select from servicebroker.queue_{id} m
-                where m.priority = level and m.conversation_group_id = in_group and m.conversation_handle = handle) then
-        perform servicebroker.purge('queue_{id}', handle, level, in_group);
+    done := false;
+    loop
+        -- what may be parked must not be locked before the lock of parking is held (engine/conversation/endpoints.py)
+        select e.conversation_id, e.conversation_group_id, e.is_initiator, e.priority, e.state = 'DI',
+               e.state = 'CO' and exists (
+                   select from servicebroker.queues q
+                     join servicebroker.databases there on there.database_id = q.database_id
+                     join servicebroker.databases here on here.database_id = e.database_id
+                    where q.queue_id = far and q.is_enqueue_enabled and there.is_broker_enabled and here.is_broker_enabled)
+          into conversation, conversation_group, own_is_initiator, own_priority, has_ended, is_open
+          from servicebroker.conversation_endpoints e
+         where e.conversation_handle = handle and e.queue_id = {id} and e.far_queue_id is not null and not e.is_remote;
+        if has_ended then
+            select f.done, f.is_due, f.kept into done, is_due, kept from servicebroker.finish_dialog_{id}(handle, at, version) f;
+            return;
+        end if;
+        if not coalesce(is_open, false) then
+            return;
+        end if;
+        exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+    end loop;
+    if own_is_initiator then
+        perform from servicebroker.conversation_endpoints p
+          where p.conversation_id = conversation and not p.is_initiator and p.state = 'CO' and p.far_queue_id is not null
+            for update;
+        if not found then
+            return;
+        end if;
+    end if;
+    select e.send_sequence, greatest(e.last_stamp, pg_current_xact_id()), e.far_group_id, e.far_handle, e.far_service_id,
+           e.far_contract_id, e.far_priority
+      into number, stamp, far_group_id, far_handle, far_service_id, far_contract_id, far_priority
+      from servicebroker.conversation_endpoints e
+     where e.conversation_handle = handle and e.state = 'CO' and e.lifetime > at
+       and e.conversation_group_id = conversation_group and e.queue_id = {id} and e.far_queue_id = far
+       and not e.is_remote and coalesce(e.security, 'N') = 'N'
+       for update;
+    if not found then
+        return;
+    end if;
+    update servicebroker.conversation_endpoints p set state = 'DI', receive_sequence = number + 1
+     where p.conversation_id = conversation and p.is_initiator <> own_is_initiator
+       and p.conversation_handle = end_dialog_{id}.far_handle and p.state = 'CO' and p.far_queue_id is not null
+       and exists (select from servicebroker.queues q
+                    where q.queue_id = {id} and not q.keeps_retained and (version is null or q.catalog_version = version));
+    if not found then
+        number := null;
+        return;
+    end if;
+    done := true;
+    if own_is_initiator then
+        delete from servicebroker.conversation_endpoints e where e.conversation_handle = handle
+        returning e.xmax <> pg_current_xact_id()::xid,
+                  exists (select from servicebroker.queue_{id} m
+                           where m.priority = own_priority and m.conversation_group_id = conversation_group
+                             and m.conversation_handle = handle),
+                  (select c.security_timestamp from servicebroker.conversation_endpoints c
+                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
+             into under_savepoint, has_messages, is_due;
+        delete from servicebroker.conversation_groups g
+         where g.conversation_group_id = conversation_group and not exists (
+               select from servicebroker.conversation_endpoints e where e.conversation_group_id = conversation_group);
+        if not found then  -- the others may be on their way out too
+            perform servicebroker.remove_empty_group(conversation_group);
+        end if;
+    else
+        update servicebroker.conversation_endpoints e
+           set state = 'CD', can_expire = false, send_sequence = number + 1, last_stamp = stamp, dialog_timer = null,
+               far_handle = null, far_queue_id = null, security_timestamp = at + {replay_protection}
+         where e.conversation_handle = handle
+        returning e.xmin <> pg_current_xact_id()::xid,
+                  exists (select from servicebroker.queue_{id} m
+                           where m.priority = own_priority and m.conversation_group_id = conversation_group
+                             and m.conversation_handle = handle),
+                  (select c.security_timestamp from servicebroker.conversation_endpoints c
+                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
+             into under_savepoint, has_messages, is_due;
+    end if;
+    if has_messages then
+        perform servicebroker.purge('queue_{id}', handle, own_priority, conversation_group);
+    end if;
+    if under_savepoint then
+        kept := servicebroker.keep_lock(uuid_hash(conversation_group));
+    end if;
+end $$;
+
+-- name: finish_dialog
+-- END CONVERSATION if the peer has ended: this side is closed, or removed if it is the initiator, with its unread messages.
+-- Nobody is told. Parameters and results as those of `end_dialog`.
+create or replace function servicebroker.finish_dialog_{id}(
+    handle uuid, at timestamptz, version bigint, out done boolean, out is_due boolean, out kept integer
+) language plpgsql set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    conversation uuid;
+    conversation_group uuid;
+    own_is_initiator boolean;
+    own_priority smallint;
+    sent bigint;                     -- the next number of this side, which sends no more
+    has_messages boolean;
+    under_savepoint boolean;
+begin
+    done := false;
+    loop
+        select e.conversation_id, e.conversation_group_id, e.is_initiator, e.priority, e.send_sequence
+          into conversation, conversation_group, own_is_initiator, own_priority, sent
+          from servicebroker.conversation_endpoints e
+         where e.conversation_handle = handle and e.state = 'DI';
+        if not found then
+            return;
+        end if;
+        exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+    end loop;
+    if own_is_initiator then
+        -- the target's row first, in the one order of all who lock both; it may have this number in any case
+        update servicebroker.conversation_endpoints p set receive_sequence = sent
+         where p.conversation_id = conversation and not p.is_initiator and p.state = 'CD';
+        delete from servicebroker.conversation_endpoints e
+         where e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group
+           and e.queue_id = {id} and e.far_queue_id is not null and not e.is_remote and coalesce(e.security, 'N') = 'N'
+           and exists (select from servicebroker.queues q
+                        where q.queue_id = {id} and not q.keeps_retained and (version is null or q.catalog_version = version))
+           and not exists (select from servicebroker.conversation_endpoints p
+                            where p.conversation_id = conversation and p.is_initiator = false and p.state <> 'CD')
+        returning e.xmax <> pg_current_xact_id()::xid,
+                  exists (select from servicebroker.queue_{id} m
+                           where m.priority = own_priority and m.conversation_group_id = conversation_group
+                             and m.conversation_handle = handle),
+                  (select c.security_timestamp from servicebroker.conversation_endpoints c
+                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
+             into under_savepoint, has_messages, is_due;
+        if not found then
+            return;
+        end if;
+        delete from servicebroker.conversation_groups g
+         where g.conversation_group_id = conversation_group and not exists (
+               select from servicebroker.conversation_endpoints e where e.conversation_group_id = conversation_group);
+        if not found then  -- the others may be on their way out too
+            perform servicebroker.remove_empty_group(conversation_group);
+        end if;
+    else
+        update servicebroker.conversation_endpoints e
+           set state = 'CD', can_expire = false, dialog_timer = null, far_handle = null, far_queue_id = null,
+               security_timestamp = at + {replay_protection}
+         where e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group
+           and e.queue_id = {id} and e.far_queue_id is not null and not e.is_remote and coalesce(e.security, 'N') = 'N'
+           and exists (select from servicebroker.queues q
+                        where q.queue_id = {id} and not q.keeps_retained and (version is null or q.catalog_version = version))
+           and not exists (select from servicebroker.conversation_endpoints p
+                            where p.conversation_id = conversation and p.is_initiator = true and p.state <> 'CD')
+        returning e.xmin <> pg_current_xact_id()::xid,
+                  exists (select from servicebroker.queue_{id} m
+                           where m.priority = own_priority and m.conversation_group_id = conversation_group
+                             and m.conversation_handle = handle),
+                  (select c.security_timestamp from servicebroker.conversation_endpoints c
+                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
+             into under_savepoint, has_messages, is_due;
+        if not found then
+            return;
+        end if;
+        update servicebroker.conversation_endpoints p set receive_sequence = sent
+         where p.conversation_id = conversation and p.is_initiator;
+    end if;
+    done := true;
+    if has_messages then
+        perform servicebroker.purge('queue_{id}', handle, own_priority, conversation_group);
+    end if;
+    if under_savepoint then
+        kept := servicebroker.keep_lock(uuid_hash(conversation_group));
     end if;
 end $$;
 
@@ -609,7 +799,7 @@ begin
         (select e.dialog_timer from servicebroker.conversation_endpoints e
           where e.queue_id = {id} and e.dialog_timer is not null order by e.dialog_timer limit 1),
         (select e.lifetime from servicebroker.conversation_endpoints e
-          where e.queue_id = {id} and e.can_expire and e.state <> 'DO'
+          where e.queue_id = {id} and e.can_expire and e.state not in ('DO', 'ER', 'CD')
           order by e.lifetime limit 1)) into due;
     if due <= at then
         perform servicebroker.fire_timers_{id}(at);
@@ -651,7 +841,8 @@ end $$;
 -- name: close
 -- A new function is everybody's.
 revoke execute on function servicebroker.fire_timers_{id}, servicebroker.expire_{id}, servicebroker.survey_{id},
-    servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.purge_{id},
+    servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.end_dialog_{id},
+    servicebroker.finish_dialog_{id},
     servicebroker.look_{id} from public;
 
 -- name: taken_body

@@ -432,106 +432,6 @@ begin
     return sent.number;
 end $$;
 
--- END CONVERSATION as it usually is: both sides are in this instance, and nothing waits between them. Either the peer is to
--- get EndDialog, and the caller's statement puts it into the queue `far` (`end_dialog` in engine/conversation/enqueue.py).
--- Or the peer has ended already. All that is left of this side goes, but for the row of a target, and the messages in its
--- queue `near`, which the caller's statement removes.
--- `done` says whether that is so. If not, nothing was changed: engine/conversation/end.py goes step by step and finds out
--- what holds; it says what each step is for. Without a null, `version` is what the catalog version of `near` has to be,
--- since permissions were asked under it. `number` is null where nobody is told. `is_due`: the time of closed endpoints
--- is over. `kept` is the key of the group's lock where the session keeps that beyond a savepoint.
-create or replace function servicebroker.end_dialog(
-    handle uuid, at timestamptz, near integer, far integer, version bigint, out done boolean, out priority smallint,
-    out conversation_group uuid, out number bigint, out stamp xid8, out far_group_id uuid, out far_handle uuid,
-    out far_service_id integer, out far_contract_id integer, out far_priority smallint, out is_due boolean, out kept integer
-) language plpgsql set enable_seqscan = off as $$
-#variable_conflict use_column
-declare
-    own servicebroker.conversation_endpoints;
-    peer servicebroker.conversation_endpoints;
-    side servicebroker.conversation_endpoints;
-    conversation uuid;
-    is_told boolean;
-    is_open boolean;  -- both brokers are on, and the peer's queue
-    is_other boolean;  -- it retains, or the permissions of who ends may have changed since that version
-    under_savepoint boolean;
-begin
-    done := false;
-    loop
-        -- what may be parked must not be locked before the lock of parking is held (engine/conversation/endpoints.py)
-        select e.conversation_id, e.conversation_group_id,
-               e.state = 'DI' or exists (
-                   select from servicebroker.queues q
-                     join servicebroker.databases there on there.database_id = q.database_id
-                     join servicebroker.databases here on here.database_id = e.database_id
-                    where q.queue_id = far and q.is_enqueue_enabled and there.is_broker_enabled and here.is_broker_enabled)
-          into conversation, conversation_group, is_open
-          from servicebroker.conversation_endpoints e
-         where e.conversation_handle = handle and e.far_queue_id is not null and not e.is_remote;
-        if not coalesce(is_open, false) then return; end if;
-        exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
-    end loop;
-    for side in  -- in the one order of all who lock both
-        select * from servicebroker.conversation_endpoints e where e.conversation_id = conversation
-         order by e.is_initiator for update
-    loop
-        if side.conversation_handle = handle then own := side; else peer := side; end if;
-    end loop;
-    is_told := own.state = 'CO' and own.lifetime > at and own.far_queue_id = far
-               and peer.state = 'CO' and peer.far_queue_id is not null and own.far_handle = peer.conversation_handle;
-    -- a side without a way to the other has something in the transmission queue, or the other may have
-    if not coalesce(is_told or own.state = 'DI' and coalesce(peer.state, 'CD') = 'CD', false)
-       or own.conversation_group_id <> conversation_group or own.queue_id <> near or own.far_queue_id is null
-       or own.is_remote or coalesce(own.security, 'N') <> 'N' then
-        return;
-    end if;
-    select q.keeps_retained or q.catalog_version <> version is true,
-           (select e.security_timestamp from servicebroker.conversation_endpoints e
-             where e.security_timestamp is not null order by e.security_timestamp limit 1) <= at
-      into is_other, is_due
-      from servicebroker.queues q where q.queue_id = near;
-    if is_other then return; end if;
-
-    done := true;
-    priority := own.priority;
-    if is_told then
-        number := own.send_sequence;
-        stamp := greatest(own.last_stamp, pg_current_xact_id());
-        far_group_id := own.far_group_id;
-        far_handle := own.far_handle;
-        far_service_id := own.far_service_id;
-        far_contract_id := own.far_contract_id;
-        far_priority := own.far_priority;
-    end if;
-    if peer.conversation_handle is not null then
-        update servicebroker.conversation_endpoints
-           set state = case when is_told then 'DI' else state end,
-               receive_sequence = own.send_sequence + is_told::integer
-         where conversation_handle = peer.conversation_handle;
-    end if;
-    if own.is_initiator then
-        delete from servicebroker.conversation_endpoints where conversation_handle = handle
-        returning xmax <> pg_current_xact_id()::xid into under_savepoint;
-        delete from servicebroker.conversation_groups g
-         where g.conversation_group_id = own.conversation_group_id and not exists (
-               select from servicebroker.conversation_endpoints e where e.conversation_group_id = own.conversation_group_id);
-        if not found then  -- the others may be on their way out too
-            perform servicebroker.remove_empty_group(own.conversation_group_id);
-        end if;
-    else
-        update servicebroker.conversation_endpoints
-           set state = 'CD', send_sequence = own.send_sequence + is_told::integer,
-               last_stamp = coalesce(stamp, own.last_stamp), dialog_timer = null, far_handle = null, far_queue_id = null,
-               security_timestamp = at + {replay_protection}
-         where conversation_handle = handle
-        returning xmin <> pg_current_xact_id()::xid into under_savepoint;
-    end if;
-    if under_savepoint then
-        kept := servicebroker.keep_lock(uuid_hash(own.conversation_group_id));
-    end if;
-end $$;
-
 -- What tells whether somebody has written the objects of a queue again: which there are, and in which transactions PostgreSQL's
 -- catalogs were told of them. What the broker itself changes there (relfilenode, statistics) is left out.
 create or replace function servicebroker.fingerprint(queue integer) returns bigint language plpgsql stable as $$
@@ -571,7 +471,8 @@ begin
              where p.pronamespace = 'servicebroker'::regnamespace and p.proname = any (array[
                        format('fire_timers_%s', queue), format('expire_%s', queue), format('survey_%s', queue),
                        format('receive_%s', queue), format('receive_groups_%s', queue), format('take_%s', queue),
-                       format('purge_%s', queue), format('look_%s', queue)]::name[])
+                       format('end_dialog_%s', queue), format('finish_dialog_%s', queue),
+                       format('look_%s', queue)]::name[])
         )
         select bit_xor(hashtextextended(concat_ws(' ', kind, whose, id, made), 0)) from parts);
 end $$;

@@ -214,7 +214,7 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
         connection.execute("set enable_seqscan = off")
         plan = connection.execute(
             "explain select from servicebroker.conversation_endpoints e where e.queue_id = 1 and e.lifetime <= now() "
-            "and e.can_expire and e.state <> 'DO'"
+            "and e.can_expire and e.state not in ('DO', 'ER', 'CD')"
         ).fetchall()
         connection.execute("reset enable_seqscan")
     assert "conversation_endpoints_lifetime" in str(plan)

@@ -326,8 +326,9 @@ def test_closed_conversations_slow_nothing_down(own_database: sb.Database) -> No
         connection.execute(
             "with made as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
             "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
-            "security_timestamp) select false, database_id, service_id, service_contract_id, gen_random_uuid(), "
-            "queue_id, 'CD', false, now() - interval '1 s', far_service, now() + interval '30 min' "
+            "security_timestamp, can_expire) select false, database_id, service_id, service_contract_id, "
+            "gen_random_uuid(), queue_id, 'CD', false, now() - interval '1 s', far_service, "
+            "now() + interval '30 min', false "
             "from servicebroker.conversation_endpoints, generate_series(1, 20000) where state = 'CD' "
             "returning conversation_group_id, service_id) "
             "insert into servicebroker.conversation_groups select * from made"
@@ -346,7 +347,7 @@ def looked_at(database: sb.Database) -> dict[str, int]:
     )
     verbs = {
         "receive": f"select * from servicebroker.receive_{number}(1, now())",
-        "end": f"select * from servicebroker.end_dialog('{handle}', now(), {queue_id}, {far}, null)",
+        "end": f"select * from servicebroker.end_dialog_{queue_id}('{handle}', now(), {far}, null)",
     }
     pages = {}
     with psycopg.connect(database.instance.url) as connection:

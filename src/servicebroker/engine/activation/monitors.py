@@ -144,7 +144,7 @@ def glance(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[Glances
         "lateral (select exists (select from servicebroker.conversation_endpoints e "
         "where e.queue_id = q and e.dialog_timer <= $2) "
         "or exists (select from servicebroker.conversation_endpoints e where e.queue_id = q and e.lifetime <= $2 "
-        "and e.can_expire and e.state <> 'DO') as due, "
+        "and e.can_expire and e.state not in ('DO', 'ER', 'CD')) as due, "
         f"{_DRAWN[0]} as drawn, {_DRAWN[1]} as empty, "
         "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q and not w.is_monitor) as readers "
         "offset 0) seen "

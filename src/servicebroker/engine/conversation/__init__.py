@@ -19,8 +19,8 @@ chooses a conversation group that is not locked, deletes its messages and return
 client finds out why. The process caches the queue, service and contract of each conversation for the verbs that follow
 
 **END** (`end.py`). One statement tells the peer, or closes this side if the peer has ended (`enqueue.end_dialog` with
-`servicebroker.end_dialog` in `store/verbs.sql`). It changes nothing if messages are parked or retained, or the peer is
-blocked or remote; then `end.py` goes step by step.
+`end_dialog` and `finish_dialog` in `store/queue.sql`). It changes nothing if messages are parked or retained, or the
+peer is blocked or remote; then `end.py` goes step by step.
 
 **The rules.**
 

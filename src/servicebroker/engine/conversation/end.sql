@@ -22,7 +22,7 @@ update servicebroker.conversation_endpoints set far_handle = null, far_queue_id 
 where far_handle = $1 and conversation_handle = $2
 
 -- name: set_state
-update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1
+update servicebroker.conversation_endpoints set state = $2, can_expire = $2 not in ('ER', 'CD') where conversation_handle = $1
 
 -- name: answer_ends.lock
 select from servicebroker.conversation_endpoints where conversation_id = any (array(select conversation_id from servicebroker.conversation_endpoints where conversation_handle = any ($1)))

@@ -285,7 +285,7 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
     going = yield Statement(
         "endpoints.close_endpoints.update_endpoints",
         "with finished as ("
-        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
+        "update servicebroker.conversation_endpoints set state = 'CD', can_expire = false, dialog_timer = null, "
         "far_handle = null, far_queue_id = null, security_timestamp = $2 "
         f"where conversation_handle = any ($1) and not {_GOES_AT_ONCE} returning *), "
         f"left_behind as ({LEAVE_LAST_NUMBER}) "

@@ -339,20 +339,17 @@ def end_dialog(near: int, far: int) -> str:
     """END CONVERSATION in one statement, in the queue `near`, with EndDialog for the peer in the queue `far`.
 
     `far` is 0 if the peer has ended. Parameters: handle, the time, the catalog version of `near` or null. The row:
-    whether it was done, as `servicebroker.end_dialog` (store/verbs.sql) decided; whether closed endpoints are due; the
-    key of a lock.
+    whether it was done, as `end_dialog` and `finish_dialog` of store/queue.sql decided; whether closed endpoints are
+    due; the key of a lock.
     """
-    told = (
-        f", told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "
-        f"select number, stamp, {_TO_PEER}, {names.END_DIALOG_ID}, far_priority, {RANK_DATA}, {_BUCKET}, 'E', null "
-        f"from ended where number is not null returning {_wake(far, 'conversation_group_id')})"
-        if far
-        else ""
-    )
+    if not far:
+        return f"select done, is_due, kept from servicebroker.finish_dialog_{near}($1, $2, $3)"
     return (
-        f"with ended as materialized (select * from servicebroker.end_dialog($1, $2, {near}, {far}, $3)){told} "
-        f"select done, is_due, case when done then servicebroker.purge_{near}($1, priority, conversation_group) end, "
-        f"kept from ended"
+        f"with ended as materialized (select * from servicebroker.end_dialog_{near}($1, $2, {far}, $3)), "
+        f"told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "
+        f"select number, stamp, {_TO_PEER}, {names.END_DIALOG_ID}, far_priority, {RANK_DATA}, {_BUCKET}, 'E', null "
+        f"from ended where number is not null returning {_wake(far, 'conversation_group_id')}) "
+        f"select done, is_due, kept from ended"
     )
 
 
@@ -460,7 +457,8 @@ def tell_self(queue_id: int) -> str:
     """
     return (
         f"with receiver as ("
-        f"update servicebroker.conversation_endpoints set state = 'ER' where conversation_handle = any ($1) "
+        f"update servicebroker.conversation_endpoints set state = 'ER', can_expire = false "
+        f"where conversation_handle = any ($1) "
         f"returning *) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select 0, greatest(pg_current_xact_id(), (select last_stamp from servicebroker.conversation_endpoints peer "

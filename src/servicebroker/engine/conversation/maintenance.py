@@ -29,8 +29,8 @@ def due_queues(now: datetime) -> Steps[list[int]]:
         "where not d.is_read_only and (exists ("
         "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
         "for update skip locked) or exists (select from servicebroker.conversation_endpoints e "
-        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state <> 'DO' for update skip locked)) "
-        "order by q.queue_id",
+        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state not in ('DO', 'ER', 'CD') "
+        "for update skip locked)) order by q.queue_id",
         (now,),
     )
     return [queue_id for (queue_id,) in rows]

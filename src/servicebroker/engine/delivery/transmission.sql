@@ -61,7 +61,8 @@ where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_er
 
 -- name: finish
 update servicebroker.conversation_endpoints p
-set state = case when e.conversation_handle = any ($2) then 'ER' else 'DI' end
+set state = case when e.conversation_handle = any ($2) then 'ER' else 'DI' end,
+can_expire = e.conversation_handle <> all ($2)
 from servicebroker.conversation_endpoints e
 where e.conversation_handle = any ($1) and p.conversation_handle = e.far_handle
 and p.state in ('SO', 'SI', 'CO')

@@ -61,5 +61,6 @@ from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[])
   m (handle, number, type, content, body)
 
 -- name: take_ends
-update servicebroker.conversation_endpoints e set state = s.state from unnest($1::uuid[], $2::text[]) s (handle, state)
+update servicebroker.conversation_endpoints e set state = s.state, can_expire = s.state not in ('ER', 'CD')
+from unnest($1::uuid[], $2::text[]) s (handle, state)
 where e.conversation_handle = s.handle
