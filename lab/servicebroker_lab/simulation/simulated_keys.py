@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from servicebroker.engine.security.master_keys import MasterKey
-from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, KeptKey, UserCertificate
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, StoredKey, UserCertificate
 from servicebroker.model.security.certificates import MASTER_KEY, PRIVATE_KEY
 from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.store.keys.key_files import KeyFolder
@@ -51,8 +51,8 @@ def identity(index: int, generation: int = 0) -> Identity:
     facts, key = issue(
         f"sim{index} {generation}" if generation else f"sim{index}", MIDNIGHT - _LASTS, MIDNIGHT + _LASTS, timedelta()
     )
-    sealed = KeptKey(BY_MASTER_KEY, seal(OF_DATABASES, key_bytes(key), PRIVATE_KEY))
+    sealed = StoredKey(BY_MASTER_KEY, seal(OF_DATABASES, key_bytes(key), PRIVATE_KEY))
     return Identity(
         UserCertificate(index, DBO_ID, facts.subject, True, sealed, facts),
-        UserCertificate(index, FIRST_USER + index, facts.subject, True, KeptKey(), facts),
+        UserCertificate(index, FIRST_USER + index, facts.subject, True, StoredKey(), facts),
     )

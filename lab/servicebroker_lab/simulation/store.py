@@ -16,7 +16,7 @@ from uuid import UUID
 
 from servicebroker.broker.store_operations import Store
 from servicebroker.engine.conversation.failure import ConversationFailure
-from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.arriving import Result
 from servicebroker.engine.remote.departing import (
@@ -41,7 +41,7 @@ from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import MadeTarget, NewTarget, Place, Unroutable, place_of
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
-from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body
@@ -663,7 +663,7 @@ class MemoryStore(Store):
         else:
             one.state = after
 
-    def store_traces(self, traced: Sequence[Traced]) -> None:
+    def store_traces(self, traced: Sequence[MessageContext]) -> None:
         for one in traced:
             key = one.conversation_id, one.is_from_initiator, one.number
             self._change(self._tables.traces, key)
@@ -674,14 +674,16 @@ class MemoryStore(Store):
 
     # ---------------------------------------------------------------- what secures it
 
-    def find_beginnings(self, handles: Sequence[UUID]) -> list[Beginning]:
+    def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         tables, found = self._tables, []
         for handle in handles:
             one = tables.endpoints.get(handle)
             if one is not None and one.is_initiator and one.security is None:
                 binding, user = tables.bindings.get(one.far_service, (Binding.NO_BINDING, None))
                 found.append(
-                    Beginning(handle, DATABASE_ID, "sim", one.encryption, binding, DBO_ID, user, tables.master_key)
+                    UndecidedDialog(
+                        handle, DATABASE_ID, "sim", one.encryption, binding, DBO_ID, user, tables.master_key
+                    )
                 )
         return found
 

@@ -195,7 +195,7 @@ class Host:
         self._drain()
         run(connection, monitors.listen_for([]))
         for queue_id in self._queues:
-            run(connection, monitors.give_lease(queue_id))
+            run(connection, monitors.release_lease(queue_id))
 
     def _drain(self) -> None:
         """Ask the tasks to stop, and wait for the calls in progress. After the deadline their sessions are closed."""
@@ -274,7 +274,7 @@ class Host:
 
         Tasks of a queue that was switched off are asked to stop.
         """
-        self._definitions = run(connection, monitors.definitions(self._definitions))
+        self._definitions = run(connection, monitors.find_definitions(self._definitions))
         definitions = {definition.queue_id: definition for definition in self._definitions.queues}
         for queue_id in self._queues.keys() - definitions.keys():
             self._switch_off(connection, self._queues[queue_id])
@@ -296,12 +296,12 @@ class Host:
         queue_id = queue.definition.queue_id
         if queue.is_on:
             queue.is_on = False
-            reason = run(connection, monitors.why_off(queue_id)) or 28086
+            reason = run(connection, monitors.find_stop_reason(queue_id)) or 28086
             for stop in queue.tasks.values():
                 stop.request_stop(reason)
         if not queue.tasks:
             del self._queues[queue_id]
-            run(connection, monitors.give_lease(queue_id))
+            run(connection, monitors.release_lease(queue_id))
 
     def _can_monitor(self, definition: Definition) -> bool:
         """True if the procedure resolves here. If not, True once per interval, to report the missing procedure."""
@@ -358,7 +358,7 @@ class Host:
         if not self._queues:
             return
         known = {number: queue.counters if queue.is_known_empty else () for number, queue in self._queues.items()}
-        glances = run(connection, monitors.glance(known, self.instance.clock()))
+        glances = run(connection, monitors.poll_changed(known, self.instance.clock()))
         self._oldest_transaction = glances.oldest
         for glance in glances.queues:
             if self._queues[glance.queue_id].must_check(glance, glances.next):
@@ -369,7 +369,7 @@ class Host:
         if not queue.is_on or not queue.has_lease:
             return
         try:
-            result = run(connection, monitors.look(queue_id, self.instance.clock(), len(queue.tasks)))
+            result = run(connection, monitors.poll_queue(queue_id, self.instance.clock(), len(queue.tasks)))
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):  # dropped meanwhile
             self._changed.set()
             return
@@ -380,7 +380,7 @@ class Host:
         if not seen_state.receivable and queue.may_be_empty(self._oldest_transaction):
             queue.is_known_empty = run(connection, monitors.is_empty(queue_id))
         if decision == Decision.ACTIVATE:
-            if run(connection, monitors.version_of(queue_id)) == queue.definition.version:
+            if run(connection, monitors.find_version(queue_id)) == queue.definition.version:
                 self._activate(connection, queue)
             else:  # altered meanwhile: its monitor starts anew
                 self._changed.set()
@@ -410,7 +410,7 @@ class Host:
         if not queue.tasks:
             self._retry_at[queue_id] = time.monotonic() + self._interval
             del self._queues[queue_id]
-            run(connection, monitors.give_lease(queue_id))
+            run(connection, monitors.release_lease(queue_id))
 
     def _postpone_start(self, queue: MonitoredQueue) -> None:
         """Retry after the interval, since a reader could not be started."""
@@ -460,7 +460,7 @@ class Host:
         now, monotonic_now = self.instance.clock(), time.monotonic()
         changed_row = (queue.changed_row(now, monotonic_now) for queue in self._queues.values() if queue.has_lease)
         if rows := [row for row in changed_row if row is not None]:
-            run(connection, monitors.show(rows))
+            run(connection, monitors.save_states(rows))
 
     def _update_listening(self, connection: psycopg.Connection[Any]) -> bool:
         """Listen for arrivals in queues without readers.

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from servicebroker.activation.stop_signal import StopSignal
-from servicebroker.engine.activation.monitors import Definition, Glance
+from servicebroker.engine.activation.monitors import Definition, QueueCounters
 from servicebroker.protocol.queue_monitor import NEW, Monitor, MonitorState
 
 
@@ -33,7 +33,7 @@ class MonitoredQueue:
         """True if no reader has anything to do."""
         return self.monitor.state != MonitorState.NOTIFIED and len(self.tasks) <= self.waiting
 
-    def must_check(self, glance: Glance, next_transaction: int) -> bool:
+    def must_check(self, glance: QueueCounters, next_transaction: int) -> bool:
         """True if there may be messages that no check has seen yet, since the transaction that sent them still runs.
 
         A sender takes its transaction id before it takes the message number. So no transaction with an id of at least

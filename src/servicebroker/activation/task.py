@@ -116,7 +116,7 @@ def _loop(
         if observer.left_open:
             _LOG.error("%s", BrokerError(8415, spec.procedure), extra=log_fields(spec))
             return Outcome.ABORTED
-        if not observer.has_received and run(session.own, monitors.receives(spec.queue_id)) == receives_before:
+        if not observer.has_received and run(session.own, monitors.count_receives(spec.queue_id)) == receives_before:
             _LOG.error("%s", BrokerError(28087, spec.procedure), extra=log_fields(spec))
             return Outcome.ABORTED
         if stop.is_requested():
@@ -134,7 +134,7 @@ def _handle_error(spec: TaskSpec, session: ActivatedSession, problem: Exception)
     """
     if isinstance(problem, BrokerError) and problem.number in _QUEUE_OFF and not session.own.closed:
         session.roll_back()
-        reason = run(session.own, monitors.why_off(spec.queue_id))
+        reason = run(session.own, monitors.find_stop_reason(spec.queue_id))
         if reason is not None:
             _LOG.warning("%s", BrokerError(reason), extra=log_fields(spec))
             return Outcome.ENDED

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from servicebroker.api.master_keys import find_master_key
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals, user_certificates
-from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey, UserCertificate
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, StoredKey, UserCertificate
 from servicebroker.model.arguments import checked_password
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.named_files import BYTES_PER_MIB, read_argument
@@ -65,7 +65,7 @@ def _create_certificate(database: Database, operation: CreateCertificate) -> Non
 
 def _alter_certificate(database: Database, operation: AlterCertificate) -> None:
     operation.check()
-    kept = KeptKey() if operation.remove_private_key else None
+    kept = StoredKey() if operation.remove_private_key else None
     if operation.changes_key:
         found = find_certificate(database, operation.permission, operation.name)
         if operation.private_key_file is not None:
@@ -102,23 +102,23 @@ def find_certificate(database: Database, statement: str, name: str) -> UserCerti
     return database._alone(rights.authorized(steps, database.user, statement, rights.certificate(name)))
 
 
-def _read_key(database: Database, facts: Facts, operation: CreateCertificate | AlterCertificate) -> KeptKey:
+def _read_key(database: Database, facts: Facts, operation: CreateCertificate | AlterCertificate) -> StoredKey:
     """Return the private key of a file as it is kept; an empty one without a file."""
     password = operation.decryption_password
     if password is not None:
         checked_password("DECRYPTION BY PASSWORD", password)
     if operation.private_key_file is None:
-        return KeptKey()
+        return StoredKey()
     data = in_thread(read_file, operation.private_key_file)
     return _keep(database, in_thread(read_key, data, password, facts), operation.encryption_password)
 
 
-def _keep(database: Database, key: PrivateKey, password: str | None) -> KeptKey:
+def _keep(database: Database, key: PrivateKey, password: str | None) -> StoredKey:
     """Encrypt a private key as it is stored."""
     if password is None:
-        return KeptKey(BY_MASTER_KEY, seal(find_master_key(database), key_bytes(key), PRIVATE_KEY))
+        return StoredKey(BY_MASTER_KEY, seal(find_master_key(database), key_bytes(key), PRIVATE_KEY))
     checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
-    return KeptKey(BY_PASSWORD, in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
+    return StoredKey(BY_PASSWORD, in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
 
 
 def open_key(database: Database, certificate: UserCertificate, password: str | None) -> PrivateKey:

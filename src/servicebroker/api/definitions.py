@@ -188,7 +188,7 @@ class Definitions(ABC):
 
     def _remove_dropped_queues(self) -> None:
         """Run the second half of DROP QUEUE, also for a process that died between the two."""
-        for queue_id in self._alone(alter.dropped_queues()):
+        for queue_id in self._alone(alter.find_dropped_queues()):
             self._alone(alter.remove_dropped_queue(queue_id))
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import psycopg
 
-from servicebroker.engine.catalog.database_users import UserTransaction, end_users, lock_database, users
+from servicebroker.engine.catalog.database_users import UserTransaction, end_users, find_users, lock_database
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.concurrency import sleep
@@ -53,7 +53,7 @@ def alone(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if termination.no_wait:
                 raise in_use from None
-        _outlast(connection, database_id, run(connection, users(database_id)), deadline)
+        _outlast(connection, database_id, run(connection, find_users(database_id)), deadline)
         attempt += 1
 
 
@@ -61,7 +61,7 @@ def _outlast(
     connection: DirectConnection, database_id: int, there: list[UserTransaction], deadline: float | None
 ) -> None:
     """Wait until none of these transactions runs any more, or end them."""
-    while set(run(connection, users(database_id))) & set(there):
+    while set(run(connection, find_users(database_id))) & set(there):
         if deadline is not None and time.monotonic() >= deadline:
             run(connection, end_users(there))
             return

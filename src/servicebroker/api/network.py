@@ -203,8 +203,8 @@ def _issue(instance: Network, operation: operations.CreateTransportCertificate) 
     """Make a new certificate of this instance, signed by the one before it."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
     expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
-    own = instance._administer(transport_certificates.myself())
-    before = transport_certificates.shown(own.endpoint, own.certificates, instance.clock())
+    own = instance._administer(transport_certificates.find_identity())
+    before = transport_certificates.choose_own(own.endpoint, own.certificates, instance.clock())
     return issue(
         operation.name if operation.subject is None else operation.subject,
         start,

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.shared.tally import Tally
-from servicebroker.engine.activation.poison_detection import Disabled, outcomes
+from servicebroker.engine.activation.poison_detection import Disabled, find_outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
@@ -108,7 +108,7 @@ class PoisonDetector:
         with self._lock:
             pending = self._rollbacks.pending()
         try:
-            found = run(connection, outcomes(pending)) if pending else {}
+            found = run(connection, find_outcomes(pending)) if pending else {}
         except psycopg.Error as problem:
             _LOG.debug("poison detection: %s", problem)
             return

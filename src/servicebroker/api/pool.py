@@ -124,7 +124,7 @@ class ConversationPool:
 
     def end_streams(self) -> None:
         """End the stream of every conversation in use: each sender's next message opens another one."""
-        for handle in self.database._do(recycling.sessions(self._line)):
+        for handle in self.database._do(recycling.find_conversations(self._line)):
             with self.database.transaction() as transaction:
                 self._end_stream(transaction, handle)
 
@@ -143,7 +143,7 @@ class ConversationPool:
             InstanceError: there is a message of another kind; it stays in the queue.
         """
         check_wait(wait)
-        queue = self.database._do(recycling.queue_of(self._line.database_id, self._line.from_service))
+        queue = self.database._do(recycling.find_queue(self._line.database_id, self._line.from_service))
         done = 0
         self.recycle()  # messages that a process noted before it died
         while taken := self._take(queue, wait):
@@ -163,7 +163,7 @@ class ConversationPool:
                     f"A message of the type '{message.message_type_name}' came back on a conversation of a pool: "
                     "receive in a procedure of your own and give `note` the system messages only."
                 )
-        transaction._do(recycling.note(self._line.database_id, messages))
+        transaction._do(recycling.store_answers(self._line.database_id, messages))
 
     def recycle(self) -> int:
         """Answer what was noted, each message in a transaction of its own; returns how many those were."""
@@ -174,7 +174,7 @@ class ConversationPool:
 
     def errors(self) -> list[ConversationError]:
         """Return the last thousand Errors that ended conversations of this initiator's pools, oldest first."""
-        return self.database._do(recycling.errors(self._line.database_id, self._line.from_service))
+        return self.database._do(recycling.find_errors(self._line.database_id, self._line.from_service))
 
     @staticmethod
     def target(procedure: Procedure, *, end_of_stream: str = END_OF_STREAM) -> Procedure:
@@ -208,7 +208,7 @@ class ConversationPool:
         if is_idle(transaction.connection):
             raise InstanceError("A pool sends inside a transaction: begin one on the connection first.")
         session = self._session(transaction, key)
-        handle, sent = transaction._do(recycling.take(self._line, session, messages))
+        handle, sent = transaction._do(recycling.use_conversation(self._line, session, messages))
         for _ in range(MAX_ATTEMPTS):
             if handle is None:
                 handle, sent = self._begin(transaction, session), messages
@@ -222,7 +222,7 @@ class ConversationPool:
                 if self._messages is not None and sent >= self._messages:
                     self._end_stream(transaction, handle)
                 return handle
-            transaction._do(recycling.renew(handle, messages))
+            transaction._do(recycling.unassign(handle, messages))
             handle = None
         raise InstanceError(f"Nothing could be sent on {MAX_ATTEMPTS} conversations in a row: {refused}") from refused
 
@@ -243,7 +243,7 @@ class ConversationPool:
             encryption=self._encryption,
         )
         transaction.begin_conversation_timer(handle, self._seconds)
-        transaction._do(recycling.keep(line, session, handle))
+        transaction._do(recycling.assign(line, session, handle))
         return handle
 
     def _end_stream(self, transaction: JoinedTransaction, handle: UUID) -> None:
@@ -274,7 +274,7 @@ class ConversationPool:
                 self._end_stream(transaction, answer.conversation_handle)
             else:
                 self._end(transaction, answer)
-            transaction._do(recycling.answered(answer))
+            transaction._do(recycling.remove_answer(answer))
         return True
 
     def _end(self, transaction: Transaction, answer: PoolAnswer) -> None:

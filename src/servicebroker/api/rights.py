@@ -37,7 +37,7 @@ class Rights(ABC):
             BrokerError: 15007 no such role.
         """
         with self.connection() as connection, translated():
-            return run(connection, role_rights.rights_of(role))
+            return run(connection, role_rights.find_rights_of(role))
 
 
 def _change(instance: Rights, operation: RightsChange) -> None:

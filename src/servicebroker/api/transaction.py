@@ -17,7 +17,7 @@ from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline, Waiti
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.shared import tracing
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine.activation.poison_detection import outcomes
+from servicebroker.engine.activation.poison_detection import find_outcomes
 from servicebroker.engine.conversation.owner_verbs import NOT_FOUND, OwnerVerbs
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -290,7 +290,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def _was_rolled_back(self) -> bool:
         """Return whether the transaction, which took messages and was ended on the connection, was rolled back."""
         ids = [transaction for transaction, _ in self._taken]
-        return "aborted" in (run(self.connection, outcomes(ids))).values()
+        return "aborted" in (run(self.connection, find_outcomes(ids))).values()
 
     def _is_over(self) -> bool:
         """Return whether somebody has ended the transaction on the connection, or the connection is lost."""

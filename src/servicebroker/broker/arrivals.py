@@ -22,7 +22,7 @@ from servicebroker.broker.inboxes import Charges, line_of
 from servicebroker.broker.quotas import Quotas
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Arrival, Link
-from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import (
@@ -311,7 +311,7 @@ class ArrivedTraces:
     """
 
     def __init__(self) -> None:
-        self._noted: dict[UUID, dict[int, Traced]] = {}  # by conversation handle and message number
+        self._noted: dict[UUID, dict[int, MessageContext]] = {}  # by conversation handle and message number
         self._count = 0
 
     def note(self, handle: UUID, header: Header) -> None:
@@ -321,10 +321,10 @@ class ArrivedTraces:
             number = header.number + place
             if number in known or self._count >= MAX_TRACES or len(known) >= MAX_TRACES_PER_CONVERSATION:
                 continue
-            known[number] = Traced(header.conversation_id, header.is_from_initiator, number, context)
+            known[number] = MessageContext(header.conversation_id, header.is_from_initiator, number, context)
             self._count += 1
 
-    def take(self, stored: Mapping[UUID, Batch], postponed: Container[UUID]) -> list[Traced]:
+    def take(self, stored: Mapping[UUID, Batch], postponed: Container[UUID]) -> list[MessageContext]:
         """Return the contexts of what was stored; forget all others but those of what is stored later."""
         taken = [
             traced

@@ -25,7 +25,7 @@ from servicebroker.engine.remote.local_topology import LocalService
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.security import session_keys
 from servicebroker.engine.security.known_brokers import KnownBroker
-from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
 from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, UserCertificate
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.certificates import SESSION_KEY
@@ -177,7 +177,7 @@ class DialogSecurity:
         return decided
 
     def _begin_one(
-        self, one: Beginning, endpoint: RemoteEndpoint, own: list[UserCertificate], remote: list[UserCertificate]
+        self, one: UndecidedDialog, endpoint: RemoteEndpoint, own: list[UserCertificate], remote: list[UserCertificate]
     ) -> Secured | tuple[Secured, Draft]:
         """What protects it; with the exchange, not signed yet, if it is secured."""
         decision = TABLE[bool(own), one.encryption, one.binding]
@@ -186,8 +186,8 @@ class DialogSecurity:
         if decision is Security.NONE:
             return PLAIN
         now = self._clock()
-        theirs = session_keys.chosen(remote, one.remote_id, now)
-        ours = session_keys.signer(own, one.owner_id, now) if decision is Security.FULL else None
+        theirs = session_keys.choose_certificate(remote, one.remote_id, now)
+        ours = session_keys.choose_signer(own, one.owner_id, now) if decision is Security.FULL else None
         if one.master_key is None:
             raise BrokerError(28050 if decision is Security.FULL else 28051)
         master = self._keys.master_key(one.master_key.by_service_master_key)
@@ -268,8 +268,8 @@ class DialogSecurity:
         remote: list[UserCertificate],
     ) -> Exchange:
         endpoint, exchange, now = one.endpoint, one.exchange, self._clock()
-        theirs = session_keys.chosen(remote, keys.far_principal_id, now)
-        ours = session_keys.signer(own, keys.principal_id, now) if exchange.source else None
+        theirs = session_keys.choose_certificate(remote, keys.far_principal_id, now)
+        ours = session_keys.choose_signer(own, keys.principal_id, now) if exchange.source else None
         source = b"" if ours is None else ours.facts.thumbprint
         is_same = (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination)
         is_misunderstood = one.is_unanswered and exchange.siblings is not None

@@ -27,7 +27,7 @@ from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.known_peers import find_answers
 from servicebroker.engine.remote.local_topology import find_instance, own_addresses
 from servicebroker.engine.security.logins import Connect, find_connect
-from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
+from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, choose_own
 from servicebroker.model.errors import RULES, DomainError, InstanceError
 from servicebroker.model.security.authentication import Method
 from servicebroker.model.security.peers import Answer
@@ -122,7 +122,7 @@ class PolicyWatch:
         endpoint = self.listener or self._stored.endpoint
         found = self._stored.certificates
         certificates = found if endpoint is None or _takes(endpoint, Method.CERTIFICATE) else []
-        own = shown(endpoint, certificates, now)
+        own = choose_own(endpoint, certificates, now)
         standing = self._stand(connection, now) if _takes(endpoint, Method.WINDOWS) else None
         if not _takes(endpoint, Method.WINDOWS):
             self.membership = None

@@ -15,7 +15,7 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue, traces
 from servicebroker.engine.conversation.failure import ConversationFailure
-from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.engine.remote import (
     admission,
     arriving,
@@ -37,7 +37,7 @@ from servicebroker.engine.remote.remote_opening import BEING_ALTERED, NewTarget,
 from servicebroker.engine.security import known_brokers, session_keys
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey, find_master_key
-from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.protocol.dialog import Acknowledged, Diverged
@@ -195,13 +195,13 @@ class PostgresStore(Store):
         return self._do(departing.token_of(handle, number))
 
     def read_traces(self, header: Header, first: int, last: int) -> list[tuple[int, bytes]]:
-        return self._do_lazily(traces.leaving(header.conversation_id, header.is_from_initiator, first, last))
+        return self._do_lazily(traces.find_contexts(header.conversation_id, header.is_from_initiator, first, last))
 
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
         return self._do_lazily(departing.acknowledge(news, self._clock()))
 
     def acknowledge_traces(self, below: Mapping[UUID, int]) -> None:
-        self._execute(traces.delivered(below))
+        self._execute(traces.remove_delivered(below))
 
     def fail(self, failures: Mapping[UUID, BrokerFailure]) -> list[UUID]:
         return self._do(departing.fail(failures, self._clock()))
@@ -248,16 +248,16 @@ class PostgresStore(Store):
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         return self._do(unfinished_arrivals.drop_unfinished(handles))
 
-    def store_traces(self, traced: Sequence[Traced]) -> None:
-        self._execute(traces.arrived(traced, self._clock()))
+    def store_traces(self, traced: Sequence[MessageContext]) -> None:
+        self._execute(traces.store_contexts(traced, self._clock()))
 
     def wake(self, queues: Collection[int]) -> None:
         self._execute(enqueue.wake(list(queues)))
 
     # ---------------------------------------------------------------- what secures it
 
-    def find_beginnings(self, handles: Sequence[UUID]) -> list[Beginning]:
-        return self._do(session_keys.find_beginnings(handles))
+    def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
+        return self._do(session_keys.find_undecided(handles))
 
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
         return self._do(session_keys.find_certificates_of(owners))

@@ -11,7 +11,7 @@ from typing import Protocol
 from uuid import UUID
 
 from servicebroker.engine.conversation.failure import ConversationFailure
-from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.engine.remote import arriving
 from servicebroker.engine.remote.admission import Target
 from servicebroker.engine.remote.departing import Claimed, Leaving, OutgoingLook, Reading, Settled, Snapshot
@@ -21,7 +21,7 @@ from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.remote_opening import NewTarget, Place, Unroutable
 from servicebroker.engine.security.known_brokers import KnownBroker
 from servicebroker.engine.security.master_keys import MasterKey
-from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.session_keys import Keys, UndecidedDialog
 from servicebroker.engine.security.user_certificates import UserCertificate
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.dialog import Acknowledged, Diverged
@@ -150,7 +150,7 @@ class Store(Protocol):
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         """Delete it, of these conversations. Returns those of which nothing is kept now."""
 
-    def store_traces(self, traced: Sequence[Traced]) -> None:
+    def store_traces(self, traced: Sequence[MessageContext]) -> None:
         """Store the trace contexts that came with messages."""
 
     def wake(self, queues: Collection[int]) -> None:
@@ -158,7 +158,7 @@ class Store(Protocol):
 
     # ---------------------------------------------------------------- what secures it
 
-    def find_beginnings(self, handles: Sequence[UUID]) -> list[Beginning]:
+    def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
         """Those of these endpoints that are initiators and whose security is not decided."""
 
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:

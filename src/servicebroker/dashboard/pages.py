@@ -29,7 +29,7 @@ from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conv
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
 from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.diagnosis.trail import life
-from servicebroker.engine.security.certificate_ages import certificates_in_use
+from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import shown
@@ -242,7 +242,7 @@ def way(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], di
                 "routes": run(connection, dashboard_queries.routes(now)),
                 "links": run(connection, dashboard_queries.links()),
                 "refusals": run(connection, refusals()),
-                "certificates": [(one, one.is_expiring(now)) for one in run(connection, certificates_in_use(now))],
+                "certificates": [(one, one.is_expiring(now)) for one in run(connection, find_used_certificates(now))],
                 "forwarded": run(connection, dashboard_queries.forwarded()),
                 "databases": sorted(_brokers(instance).values()),
                 "explained": explained,

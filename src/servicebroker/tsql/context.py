@@ -15,7 +15,7 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.catalog.databases import ensure_database, find_database, is_trustworthy
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.engine.security.authorization import authorize_login
-from servicebroker.engine.security.module_signatures import are_believed, logins_of, users_of
+from servicebroker.engine.security.module_signatures import are_trusted, find_logins, find_users
 from servicebroker.engine.security.principals import (
     find_impersonated,
     find_impersonated_login,
@@ -260,7 +260,7 @@ class Context:
             BrokerError: the error that `NEEDS` names.
         """
         signers = self._machine.frame.signers
-        for login in self.ask(logins_of(signers)) if signers else []:
+        for login in self.ask(find_logins(signers)) if signers else []:
             with suppress(BrokerError):
                 self.ask(authorize_login(login, statement, *subject))
                 return
@@ -272,7 +272,7 @@ class Context:
         Modules that it calls do not inherit them; dynamic SQL does.
         """
         user = self.database.user
-        also = self.ask(users_of(user.database_id, signers)) if signers and not user.is_dbo else ()
+        also = self.ask(find_users(user.database_id, signers)) if signers and not user.is_dbo else ()
         if also != user.also:
             self.database = SessionDatabase(self._machine, user.database, user._replace(also=also))
 
@@ -461,10 +461,10 @@ def _find_user_in(principal: ActingPrincipal, name: str, signers: Sequence[bytes
             return principal
         is_believed = yield from is_trustworthy(principal.database_id)
         if signers and not is_believed:
-            is_believed = yield from are_believed(database_id, name, signers)
+            is_believed = yield from are_trusted(database_id, name, signers)
         principal = yield from find_login_of(principal, everywhere=is_believed)
     user = yield from find_user_of(database_id, principal)
-    return user._replace(also=(yield from users_of(database_id, signers))) if signers and not user.is_dbo else user
+    return user._replace(also=(yield from find_users(database_id, signers))) if signers and not user.is_dbo else user
 
 
 def database_of(machine: Machine, name: Name) -> SessionDatabase:

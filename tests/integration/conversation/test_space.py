@@ -13,7 +13,7 @@ import pytest
 import servicebroker as sb
 import servicebroker.engine.conversation.maintenance
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.conversation.maintenance import MIN_TRUNCATED_BYTES, give_space_back
+from servicebroker.engine.conversation.maintenance import MIN_TRUNCATED_BYTES, truncate_empty
 from servicebroker.store import locks
 from servicebroker.store.running import run
 from support import (
@@ -42,7 +42,7 @@ def size(database: sb.Database) -> int:
 
 def give_back(database: sb.Database) -> bool:
     with database.instance.connection() as connection:
-        return run(connection, give_space_back(queue_number(database, STOCK_QUEUE)))
+        return run(connection, truncate_empty(queue_number(database, STOCK_QUEUE)))
 
 
 def fill(database: sb.Database, messages: int) -> None:

@@ -24,7 +24,7 @@ import servicebroker.store.sql_verbs
 from portal import deliver
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.delivery.transmission import deliver_left_over, oldest_writer
+from servicebroker.engine.delivery.transmission import deliver_left_over, find_oldest_writer
 from servicebroker.model.errors import RULES
 from servicebroker.store.running import run
 from servicebroker.store.sql_verbs import verbs
@@ -506,7 +506,7 @@ def test_what_waits_for_a_queue_that_is_off_is_not_read_for_each_message(
     with psycopg.connect(database.instance.url) as connection:
         if analyzed:
             connection.execute("analyze")
-        since = run(connection, oldest_writer())
+        since = run(connection, find_oldest_writer())
         for _ in range(3):
             sql_send(database, sql_begin(database), ORDER, b"on")
         assert not run(connection, deliver_left_over(Catalog(), database.instance.clock(), since))

@@ -133,9 +133,9 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
     with sb.activate(database.instance, interval=0.4):
 
         def looks() -> int:
-            before, ticks = asked["monitors.look"], asked["monitors.glance"]
-            eventually(lambda: asked["monitors.glance"] >= ticks + 5)
-            return asked["monitors.look"] - before
+            before, ticks = asked["monitors.poll_queue"], asked["monitors.poll_changed"]
+            eventually(lambda: asked["monitors.poll_changed"] >= ticks + 5)
+            return asked["monitors.poll_queue"] - before
 
         eventually(lambda: looks() == 0, 30)
         database.send(begin(database, "//test/9"), ORDER, b"ninth")

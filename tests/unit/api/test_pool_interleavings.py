@@ -80,11 +80,11 @@ class World:
 
     def statement(self, actor: str, name_of_statement: str, parameters: tuple[Any, ...]) -> Any:
         match name_of_statement:
-            case "recycling.take":
+            case "recycling.use_conversation":
                 return self.take(actor, parameters[5])
-            case "recycling.keep":
+            case "recycling.assign":
                 return self.keep(actor, parameters[4], parameters[5])
-            case "recycling.renew":
+            case "recycling.unassign":
                 (name,) = (name for name, session in self.sessions.items() if session.handle == parameters[0])
                 return self.keep(actor, name, None)
             case "recycling.release":
@@ -94,10 +94,10 @@ class World:
                     if self.hold(("answer", number), actor):
                         return [PoolAnswer(number, "from", handle, kind, None)]
                 return []
-        if name_of_statement == "recycling.answered":
+        if name_of_statement == "recycling.remove_answer":
             del self.answers[parameters[0]]
             return []
-        assert name_of_statement == "recycling.note", name_of_statement
+        assert name_of_statement == "recycling.store_answers", name_of_statement
         for handle, kind in zip(parameters[2], parameters[3], strict=True):
             self.noted += 1
             self.later(actor, lambda number=self.noted, one=(handle, kind): self.answers.update({number: one}))

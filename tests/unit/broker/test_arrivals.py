@@ -22,7 +22,7 @@ from servicebroker.broker.conversations import CAPACITY
 from servicebroker.broker.departures import BUDGET
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
-from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.conversation.traces import MessageContext
 from servicebroker.protocol.dialog import Dialog
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode, parse
 from servicebroker.protocol.incoming import Batch, Deliver, Keep
@@ -42,7 +42,7 @@ def traced(number: int, count: int) -> Header:
     return Header(uuid4(), True, Kind.RUN, False, "//to", None, "//from", uuid4(), number=number, traces=contexts)
 
 
-def numbers(taken: list[Traced]) -> list[int]:
+def numbers(taken: list[MessageContext]) -> list[int]:
     return [one.number for one in taken]
 
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from servicebroker.broker import exchanges as module
 from servicebroker.broker.exchanges import KEY_LIFETIME, MAX_BATCH, Draft, Exchanges, Signer
 from servicebroker.broker.hash_tree import Proof, prove, root_of
-from servicebroker.engine.security.user_certificates import KeptKey, UserCertificate
+from servicebroker.engine.security.user_certificates import StoredKey, UserCertificate
 from servicebroker.protocol.envelope import MAXIMUM_SIBLINGS, Exchange, Header, Kind
 from servicebroker.store.keys.x509_certificates import PrivateKey, issue
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
@@ -27,7 +27,7 @@ KEY = bytes(range(32))
 
 def certified(name: str) -> Signer:
     facts, key = issue(name, MIDNIGHT - DAY, MIDNIGHT + DAY)
-    return Signer(UserCertificate(1, 1, name, True, KeptKey(), facts), key)
+    return Signer(UserCertificate(1, 1, name, True, StoredKey(), facts), key)
 
 
 WEST, EAST = certified("west"), certified("east")

@@ -111,7 +111,7 @@ def test_send_refuses_a_body(body: Any, number: int) -> None:
 @pytest.mark.parametrize("wrong", [None, 5, b"t", ["t"], {}], ids=repr)
 def test_a_message_type_is_a_str_also_on_a_known_way(wrong: Any) -> None:
     known = catalog.Catalog()
-    known.remember(HANDLE, catalog.Channel(True, 65536, {}, {}, 1))
+    known.remember_channel(HANDLE, catalog.Channel(True, 65536, {}, {}, 1))
     with refused(402, "message type"):
         start(send.send(known, Send(HANDLE, wrong, b""), now=NOW))
     with refused(402, "message type"):

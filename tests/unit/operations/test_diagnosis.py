@@ -34,7 +34,7 @@ from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
-from servicebroker.engine.security.certificate_ages import InUse
+from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
 from servicebroker.store.lock_functions import LockRights
@@ -99,7 +99,7 @@ def test_all_is_well() -> None:
     assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
     assert of_talk() == []
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
-    assert said(certificates=[InUse("", "", "a", True, NOW + timedelta(days=31))]) == []
+    assert said(certificates=[UsedCertificate("", "", "a", True, NOW + timedelta(days=31))]) == []
     assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
     young = UNFINISHED._replace(bytes=10**6, last_time=NOW - timedelta(minutes=4))
     assert said(unfinished=[young]) == []  # the rest may come yet
@@ -140,17 +140,17 @@ def test_all_is_well() -> None:
         ({"refusals": [BROKEN]}, ["peer TCP://far:4022: The connection with it broke, 3 times", "between the two"]),
         ({"remote_routes": 2, "daemon": DAEMON}, ["no endpoint", "CREATE ENDPOINT"]),
         ({"remote_routes": 1, "daemon": DAEMON, "endpoint": "STOPPED"}, ["endpoint is STOPPED", "STARTED"]),
-        ({"certificates": [InUse("", "", "mine", True, AGO)]}, ["certificate mine", "has expired", "create"]),
+        ({"certificates": [UsedCertificate("", "", "mine", True, AGO)]}, ["certificate mine", "has expired", "create"]),
         (
-            {"certificates": [InUse("", "", "far", False, NOW + timedelta(days=3))]},
+            {"certificates": [UsedCertificate("", "", "far", False, NOW + timedelta(days=3))]},
             ["of a peer and expires on 2030-01-04"],
         ),
         (
-            {"certificates": [InUse("Shop", "Far", "stock", False, NOW + timedelta(days=29))]},
+            {"certificates": [UsedCertificate("Shop", "Far", "stock", False, NOW + timedelta(days=29))]},
             ["certificate stock", "user Far in Shop and expires on 2030-01-30", "--database"],
         ),
         (
-            {"certificates": [InUse("", "", "CORP\\shop", True, NOW + timedelta(days=1), "It was revoked.")]},
+            {"certificates": [UsedCertificate("", "", "CORP\\shop", True, NOW + timedelta(days=1), "It was revoked.")]},
             ["domain member CORP\\shop", "expires on 2030-01-02, and is not renewed: It was revoked.", "domain show"],
         ),
         (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from servicebroker.api.aio.master_keys import find_master_key
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals, user_certificates
-from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey, UserCertificate
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, StoredKey, UserCertificate
 from servicebroker.model.arguments import checked_password
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.named_files import BYTES_PER_MIB, read_argument
@@ -64,7 +64,7 @@ async def _create_certificate(database: AsyncDatabase, operation: CreateCertific
 
 async def _alter_certificate(database: AsyncDatabase, operation: AlterCertificate) -> None:
     operation.check()
-    kept = KeptKey() if operation.remove_private_key else None
+    kept = StoredKey() if operation.remove_private_key else None
     if operation.changes_key:
         found = await find_certificate(database, operation.permission, operation.name)
         if operation.private_key_file is not None:
@@ -101,23 +101,25 @@ async def find_certificate(database: AsyncDatabase, statement: str, name: str) -
     return await database._alone(rights.authorized(steps, database.user, statement, rights.certificate(name)))
 
 
-async def _read_key(database: AsyncDatabase, facts: Facts, operation: CreateCertificate | AlterCertificate) -> KeptKey:
+async def _read_key(
+    database: AsyncDatabase, facts: Facts, operation: CreateCertificate | AlterCertificate
+) -> StoredKey:
     """Return the private key of a file as it is kept; an empty one without a file."""
     password = operation.decryption_password
     if password is not None:
         checked_password("DECRYPTION BY PASSWORD", password)
     if operation.private_key_file is None:
-        return KeptKey()
+        return StoredKey()
     data = await in_thread(read_file, operation.private_key_file)
     return await _keep(database, await in_thread(read_key, data, password, facts), operation.encryption_password)
 
 
-async def _keep(database: AsyncDatabase, key: PrivateKey, password: str | None) -> KeptKey:
+async def _keep(database: AsyncDatabase, key: PrivateKey, password: str | None) -> StoredKey:
     """Encrypt a private key as it is stored."""
     if password is None:
-        return KeptKey(BY_MASTER_KEY, seal(await find_master_key(database), key_bytes(key), PRIVATE_KEY))
+        return StoredKey(BY_MASTER_KEY, seal(await find_master_key(database), key_bytes(key), PRIVATE_KEY))
     checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
-    return KeptKey(BY_PASSWORD, await in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
+    return StoredKey(BY_PASSWORD, await in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
 
 
 async def open_key(database: AsyncDatabase, certificate: UserCertificate, password: str | None) -> PrivateKey:

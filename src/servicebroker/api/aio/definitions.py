@@ -187,7 +187,7 @@ class AsyncDefinitions(ABC):
 
     async def _remove_dropped_queues(self) -> None:
         """Run the second half of DROP QUEUE, also for a process that died between the two."""
-        for queue_id in await self._alone(alter.dropped_queues()):
+        for queue_id in await self._alone(alter.find_dropped_queues()):
             await self._alone(alter.remove_dropped_queue(queue_id))
 
 

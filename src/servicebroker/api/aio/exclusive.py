@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from servicebroker.engine.catalog.database_users import UserTransaction, end_users, lock_database, users
+from servicebroker.engine.catalog.database_users import UserTransaction, end_users, find_users, lock_database
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import sleep
@@ -52,7 +52,7 @@ async def alone(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if termination.no_wait:
                 raise in_use from None
-        await _outlast(connection, database_id, await run(connection, users(database_id)), deadline)
+        await _outlast(connection, database_id, await run(connection, find_users(database_id)), deadline)
         attempt += 1
 
 
@@ -60,7 +60,7 @@ async def _outlast(
     connection: AsyncDirectConnection, database_id: int, there: list[UserTransaction], deadline: float | None
 ) -> None:
     """Wait until none of these transactions runs any more, or end them."""
-    while set(await run(connection, users(database_id))) & set(there):
+    while set(await run(connection, find_users(database_id))) & set(there):
         if deadline is not None and time.monotonic() >= deadline:
             await run(connection, end_users(there))
             return

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.shared.tally import Tally
-from servicebroker.engine.activation.poison_detection import Disabled, outcomes
+from servicebroker.engine.activation.poison_detection import Disabled, find_outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
@@ -109,7 +109,7 @@ class PoisonDetector:
         with self._lock:
             pending = self._rollbacks.pending()
         try:
-            found = await run(connection, outcomes(pending)) if pending else {}
+            found = await run(connection, find_outcomes(pending)) if pending else {}
         except psycopg.Error as problem:
             _LOG.debug("poison detection: %s", problem)
             return

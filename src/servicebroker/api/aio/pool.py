@@ -123,7 +123,7 @@ class AsyncConversationPool:
 
     async def end_streams(self) -> None:
         """End the stream of every conversation in use: each sender's next message opens another one."""
-        for handle in await self.database._do(recycling.sessions(self._line)):
+        for handle in await self.database._do(recycling.find_conversations(self._line)):
             async with self.database.transaction() as transaction:
                 await self._end_stream(transaction, handle)
 
@@ -142,7 +142,7 @@ class AsyncConversationPool:
             InstanceError: there is a message of another kind; it stays in the queue.
         """
         check_wait(wait)
-        queue = await self.database._do(recycling.queue_of(self._line.database_id, self._line.from_service))
+        queue = await self.database._do(recycling.find_queue(self._line.database_id, self._line.from_service))
         done = 0
         await self.recycle()  # messages that a process noted before it died
         while taken := await self._take(queue, wait):
@@ -162,7 +162,7 @@ class AsyncConversationPool:
                     f"A message of the type '{message.message_type_name}' came back on a conversation of a pool: "
                     "receive in a procedure of your own and give `note` the system messages only."
                 )
-        await transaction._do(recycling.note(self._line.database_id, messages))
+        await transaction._do(recycling.store_answers(self._line.database_id, messages))
 
     async def recycle(self) -> int:
         """Answer what was noted, each message in a transaction of its own; returns how many those were."""
@@ -173,7 +173,7 @@ class AsyncConversationPool:
 
     async def errors(self) -> list[ConversationError]:
         """Return the last thousand Errors that ended conversations of this initiator's pools, oldest first."""
-        return await self.database._do(recycling.errors(self._line.database_id, self._line.from_service))
+        return await self.database._do(recycling.find_errors(self._line.database_id, self._line.from_service))
 
     @staticmethod
     def target(procedure: Procedure, *, end_of_stream: str = END_OF_STREAM) -> Procedure:
@@ -207,7 +207,7 @@ class AsyncConversationPool:
         if is_idle(transaction.connection):
             raise InstanceError("A pool sends inside a transaction: begin one on the connection first.")
         session = self._session(transaction, key)
-        handle, sent = await transaction._do(recycling.take(self._line, session, messages))
+        handle, sent = await transaction._do(recycling.use_conversation(self._line, session, messages))
         for _ in range(MAX_ATTEMPTS):
             if handle is None:
                 handle, sent = await self._begin(transaction, session), messages
@@ -221,7 +221,7 @@ class AsyncConversationPool:
                 if self._messages is not None and sent >= self._messages:
                     await self._end_stream(transaction, handle)
                 return handle
-            await transaction._do(recycling.renew(handle, messages))
+            await transaction._do(recycling.unassign(handle, messages))
             handle = None
         raise InstanceError(f"Nothing could be sent on {MAX_ATTEMPTS} conversations in a row: {refused}") from refused
 
@@ -242,7 +242,7 @@ class AsyncConversationPool:
             encryption=self._encryption,
         )
         await transaction.begin_conversation_timer(handle, self._seconds)
-        await transaction._do(recycling.keep(line, session, handle))
+        await transaction._do(recycling.assign(line, session, handle))
         return handle
 
     async def _end_stream(self, transaction: AsyncJoinedTransaction, handle: UUID) -> None:
@@ -273,7 +273,7 @@ class AsyncConversationPool:
                 await self._end_stream(transaction, answer.conversation_handle)
             else:
                 await self._end(transaction, answer)
-            await transaction._do(recycling.answered(answer))
+            await transaction._do(recycling.remove_answer(answer))
         return True
 
     async def _end(self, transaction: AsyncTransaction, answer: PoolAnswer) -> None:

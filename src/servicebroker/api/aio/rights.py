@@ -36,7 +36,7 @@ class AsyncRights(ABC):
             BrokerError: 15007 no such role.
         """
         async with self.connection() as connection, translated():
-            return await run(connection, role_rights.rights_of(role))
+            return await run(connection, role_rights.find_rights_of(role))
 
 
 async def _change(instance: AsyncRights, operation: RightsChange) -> None:

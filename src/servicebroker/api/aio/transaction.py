@@ -16,7 +16,7 @@ from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeli
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.api.shared import tracing
-from servicebroker.engine.activation.poison_detection import outcomes
+from servicebroker.engine.activation.poison_detection import find_outcomes
 from servicebroker.engine.conversation.owner_verbs import NOT_FOUND, OwnerVerbs
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -290,7 +290,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     async def _was_rolled_back(self) -> bool:
         """Return whether the transaction, which took messages and was ended on the connection, was rolled back."""
         ids = [transaction for transaction, _ in self._taken]
-        return "aborted" in (await run(self.connection, outcomes(ids))).values()
+        return "aborted" in (await run(self.connection, find_outcomes(ids))).values()
 
     def _is_over(self) -> bool:
         """Return whether somebody has ended the transaction on the connection, or the connection is lost."""

@@ -17,19 +17,19 @@ import psycopg
 from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
-from servicebroker.engine.catalog.event_notifications import post_left
+from servicebroker.engine.catalog.event_notifications import post_pending
 from servicebroker.engine.conversation.endpoints import remove_closed
 from servicebroker.engine.conversation.maintenance import (
-    bloated_queues,
-    due_queues,
     expire_ended,
-    give_space_back,
+    find_bloated_queues,
+    find_due_queues,
     serve_queue,
+    truncate_empty,
 )
 from servicebroker.engine.conversation.requests import drop_late
 from servicebroker.engine.conversation.shared_bodies import remove_unread
 from servicebroker.engine.conversation.traces import sweep
-from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
+from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, find_oldest_writer
 from servicebroker.engine.diagnosis.audit import forget_old
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
@@ -171,7 +171,7 @@ class Upkeep:
 
     async def _deliver(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time."""
-        unfinished = await run(connection, oldest_writer())
+        unfinished = await run(connection, find_oldest_writer())
         if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
             self._since = 0
         try:
@@ -248,7 +248,7 @@ async def deliver(
         _LOG.error("%s", failure)
     for handle in answers.left:
         await in_transaction(connection, deliver_conversation(catalog(), handle, now))
-    for problem in await run_alone(connection, post_left(now)):
+    for problem in await run_alone(connection, post_pending(now)):
         _LOG.error("%s", problem)
     is_left = await in_transaction(connection, deliver_left_over(catalog(), now, since))
     is_left |= await in_transaction(connection, answer_built_in(now))
@@ -258,11 +258,11 @@ async def deliver(
 async def give_back(connection: psycopg.AsyncConnection[Any], stopped: Callable[[], bool]) -> bool:
     """Give back the space of queues that are large and empty. Return whether no large one is left."""
     left = 0
-    for queue_id in await run(connection, bloated_queues()):
+    for queue_id in await run(connection, find_bloated_queues()):
         if stopped():
             return False
         try:
-            left += not await run(connection, give_space_back(queue_id))
+            left += not await run(connection, truncate_empty(queue_id))
         except (
             psycopg.errors.QueryCanceled
         ) as problem:  # its table is not searched in time; the other queues have their turn
@@ -293,7 +293,7 @@ async def upkeep(
     Return whether `deliver` has left messages for soon.
     """
     for _ in range(_MAX_PIECES):
-        queues = await run(connection, due_queues(now))
+        queues = await run(connection, find_due_queues(now))
         for queue_id in queues:
             if stopped():
                 return False

@@ -141,13 +141,13 @@ class AsyncVerbs(ABC):
         """Return the messages of the rows with their names, and look up names that this process does not remember."""
         labels, database_id = self.engine.catalog.labels, self.engine.user.database_id
         try:
-            return receive.named(rows, labels[database_id])
+            return receive.name_rows(rows, labels[database_id])
         except KeyError:
             if alone:
                 await shelter(self._learn_names())
             else:
                 await self._do(self.engine.find_labels(anew=True))
-            return receive.named(rows, receive.nameless(labels[database_id]))
+            return receive.name_rows(rows, receive.with_default_names(labels[database_id]))
 
     async def _learn_names(self) -> None:
         """Look up the names of messages that nobody else can receive any more; if that fails, on other connections."""

@@ -23,8 +23,8 @@ from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.security.transport_certificates import (
     TransportCertificate,
     all_certificates,
+    choose_own,
     find_certificate,
-    shown,
 )
 from servicebroker.model.security.authentication import Method
 from servicebroker.operations.certificates import (
@@ -153,7 +153,7 @@ def list_(
             with opened.connection() as connection:
                 endpoint, found = run(connection, find_endpoint()), run(connection, all_certificates())
                 membership = run(connection, find_membership())
-            used = shown(endpoint, found, now)
+            used = choose_own(endpoint, found, now)
             takes = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
             rows = [
                 Row(

@@ -14,7 +14,7 @@ from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
-from servicebroker.engine.security.role_rights import RoleRights, close_locks, closing_locks, statements_of
+from servicebroker.engine.security.role_rights import RoleRights, close_locks, plan_lock_closing, statements_of
 from servicebroker.operations.rights import GrantRights, RevokeRights
 from servicebroker.store.running import in_transaction, run
 from servicebroker.store.statements import Statement, Steps
@@ -61,7 +61,7 @@ def locks(instance: InstanceOption = DEFAULT_INSTANCE, as_sql: SqlOption = False
     """As a superuser, take the functions that take the broker's locks from everybody but the roles that need them."""
     with open_existing(instance) as opened:
         if as_sql:
-            _print(opened, closing_locks())
+            _print(opened, plan_lock_closing())
             return
         with opened.connection() as connection:
             in_transaction(connection, close_locks())

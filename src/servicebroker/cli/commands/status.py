@@ -27,7 +27,7 @@ from servicebroker.engine.diagnosis.queue_counts import (
 )
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
-from servicebroker.engine.security.certificate_ages import certificates_in_use
+from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
@@ -82,7 +82,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
         links, refused = run(connection, connections()), run(connection, refusals())
         mirrors = run(connection, is_standby())
         unfinished = run(connection, sum_by_peer(PEERS_SHOWN))
-        expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
+        expiring = [one for one in run(connection, find_used_certificates(now)) if one.is_expiring(now)]
     if as_json:
         told = {
             "is_standby": mirrors,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
+from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, wake_monitors
 from servicebroker.engine.security.authorization import authorize, user_named
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -41,7 +41,7 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
             f"execute_as_principal_id = null, is_activation_enabled = false, {RENEW_MONITOR} where queue_id = $1",
             (queue_id,),
         )
-        yield ring_monitors()
+        yield wake_monitors()
         return None
     if not isinstance(activation, Activation):
         raise BrokerError(402, "ACTIVATION", shown(activation), 'an Activation, or "DROP"')
@@ -68,7 +68,7 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
         raise BrokerError(9614, name)
     if enabled and not has_user:
         raise BrokerError(9613, name)
-    yield ring_monitors()
+    yield wake_monitors()
     return BrokerError(9648, name) if enabled and not readers else None
 
 

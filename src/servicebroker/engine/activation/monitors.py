@@ -46,7 +46,7 @@ class Definition(NamedTuple):
         return ".".join(f"[{part.replace(']', ']]')}]" for part in (self.schema, self.queue))
 
 
-class QueueLook(NamedTuple):
+class QueueState(NamedTuple):
     """The state of a queue, and the time at which its next timer or lifetime is due."""
 
     seen: Seen
@@ -63,10 +63,10 @@ class Definitions(NamedTuple):
 NO_DEFINITIONS = Definitions(None, [])
 
 
-def definitions(known: Definitions) -> Steps[Definitions]:
+def find_definitions(known: Definitions) -> Steps[Definitions]:
     """Return every queue that has to have a monitor now; if the digest is unchanged, `known` without reading rows."""
     rows = yield Statement(
-        "monitors.definitions",
+        "monitors.find_definitions",
         "with found as materialized (select q.queue_id, q.database_id, d.name, q.schema_name, q.name as queue, "
         "case when q.is_activation_enabled then q.activation_procedure end as procedure, "
         "coalesce(q.max_readers, 0)::int as max_readers, p.name as principal, "
@@ -87,24 +87,24 @@ def definitions(known: Definitions) -> Steps[Definitions]:
     return Definitions(digest, [Definition(*row) for _, *row in rows if row[0] is not None])
 
 
-def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
+def poll_queue(queue_id: int, now: datetime, running: int) -> Steps[QueueState]:
     """Return the state of a queue, after applying its due timers and lifetimes."""
     rows = yield Statement(
-        "monitors.look",
+        "monitors.poll_queue",
         f"select receivable, arrivals, receives, empty, waiting, due from servicebroker.look_{queue_id}($1)",
         (now,),
     )
     *counters, due = rows[0]
-    return QueueLook(Seen(*counters)._replace(running=running), due)
+    return QueueState(Seen(*counters)._replace(running=running), due)
 
 
-def version_of(queue_id: int) -> Steps[int | None]:
+def find_version(queue_id: int) -> Steps[int | None]:
     """Return the current version of a queue's definition; None if the queue was dropped."""
-    rows = yield SQL("version_of", (queue_id,))
+    rows = yield SQL("find_version", (queue_id,))
     return rows[0][0] if rows else None
 
 
-class Glance(NamedTuple):
+class QueueCounters(NamedTuple):
     """The counters of a queue that changed: messages, empty RECEIVEs and waiting readers.
 
     Unchanged counters mean that nothing happened. `is_due`: a timer or a lifetime is due.
@@ -115,12 +115,12 @@ class Glance(NamedTuple):
     counters: tuple[int, ...]
 
 
-class Glances(NamedTuple):
+class ChangedQueues(NamedTuple):
     """The changed queues of one poll. Transactions below `oldest` have ended; none from `next` on had begun."""
 
     oldest: int
     next: int
-    queues: list[Glance]
+    queues: list[QueueCounters]
 
 
 _DRAWN = (
@@ -130,14 +130,14 @@ _DRAWN = (
 _UNKNOWN = (None, None, None)
 
 
-def glance(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[Glances]:
+def poll_changed(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[ChangedQueues]:
     """Poll many queues in one statement, which takes some microseconds for each.
 
     `known` has the last counters of each queue, and a queue is returned only if they changed; () returns it always.
     """
     counters = zip(*(counters or _UNKNOWN for counters in known.values()), strict=True) if known else ((), (), ())
     rows = yield Statement(
-        "monitors.glance",
+        "monitors.poll_changed",
         "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint, g.* "
         "from pg_current_snapshot() as s left join (select q, due, drawn, empty, readers "
         "from unnest($1::int[], $3::bigint[], $4::bigint[], $5::bigint[]) as k (q, k_drawn, k_empty, k_readers), "
@@ -151,8 +151,8 @@ def glance(known: Mapping[int, tuple[int, ...]], now: datetime) -> Steps[Glances
         "where due or (drawn, empty, readers) is distinct from (k_drawn, k_empty, k_readers)) g on true",
         (list(known), now, *map(list, counters)),
     )
-    seen = [Glance(queue_id, is_due, tuple(counted)) for _, _, queue_id, is_due, *counted in rows if queue_id]
-    return Glances(rows[0][0], rows[0][1], seen)
+    seen = [QueueCounters(queue_id, is_due, tuple(counted)) for _, _, queue_id, is_due, *counted in rows if queue_id]
+    return ChangedQueues(rows[0][0], rows[0][1], seen)
 
 
 def is_empty(queue_id: int) -> Steps[bool]:
@@ -167,9 +167,9 @@ def take_lease(queue_id: int) -> Steps[bool]:
     return bool(rows[0][0])
 
 
-def give_lease(queue_id: int) -> Steps[None]:
+def release_lease(queue_id: int) -> Steps[None]:
     """Release the lease of the queue's monitor."""
-    yield SQL("give_lease", (locks.ACTIVATION, queue_id))
+    yield SQL("release_lease", (locks.ACTIVATION, queue_id))
 
 
 def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
@@ -177,10 +177,10 @@ def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
     yield SQL("listen_for", (sorted(queue_ids),))
 
 
-def show(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> Steps[None]:
+def save_states(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> Steps[None]:
     """Store the state of monitors for the view: queue, state, last empty RECEIVE, last activation, waiting sessions."""
     columns = list(zip(*rows, strict=True))
-    yield SQL("show", tuple(map(list, columns)))
+    yield SQL("save_states", tuple(map(list, columns)))
 
 
 def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
@@ -201,18 +201,18 @@ def leave_task() -> Steps[None]:
     yield SQL("leave_task")
 
 
-def receives(queue_id: int) -> Steps[int]:
+def count_receives(queue_id: int) -> Steps[int]:
     """Return how many RECEIVEs a monitored queue has seen."""
     rows = yield Statement(
-        "monitors.receives",
+        "monitors.count_receives",
         f"select case when is_called then last_value else 0 end from servicebroker.queue_{queue_id}_receives",
     )
     return int(rows[0][0])
 
 
-def why_off(queue_id: int) -> Steps[int | None]:
+def find_stop_reason(queue_id: int) -> Steps[int | None]:
     """Return 28085 if the queue was dropped, 28086 if it or its activation is off; None if a task may go on."""
-    rows = yield SQL("why_off", (queue_id,))
+    rows = yield SQL("find_stop_reason", (queue_id,))
     if not rows:
         return 28085
     return None if rows[0][0] else 28086

@@ -1,12 +1,12 @@
 -- The statements of monitors.py.
 
--- name: version_of
+-- name: find_version
 select monitor_version from servicebroker.queues where queue_id = $1
 
 -- name: take_lease
 select pg_try_advisory_lock($1, $2)
 
--- name: give_lease
+-- name: release_lease
 with gone as (delete from servicebroker.queue_monitors where queue_id = $2) select pg_advisory_unlock($1, $2)
 
 -- name: listen_for
@@ -15,7 +15,7 @@ and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)
 insert into servicebroker.waiting_readers (queue_id, pid, is_monitor)
 select queue_id, pg_backend_pid(), true from unnest($1::int[]) as queue_id on conflict do nothing
 
--- name: show
+-- name: save_states
 insert into servicebroker.queue_monitors
 select * from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::int[])
 on conflict (queue_id) do update set state = excluded.state,
@@ -25,5 +25,5 @@ last_activated_time = excluded.last_activated_time, tasks_waiting = excluded.tas
 -- name: leave_task
 delete from servicebroker.activated_tasks where spid = pg_backend_pid()
 
--- name: why_off
+-- name: find_stop_reason
 select is_receive_enabled and is_activation_enabled from servicebroker.queues where queue_id = $1

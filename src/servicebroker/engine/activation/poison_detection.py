@@ -26,9 +26,9 @@ class Disabled(NamedTuple):
     unsent: list[BrokerError]
 
 
-def outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
+def find_outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
     """Return 'committed', 'aborted', 'in progress' or None (too old) for each id, also after a killed process."""
-    rows = yield SQL("outcomes", (transactions,))
+    rows = yield SQL("find_outcomes", (transactions,))
     return dict(rows)
 
 
@@ -66,12 +66,12 @@ class Alarm(NamedTuple):
     at: datetime
 
 
-def alarms() -> Steps[list[Alarm]]:
+def find_alarms() -> Steps[list[Alarm]]:
     """Return the queues that need an alert, oldest first."""
-    rows = yield SQL("alarms")
+    rows = yield SQL("find_alarms")
     return [Alarm(*row) for row in rows]
 
 
-def alerted(alarm: Alarm) -> Steps[None]:
+def remove_alarm(alarm: Alarm) -> Steps[None]:
     """Mark a queue as alerted, unless it was switched off once more since."""
-    yield SQL("alerted", (alarm.queue_id, alarm.at))
+    yield SQL("remove_alarm", (alarm.queue_id, alarm.at))

@@ -12,7 +12,7 @@ from uuid import UUID
 from servicebroker.engine.built_in.diagnostic_answers import answer_query
 from servicebroker.engine.catalog.catalog import Catalog, Queue
 from servicebroker.engine.conversation.end import end_conversation
-from servicebroker.engine.conversation.receive import named, nameless, receive
+from servicebroker.engine.conversation.receive import name_rows, receive, with_default_names
 from servicebroker.engine.conversation.send import send
 from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model import names
@@ -76,7 +76,8 @@ def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
         received = yield from receive(catalog, queue, next_message, now=now)
         if not received.rows:
             return False
-        (message,) = named(received.rows, nameless(catalog.labels[queue.database_id]))  # labels may lack younger names
+        labels = with_default_names(catalog.labels[queue.database_id])  # which may lack younger names
+        (message,) = name_rows(received.rows, labels)
         with suppress(BrokerError):  # the initiator has ended meanwhile
             if message.message_type_name == names.ECHO:
                 body = OMITTED if message.message_body is None else message.message_body

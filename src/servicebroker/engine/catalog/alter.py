@@ -10,7 +10,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Queue, find_queue_now, find_user_object
 from servicebroker.engine.catalog.definer import Definer
-from servicebroker.engine.conversation.failure import ConversationFailure, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import ConversationFailure, fail_endpoints, store_remote_error
 from servicebroker.engine.conversation.retention import set_retention
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.authorization import authorize, contracts, forget_permissions
@@ -69,7 +69,7 @@ def drop_contract(definer: Definer, operation: DropContract) -> Steps[None]:
     yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))
-    yield tell_remote(both, ConversationFailure.of(BrokerError(8487)))
+    yield store_remote_error(both, ConversationFailure.of(BrokerError(8487)))
     for table in ("service_contract_message_usages", "service_contracts"):
         yield Statement(
             "alter.drop_contract.delete_contract",
@@ -134,8 +134,8 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
         f"{RENEW_MONITOR} where queue_id = $1",
         (queue_id, status),
     )
-    yield ring(queue_id)
-    yield ring_monitors()
+    yield wake_readers(queue_id)
+    yield wake_monitors()
     if status:
         return (yield from deliver_everything(catalog, now))
     return []
@@ -190,14 +190,14 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     yield Statement(
         "alter.drop_queue.drop_view", f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False
     )
-    yield ring(queue.queue_id)
-    yield ring_monitors()
+    yield wake_readers(queue.queue_id)
+    yield wake_monitors()
     return queue
 
 
-def dropped_queues() -> Steps[list[int]]:
+def find_dropped_queues() -> Steps[list[int]]:
     """Return dropped queues whose tables still exist."""
-    rows = yield SQL("dropped_queues")
+    rows = yield SQL("find_dropped_queues")
     return [queue_id for (queue_id,) in rows]
 
 
@@ -222,11 +222,11 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
         )
 
 
-def ring(queue_id: int) -> Statement:
+def wake_readers(queue_id: int) -> Statement:
     """Wake all readers that wait at the queue, so that they check its state. A number below zero says so."""
-    return SQL("ring", (str(-queue_id),))
+    return SQL("wake_readers", (str(-queue_id),))
 
 
-def ring_monitors() -> Statement:
+def wake_monitors() -> Statement:
     """Notify processes that run queue monitors to read their definitions again."""
-    return Statement("alter.ring_monitors", f"notify {MONITORS_CHANNEL}", prepared=False)
+    return Statement("alter.wake_monitors", f"notify {MONITORS_CHANNEL}", prepared=False)

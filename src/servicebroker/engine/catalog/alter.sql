@@ -24,7 +24,7 @@ select from servicebroker.services where queue_id = $1 limit 1
 -- name: drop_queue.delete_queues
 delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name
 
--- name: dropped_queues
+-- name: find_dropped_queues
 select t.queue_id from pg_tables, substring(tablename from '^queue_([0-9]+)$') as number,
 cast(number as integer) as t (queue_id)
 where schemaname = 'servicebroker' and t.queue_id is not null
@@ -34,5 +34,5 @@ and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id
 select oid::regprocedure::text from pg_proc where pronamespace = 'servicebroker'::regnamespace
 and proname ~ ('_' || $1::text || '$')
 
--- name: ring
+-- name: wake_readers
 select pg_notify('servicebroker', $1)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 SQL = SqlFile(__file__)
 
 
-_CHANNELS_KEPT = 10_000
-_TAKEN_KEPT = 10_000  # received conversations
-_ANSWERS_KEPT = 1_000  # pairs of service and contract
-_USAGES_KEPT = 1_000  # contracts; every change of permissions makes new versions
+_MAX_CHANNELS = 10_000
+_MAX_RECEIVED = 10_000  # received conversations
+_MAX_ANSWER_PATHS = 1_000  # pairs of service and contract
+_MAX_USAGES = 1_000  # contracts; every change of permissions makes new versions
 
 
 class Usage(NamedTuple):
@@ -74,7 +74,7 @@ class Channel(NamedTuple):
     far_priority: int = 0
 
 
-class Taken(NamedTuple):
+class ReceivedConversation(NamedTuple):
     """Facts of a received conversation, for the verbs that follow on it; none of them changes.
 
     `has_ended`: EndDialog was received.
@@ -96,7 +96,7 @@ class Taken(NamedTuple):
         return self.queue_id, self.service_id
 
 
-class Answered(NamedTuple):
+class AnswerPath(NamedTuple):
     """The delivery path of the last SEND on a conversation of some service and contract.
 
     The first SEND on the next conversation tries it. Its statement checks that the peer is the same.
@@ -107,8 +107,8 @@ class Answered(NamedTuple):
     far_contract_id: int
 
 
-def _uncounted(priority: int, many: int) -> None:
-    """Count nothing: the default of `Catalog.enqueued`."""
+def _count_nothing(priority: int, many: int) -> None:
+    """Count nothing: the default of `Catalog.count_enqueued`."""
 
 
 class Labels(NamedTuple):
@@ -125,13 +125,13 @@ class Catalog:
 
     `user` is the principal whose permissions were checked; None for dbo. `receivable` has the catalog version under
     which that principal may receive, by queue id; `endable` the one under which it may end conversations, by
-    `Taken.ends`. `enqueued` is called with the priority and the count of messages that a SEND has put into a queue.
-    `keys` opens keys for remote service bindings inside the instance; without it their conversations wait for a process
-    that has it.
+    `ReceivedConversation.ends`. `count_enqueued` is called with the priority and the count of messages that a SEND has
+    put into a queue. `keys` opens keys for remote service bindings inside the instance; without it their conversations
+    wait for a process that has it.
     """
 
     user: User | None = None
-    enqueued: Callable[[int, int], None] = _uncounted
+    count_enqueued: Callable[[int, int], None] = _count_nothing
     keys: OpenedKeys | None = None
     receivable: dict[int, int] = field(default_factory=dict)
     endable: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -140,37 +140,37 @@ class Catalog:
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
     schemas: dict[int, tuple[int, SchemaCollection]] = field(default_factory=dict)  # by collection, with its version
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
-    taken: OrderedDict[bytes, Taken] = field(default_factory=OrderedDict)  # by handle
-    answered: dict[tuple[int, int], Answered] = field(default_factory=dict)  # by `Taken.kind`
-    told: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue of the last END, by `Taken.kind`
+    received: OrderedDict[bytes, ReceivedConversation] = field(default_factory=OrderedDict)  # by handle
+    answer_paths: dict[tuple[int, int], AnswerPath] = field(default_factory=dict)  # by `kind`
+    end_queues: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue at the last END, by `kind`
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
     paths: DeliveryPaths = field(default_factory=DeliveryPaths)
     restricted_paths: RestrictedPaths = field(default_factory=RestrictedPaths)
 
-    def remember(self, handle: UUID, channel: Channel) -> None:
+    def remember_channel(self, handle: UUID, channel: Channel) -> None:
         """Cache `channel` for the next SEND; drops the oldest beyond the limit."""
         self.channels[handle] = channel
-        if len(self.channels) > _CHANNELS_KEPT:
+        if len(self.channels) > _MAX_CHANNELS:
             self.channels.popitem(last=False)
 
-    def took(self, queue_id: int, kinds: Mapping[bytes, tuple[int, int]], ended: Collection[bytes]) -> None:
+    def note_received(self, queue_id: int, kinds: Mapping[bytes, tuple[int, int]], ended: Collection[bytes]) -> None:
         """Cache received conversations: by handle, the service and contract of each, and whether it has ended."""
         for handle, kind in kinds.items():
-            self.taken[handle] = Taken(queue_id, *kind, handle in ended)
-        while len(self.taken) > _TAKEN_KEPT:
-            self.taken.popitem(last=False)
+            self.received[handle] = ReceivedConversation(queue_id, *kind, handle in ended)
+        while len(self.received) > _MAX_RECEIVED:
+            self.received.popitem(last=False)
 
-    def learn_answer(self, kind: tuple[int, int], answered: Answered) -> None:
+    def remember_answer_path(self, kind: tuple[int, int], path: AnswerPath) -> None:
         """Cache the path of a SEND for other conversations of the same service and contract."""
-        if len(self.answered) >= _ANSWERS_KEPT:
-            self.answered = {}
-        self.answered[kind] = answered
+        if len(self.answer_paths) >= _MAX_ANSWER_PATHS:
+            self.answer_paths = {}
+        self.answer_paths[kind] = path
 
-    def learn_told(self, kind: tuple[int, int], queue_id: int) -> None:
+    def remember_end_queue(self, kind: tuple[int, int], queue_id: int) -> None:
         """Cache the queue that EndDialog goes to, for other conversations of the same service and contract."""
-        if len(self.told) >= _ANSWERS_KEPT:
-            self.told = {}
-        self.told[kind] = queue_id
+        if len(self.end_queues) >= _MAX_ANSWER_PATHS:
+            self.end_queues = {}
+        self.end_queues[kind] = queue_id
 
     def forget_queue(self, queue_id: int) -> None:
         """Forget names and permissions of a queue, which was dropped."""
@@ -180,22 +180,22 @@ class Catalog:
     def forget(self, handle: UUID) -> None:
         """Forget what SEND on `handle` has cached. Another thread may have done so already."""
         self.channels.pop(handle, None)
-        taken = self.taken.get(handle.bytes)
-        if taken is not None:
-            self.answered.pop(taken.kind, None)
-            self.told.pop(taken.kind, None)
+        received = self.received.get(handle.bytes)
+        if received is not None:
+            self.answer_paths.pop(received.kind, None)
+            self.end_queues.pop(received.kind, None)
 
     def forget_definitions(self) -> None:
         """Forget lookups of a transaction that defined objects and was rolled back."""
         self.queues = {}
         self.channels.clear()
-        self.answered = {}
-        self.told = {}
+        self.answer_paths = {}
+        self.end_queues = {}
 
     def forget_ended(self, handle: UUID) -> None:
         """Forget a conversation that has ended; facts about others of its kind stay."""
         self.channels.pop(handle, None)
-        self.taken.pop(handle.bytes, None)
+        self.received.pop(handle.bytes, None)
 
 
 # ---------------------------------------------------------------- DDL
@@ -207,7 +207,7 @@ def create_contract(database_id: int, operation: CreateContract, owner: int) -> 
     pairs = operation.pairs()
     ids = yield from _ids("message type", database_id, [message_type for message_type, _ in pairs])
     rows = yield SQL("create_contract", (database_id, name, owner))
-    yield insert_usages(database_id, created(rows, name), {ids[name]: side for name, side in pairs})
+    yield insert_usages(database_id, inserted_id(rows, name), {ids[name]: side for name, side in pairs})
 
 
 def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_system: bool = False) -> Steps[int]:
@@ -246,7 +246,7 @@ def create_queue(database_id: int, operation: CreateQueue, owner: int, *, is_sys
             DBO_SCHEMA_ID if schema.lower() == "dbo" else 0,
         ),
     )
-    queue_id = created(rows, queue)
+    queue_id = inserted_id(rows, queue)
     yield queue_objects(queue_id, postgres_schema, postgres_name, operation.retention)
     return queue_id
 
@@ -272,7 +272,7 @@ def create_service(database_id: int, operation: CreateService, queue_id: int, ow
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
     rows = yield SQL("create_service.insert_services", (database_id, name, queue_id, owner))
-    service_id = created(rows, name)
+    service_id = inserted_id(rows, name)
     yield SQL("create_service.insert_contracts_used", (database_id, service_id, list(ids.values())))
 
 
@@ -331,7 +331,7 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: i
         if version and collection_id is not None:
             schemas = yield from _find_schemas(catalog, collection_id, collection_version)
         found[name] = Usage(type_id, letter, initiator, target, schemas)
-    if len(catalog.usages) >= _USAGES_KEPT:
+    if len(catalog.usages) >= _MAX_USAGES:
         catalog.usages = {}
     catalog.usages[database_id, contract_id, version] = found
     return found
@@ -434,7 +434,7 @@ def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str])
     )
 
 
-def created(rows: Rows, name: str) -> int:
+def inserted_id(rows: Rows, name: str) -> int:
     """Return the id of an inserted row; without one the name is taken."""
     if not rows:
         raise BrokerError(2714, name)

@@ -9,7 +9,12 @@ from servicebroker.engine.catalog.alter import lock_conversations, renew_routes,
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.read_only import check_writable
 from servicebroker.engine.conversation.endpoints import remove_endpoints
-from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import (
+    ConversationFailure,
+    drop_waiting,
+    fail_endpoints,
+    store_remote_error,
+)
 from servicebroker.engine.conversation.retention import purge_queue
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.logins import demand_administrator
@@ -70,7 +75,7 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
     rows = yield SQL("error_broker_conversations", (database_id,))
     own = {handle for (handle,) in rows}
     yield from fail_endpoints(list(own), BrokerError(9719))
-    yield tell_remote(own, ConversationFailure.of(BrokerError(9720)))
+    yield store_remote_error(own, ConversationFailure.of(BrokerError(9720)))
     yield from fail_endpoints([handle for handle in handles if handle not in own], BrokerError(9720))
 
 

@@ -26,9 +26,9 @@ class UserTransaction(NamedTuple):
     xact_start: datetime
 
 
-def users(database_id: int) -> Steps[list[UserTransaction]]:
+def find_users(database_id: int) -> Steps[list[UserTransaction]]:
     """Return transactions that have begun a dialog, sent or received there. Readers of tables do not count."""
-    rows = yield SQL("users", (database_id, locks.BEGIN_IN))
+    rows = yield SQL("find_users", (database_id, locks.BEGIN_IN))
     return [UserTransaction(*row) for row in rows]
 
 

@@ -1,6 +1,6 @@
 -- The statements of database_users.py.
 
--- name: users
+-- name: find_users
 select distinct a.pid, a.xact_start from pg_locks l join pg_stat_activity a on a.pid = l.pid
 where (l.relation in (select to_regclass('servicebroker.queue_' || queue_id)
 from servicebroker.queues where database_id = $1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from servicebroker.engine.catalog.alter import renew_routes, ring
+from servicebroker.engine.catalog.alter import renew_routes, wake_readers
 from servicebroker.engine.catalog.catalog import create_queue, insert_usages
 from servicebroker.engine.catalog.database_options import new_broker
 from servicebroker.engine.catalog.read_only import set_read_write
@@ -162,7 +162,7 @@ def drop_database(database_id: int) -> Steps[None]:
                 "databases.drop_database.drop_schema", f"drop schema if exists {quoted(schema)}", prepared=False
             )
     for queue_id, _, _ in queues:
-        yield ring(queue_id)
+        yield wake_readers(queue_id)
     yield renew_routes()  # messages parked for its services may have a route to another instance
 
 

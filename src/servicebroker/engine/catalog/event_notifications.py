@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
-from servicebroker.engine.catalog.catalog import Catalog, created, find_queue_now
+from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, wake_monitors
+from servicebroker.engine.catalog.catalog import Catalog, find_queue_now, inserted_id
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
@@ -83,10 +83,10 @@ def create_event_notification(definer: Definer, operation: CreateEventNotificati
             *(user.principal_id, scope == SERVER),
         ),
     )
-    created(rows, name)
+    inserted_id(rows, name)
     if queue_id is not None:
         yield _tell_monitors(queue_id)
-        yield ring_monitors()
+        yield wake_monitors()
 
 
 def _find_notified(user: User, queue: str, wanted: Sequence[str]) -> Steps[int]:
@@ -147,10 +147,10 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
     return (yield from _tell(found, event_body(EventInstance(event, post_time(now), *rows[0])), now))
 
 
-def is_told_of(database_id: int, event: str) -> Steps[bool]:
+def has_notification(database_id: int, event: str) -> Steps[bool]:
     """Check whether a notification wants this DDL event of the database."""
     rows = yield Statement(
-        "event_notifications.is_told_of",
+        "event_notifications.has_notification",
         f"select from servicebroker.event_notifications n where {_OF_DDL} limit 1",
         (database_id, event),
     )
@@ -187,11 +187,11 @@ def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[l
     return said
 
 
-def post_left(now: datetime) -> Steps[list[BrokerError]]:
+def post_pending(now: datetime) -> Steps[list[BrokerError]]:
     """Post the events that a restricted role has caused but may not post. Returns errors for the log."""
     said: list[BrokerError] = []
-    if (yield SQL("post_left.find_events_to_post")):
-        left = yield SQL("post_left.take_events")
+    if (yield SQL("post_pending.find_events_to_post")):
+        left = yield SQL("post_pending.take_events")
         for queue_id, event in left:
             said += yield from post(event, queue_id, now)
     return said
@@ -277,7 +277,7 @@ def _drop(object_id: int, now: datetime) -> Steps[None]:
                 yield from end_conversation(EndConversation(handle), now=now)
         if queue_id is not None:
             yield _tell_monitors(queue_id)
-            yield ring_monitors()
+            yield wake_monitors()
 
 
 def _tell_monitors(queue_id: int) -> Statement:

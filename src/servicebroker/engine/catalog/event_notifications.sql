@@ -20,10 +20,10 @@ where queue_id = $1
 -- name: post_ddl
 select current_database()::text
 
--- name: post_left.find_events_to_post
+-- name: post_pending.find_events_to_post
 select from servicebroker.events_to_post limit 1
 
--- name: post_left.take_events
+-- name: post_pending.take_events
 delete from servicebroker.events_to_post where (queue_id, event) in (select queue_id, event
 from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event
 

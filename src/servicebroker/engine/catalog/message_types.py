@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.engine.catalog.alter import renew_versions
-from servicebroker.engine.catalog.catalog import created, find_user_object
+from servicebroker.engine.catalog.catalog import find_user_object, inserted_id
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.catalog.schemas import find_for_validation
 from servicebroker.engine.security import authorization as rights
@@ -27,7 +27,7 @@ def create_message_type(definer: Definer, operation: CreateMessageType) -> Steps
     letter = operation.letter()
     collection_id = yield from find_for_validation(user, operation.schema_collection)
     rows = yield SQL("create_message_type", (user.database_id, name, letter, collection_id, owner))
-    created(rows, name)
+    inserted_id(rows, name)
 
 
 def alter_message_type(definer: Definer, operation: AlterMessageType) -> Steps[None]:

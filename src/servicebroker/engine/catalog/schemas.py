@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from servicebroker.engine.catalog.alter import renew_versions
-from servicebroker.engine.catalog.catalog import created, schema_documents
+from servicebroker.engine.catalog.catalog import inserted_id, schema_documents
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.security.authorization import demand
 from servicebroker.model import names
@@ -40,7 +40,7 @@ def create_xml_schema_collection(definer: Definer, operation: CreateXmlSchemaCol
         "create_xml_schema_collection",
         (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
     )
-    yield _insert(created(rows, collection), texts, 0)
+    yield _insert(inserted_id(rows, collection), texts, 0)
 
 
 def alter_xml_schema_collection(definer: Definer, operation: AlterXmlSchemaCollection) -> Steps[None]:

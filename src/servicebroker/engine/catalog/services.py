@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from servicebroker.engine.catalog.alter import lock_begins, lock_conversations, renew_routes, renew_versions, ring
+from servicebroker.engine.catalog.alter import (
+    lock_begins,
+    lock_conversations,
+    renew_routes,
+    renew_versions,
+    wake_readers,
+)
 from servicebroker.engine.catalog.catalog import contract_ids, find_queue_now, lock_service_alone
 from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.conversation.endpoints import remove_endpoints
@@ -51,7 +57,7 @@ def alter_service(definer: Definer, operation: AlterService) -> Steps[None]:
         yield from _move(service_id, old_queue, new_queue)
         yield renew_versions()  # the permission to send on its conversations depends on the queue
     yield _tell_readers(old_queue)
-    yield ring(old_queue)
+    yield wake_readers(old_queue)
 
 
 def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
@@ -71,7 +77,7 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
     yield rights.forget_permissions(database_id, Kind.SERVICE, service_id)
     yield SQL("drop_service.delete_services", (service_id,))
     yield _tell_readers(queue_id)
-    yield ring(queue_id)
+    yield wake_readers(queue_id)
     yield renew_routes(database_id)  # messages parked for it may have a route to another instance
 
 
@@ -140,7 +146,7 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
         (service_id,),
     )
     yield from move_to_queue(service_id, old, new)
-    yield ring(new)
+    yield wake_readers(new)
 
 
 def _purge(queue_id: int, service_id: int) -> Steps[None]:

@@ -18,7 +18,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Usage
 from servicebroker.engine.catalog.delivery_paths import DeliveryPath
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.begin import Identity
-from servicebroker.engine.conversation.send import note_sent, usage_on
+from servicebroker.engine.conversation.send import first_usage, note_sent
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.send import Send, SendBatch
@@ -150,7 +150,7 @@ def defer_send(
     """
     contents = contents_of(operation, maximum_body)
     assert dialog.path is not None
-    usage = usage_on(dialog.path, operation.message_type, contents)
+    usage = first_usage(dialog.path, operation.message_type, contents)
     if usage is None or dialog.expiry <= now:
         return None
     return DeferredSend(dialog, dialog.messages, operation, contents, usage)

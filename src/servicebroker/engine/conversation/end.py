@@ -12,9 +12,9 @@ from servicebroker.engine.conversation.endpoints import (
     Endpoint,
     close_endpoints,
     find_endpoint,
+    is_unopened,
     lock_conversation,
     lock_parking,
-    never_opened,
     remove_closed,
     remove_endpoint,
     state_at,
@@ -57,15 +57,15 @@ def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, n
     That statement compares the queue's catalog version, as RECEIVE does. If the version differs, permissions are
     checked again.
     """
-    taken = catalog.taken.get(operation.handle.bytes) if isinstance(operation.handle, UUID) else None
-    if taken is not None:
-        is_plain, version = not (operation.error or operation.cleanup), catalog.endable.get(taken.ends)
+    received = catalog.received.get(operation.handle.bytes) if isinstance(operation.handle, UUID) else None
+    if received is not None:
+        is_plain, version = not (operation.error or operation.cleanup), catalog.endable.get(received.ends)
         if is_plain and version is not None and (yield from _end_dialog(catalog, operation.handle, now, version)):
             return
-        rows = yield SQL("end_permitted", (taken.queue_id,))
+        rows = yield SQL("end_permitted", (received.queue_id,))
     yield from authorize_end(user, operation)
-    if taken is not None and rows:
-        catalog.endable[taken.ends] = rows[0][0]
+    if received is not None and rows:
+        catalog.endable[received.ends] = rows[0][0]
     yield from end_conversation(operation, now=now, catalog=catalog)
 
 
@@ -92,11 +92,11 @@ def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None
 
     None if END cannot tell the peer or close the endpoint in one statement.
     """
-    taken, channel = catalog.taken.get(handle.bytes), catalog.channels.get(handle)
-    if taken is not None:
-        far = 0 if taken.has_ended else channel.far_queue_id if channel else catalog.told.get(taken.kind, 0)
-        if far or taken.has_ended:
-            return taken.queue_id, far
+    received, channel = catalog.received.get(handle.bytes), catalog.channels.get(handle)
+    if received is not None:
+        far = 0 if received.has_ended else channel.far_queue_id if channel else catalog.end_queues.get(received.kind, 0)
+        if far or received.has_ended:
+            return received.queue_id, far
     rows = yield SQL("find_queues", (handle,))
     if not rows:
         raise BrokerError(8426, handle)
@@ -105,8 +105,8 @@ def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None
         return near, 0
     if not far or state != EndpointState.CONVERSING:
         return None
-    if taken is not None:
-        catalog.learn_told(taken.kind, far)
+    if received is not None:
+        catalog.remember_end_queue(received.kind, far)
     return near, far
 
 
@@ -143,7 +143,7 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         yield from _park_end(endpoint, None, error)
         return True
     if peer is None or not endpoint.has_peer:
-        if error or not (yield from never_opened(endpoint)):
+        if error or not (yield from is_unopened(endpoint)):
             return False
         yield from _park_end(endpoint, peer, None)
         return True

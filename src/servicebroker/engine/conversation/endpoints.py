@@ -211,9 +211,9 @@ def lock_group_of(handle: UUID) -> Steps[UUID]:
     return group
 
 
-def never_opened(initiator: Endpoint) -> Steps[bool]:
+def is_unopened(initiator: Endpoint) -> Steps[bool]:
     """Check whether message 0 is still in the transmission queue: then no target endpoint was ever created."""
-    rows = yield SQL("never_opened", (initiator.conversation_handle,))
+    rows = yield SQL("is_unopened", (initiator.conversation_handle,))
     return bool(rows)
 
 

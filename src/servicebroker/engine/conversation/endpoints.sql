@@ -19,7 +19,7 @@ select servicebroker.lock_group($1)
 -- name: keep_lock
 select uuid_hash($1) from pg_advisory_lock($2, uuid_hash($1))
 
--- name: never_opened
+-- name: is_unopened
 select from servicebroker.transmission_queue where conversation_handle = $1 and message_sequence_number = 0
 
 -- name: remove_closed

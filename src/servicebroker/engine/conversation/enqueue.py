@@ -48,7 +48,7 @@ RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
 MAX_BATCH_BYTES = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
 
 
-def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
+def split_batch(contents: Sequence[bytes | None]) -> list[Bodies]:
     """Split the bodies of a batch into lists that each fit into one statement, keeping their order."""
     found = [Bodies()]
     size = 0
@@ -377,7 +377,7 @@ def deliver(queue_id: int) -> str:
     )
 
 
-def arrive(queue_id: int) -> str:
+def insert_arrived(queue_id: int) -> str:
     """Insert messages from another instance for endpoints whose receiving order is locked (engine/remote/arriving.py).
 
     Readers are woken by `wake` after the commit, since a transaction of many messages takes a while.
@@ -402,7 +402,7 @@ def arrive(queue_id: int) -> str:
 def arrive_first(queue_id: int, endpoints: str, first: int) -> str:
     """The same for the first messages of conversations that begin, in the statement that makes their `endpoints`.
 
-    Its parameters are those of `arrive` but the last array, from the number `first` on.
+    Its parameters are those of `insert_arrived` but the last array, from the number `first` on.
     """
     types = ("uuid", "bigint", "int", "int", "int", '"char"', "smallint")
     return _ARRIVE.format(
@@ -426,7 +426,7 @@ _ARRIVE = (
 )
 
 
-def arrive_kept(queue_id: int) -> str:
+def insert_kept(queue_id: int) -> str:
     """Insert, in order, messages that were stored beside the queue while it was off; the caller removes them there.
 
     Parameters: handles (an array).

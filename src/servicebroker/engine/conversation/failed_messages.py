@@ -50,13 +50,13 @@ def find_failures(message: Message) -> Steps[FailureRecord | None]:
     return FailureRecord(*rows[0]) if rows else None
 
 
-def track(
+def record_failure(
     queue_id: int, message: Message, known: FailureRecord, error: str, now: datetime, after: float
 ) -> Steps[None]:
     """Record a failure of the message. `known` holds its failures so far; it is retried after `after` seconds."""
     until = now + timedelta(seconds=after) if after else None
     yield SQL(
-        "track.insert_failed_messages",
+        "record_failure.insert_failed_messages",
         (
             message.conversation_handle,
             queue_id,
@@ -73,7 +73,7 @@ def track(
         ),
     )
     if until is not None:
-        yield SQL("track.update_queues", (queue_id, until))
+        yield SQL("record_failure.update_queues", (queue_id, until))
 
 
 def forget(handles: list[UUID]) -> Steps[None]:
@@ -122,10 +122,10 @@ def set_aside(
     )
 
 
-def set_aside_messages(database_id: int, queue_id: int | None) -> Steps[list[SetAsideMessage]]:
+def find_set_aside(database_id: int, queue_id: int | None) -> Steps[list[SetAsideMessage]]:
     """Return the dead letters of a database, oldest first, or those of one queue."""
     rows = yield Statement(
-        "failed_messages.set_aside_messages",
+        "failed_messages.find_set_aside",
         f"select {_SET_ASIDE} from servicebroker.set_aside_messages where database_id = $1 "
         "and ($2::int is null or queue_id = $2) order by set_aside_id",
         (database_id, queue_id),

@@ -4,7 +4,7 @@
 select failures, first_failed_at, first_error from servicebroker.failed_messages
 where conversation_handle = $1 and message_sequence_number = $2 and message_type_id = $3
 
--- name: track.insert_failed_messages
+-- name: record_failure.insert_failed_messages
 insert into servicebroker.failed_messages (conversation_handle, queue_id, conversation_group_id, priority,
 message_sequence_number, message_type_id, failures, first_failed_at, last_failed_at, first_error, last_error,
 held_until) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
@@ -14,7 +14,7 @@ held_until) = row (excluded.queue_id, excluded.conversation_group_id, excluded.p
 excluded.message_sequence_number, excluded.message_type_id, excluded.failures, excluded.first_failed_at,
 excluded.last_failed_at, excluded.first_error, excluded.last_error, excluded.held_until)
 
--- name: track.update_queues
+-- name: record_failure.update_queues
 update servicebroker.queues set held_until = greatest(held_until, $2) where queue_id = $1
 
 -- name: forget

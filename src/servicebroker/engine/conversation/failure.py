@@ -76,9 +76,9 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
         yield from remove_endpoints(gone)
 
 
-def tell_remote(handles: Iterable[UUID], failed: ConversationFailure) -> Statement:
+def store_remote_error(handles: Iterable[UUID], failed: ConversationFailure) -> Statement:
     """Store the Error for the remote peers of these endpoints, which get it when they next send."""
-    return SQL("tell_remote", (list(handles), failed.code, failed.description))
+    return SQL("store_remote_error", (list(handles), failed.code, failed.description))
 
 
 def drop_waiting(handles: list[UUID]) -> Statement:

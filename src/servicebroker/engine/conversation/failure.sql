@@ -4,7 +4,7 @@
 select conversation_handle, queue_id, state from servicebroker.conversation_endpoints
 where conversation_handle = any ($1)
 
--- name: tell_remote
+-- name: store_remote_error
 insert into servicebroker.arrivals (conversation_handle, failure_code, failure_text)
 select conversation_handle, $2, $3 from servicebroker.conversation_endpoints
 where conversation_handle = any ($1) and is_remote

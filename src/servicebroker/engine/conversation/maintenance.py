@@ -21,10 +21,10 @@ MIN_TRUNCATED_BYTES = 8 * 1024 * 1024  # bytes of a queue's files
 _OPEN = "e.can_expire"  # the condition of the index on lifetimes
 
 
-def due_queues(now: datetime) -> Steps[list[int]]:
+def find_due_queues(now: datetime) -> Steps[list[int]]:
     """Return the queues with a due timer or lifetime whose row no session holds."""
     rows = yield Statement(
-        "maintenance.due_queues",
+        "maintenance.find_due_queues",
         "select q.queue_id from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "where not d.is_read_only and (exists ("
         "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
@@ -47,15 +47,15 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
     )
 
 
-def bloated_queues() -> Steps[list[int]]:
+def find_bloated_queues() -> Steps[list[int]]:
     """Return the queues with files large enough to be worth truncating once empty."""
-    rows = yield SQL("bloated_queues", (MIN_TRUNCATED_BYTES,))
+    rows = yield SQL("find_bloated_queues", (MIN_TRUNCATED_BYTES,))
     return [queue_id for (queue_id,) in rows]
 
 
-def give_space_back(queue_id: int) -> Steps[bool]:
+def truncate_empty(queue_id: int) -> Steps[bool]:
     """Truncate the table of an empty queue, unless a session uses it. Returns whether it was done."""
-    rows = yield SQL("give_space_back", (queue_id,))
+    rows = yield SQL("truncate_empty", (queue_id,))
     return bool(rows[0][0])
 
 

@@ -11,10 +11,10 @@ from servicebroker.engine.catalog.catalog import Catalog, Usage
 from servicebroker.engine.conversation import enqueue, shared_bodies
 from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint, find_endpoints, lock_parking
 from servicebroker.engine.conversation.send import (
+    check_own_side,
     far_usages,
+    find_refusal,
     pass_on,
-    refuse,
-    rejected,
 )
 from servicebroker.engine.delivery.opening import lock_service
 from servicebroker.engine.delivery.transmission import discard
@@ -54,7 +54,7 @@ def send_multicast(
     endpoints = yield from find_endpoints(handles)
     near = {}
     for handle in handles:
-        near[handle] = yield from refuse(catalog, endpoints[handle], message_type, now)
+        near[handle] = yield from check_own_side(catalog, endpoints[handle], message_type, now)
     body_id = None if content is None else (yield from shared_bodies.store(content))
     sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, verdicts, body_id)
     for handle in handles:
@@ -85,7 +85,7 @@ def _lock(
     wanted = list(handles)
     for handle in handles:
         endpoint = endpoints[handle]
-        yield from refuse(catalog, endpoint, message_type, now)
+        yield from check_own_side(catalog, endpoint, message_type, now)
         if endpoint.far_handle and not (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
             wanted.append(endpoint.far_handle)  # the Error goes to both sides
     for service in sorted({endpoint.far_service for endpoint in endpoints.values() if not endpoint.has_peer}):
@@ -119,7 +119,7 @@ def _deliver(
         sent.update((handle, number) for handle, number, _ in rows)
     for endpoint in endpoints:
         if endpoint.conversation_handle in sent:
-            catalog.enqueued(endpoint.far_priority, 1)
+            catalog.count_enqueued(endpoint.far_priority, 1)
     return sent
 
 
@@ -130,5 +130,5 @@ def _accepted(
     usage = (yield from far_usages(catalog, endpoint)).get(message_type)
     key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id
     if key not in verdicts:
-        verdicts[key] = (yield from rejected(catalog, endpoint, message_type, [content])) is None
+        verdicts[key] = (yield from find_refusal(catalog, endpoint, message_type, [content])) is None
     return verdicts[key]

@@ -97,7 +97,7 @@ class OwnerVerbs:
         if isinstance(operation, Send | SendBatch | EndConversation):
             for handle in operation.handles:
                 self.catalog.forget(handle)
-                self.catalog.taken.pop(handle.bytes, None)
+                self.catalog.received.pop(handle.bytes, None)
         elif isinstance(operation, Receive | GetConversationGroup):
             queue = self.catalog.queues.get((self.user.database_id, operation.queue))
             if queue is not None:
@@ -252,7 +252,7 @@ class OwnerVerbs:
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
         """Run a SEND, and store the trace context of its messages."""
-        return traces.sent(steps, handles, many, context, self.settings.clock())
+        return traces.send_with_context(steps, handles, many, context, self.settings.clock())
 
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
         """Return the trace contexts of received messages."""
@@ -279,7 +279,7 @@ class OwnerVerbs:
         self, queue_id: int, message: Message, known: failed_messages.FailureRecord, error: str, after: float
     ) -> Steps[None]:
         """Record a failure of the message, which is retried after `after` seconds."""
-        return failed_messages.track(queue_id, message, known, error, self.settings.clock(), after)
+        return failed_messages.record_failure(queue_id, message, known, error, self.settings.clock(), after)
 
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
         """Forget the failures on these conversations: their messages were processed."""
@@ -384,7 +384,7 @@ def _set_aside_messages(verbs: OwnerVerbs, operation: SetAsideMessages) -> Steps
     database_id, queue_id = verbs.user.database_id, None
     if operation.queue is not None:
         queue_id = (yield from catalog.find_queue_now("find", database_id, operation.queue)).queue_id
-    return (yield from failed_messages.set_aside_messages(database_id, queue_id))
+    return (yield from failed_messages.find_set_aside(database_id, queue_id))
 
 
 def _replay_message(verbs: OwnerVerbs, operation: ReplayMessage) -> Steps[UUID | None]:

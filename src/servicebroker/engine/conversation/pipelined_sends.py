@@ -171,4 +171,4 @@ def _send_many(
         number = drawn.get(run.sends[0].handle)
         if number is not None:
             numbers.update(zip((send.place for send in run.sends), count(number + first)))
-            catalog.enqueued(run.channel.far_priority, len(run.sends))
+            catalog.count_enqueued(run.channel.far_priority, len(run.sends))

@@ -25,7 +25,7 @@ from servicebroker.store.statements import Rows, Statement, Steps
 SQL = SqlFile(__file__)
 
 
-ALL = 2_147_483_647  # TOP when none is given
+MAX_MESSAGES = 2_147_483_647  # TOP when none is given
 
 
 class TakenRow(NamedTuple):
@@ -59,7 +59,7 @@ _ORDER, _TYPE = (1 << _RANK_BITS) - 1, (1 << _TYPE_BITS) - 1
 
 
 class Received(NamedTuple):
-    """The received rows, for `named`, and the id of the transaction that received them."""
+    """The received rows, for `name_rows`, and the id of the transaction that received them."""
 
     rows: Rows
     transaction: int
@@ -101,7 +101,7 @@ def receive(
             arguments,
             takes=True,
         )
-    received = yield from taken(rows, keep_lock)
+    received = yield from read_received(rows, keep_lock)
     if received is None:
         yield from _check(queue, handle, group)
     elif received.rows:
@@ -114,16 +114,16 @@ def note_taken(catalog: Catalog, queue_id: int, rows: Rows) -> None:
     first = rows[0][_SERVICE]  # a row without a service id has that of the first row
     kinds = {row[_HANDLE]: (row[_SERVICE] or first, row[_KIND] >> _TYPE_BITS) for row in rows}
     ended = {row[_HANDLE] for row in rows if row[_KIND] & _TYPE == names.END_DIALOG_ID}
-    catalog.took(queue_id, kinds, ended)
+    catalog.note_received(queue_id, kinds, ended)
 
 
 def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:
     """Return TOP and WHERE as the functions of PostgreSQL take them: maximum count, conversation, group."""
-    most = ALL if operation.top is None else min(operation.top, ALL)
+    most = MAX_MESSAGES if operation.top is None else min(operation.top, MAX_MESSAGES)
     return most, operation.conversation_handle, operation.conversation_group_id
 
 
-def taken(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:
+def read_received(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:
     """Return the rows of the queue's function as `Received`; None if it returned none.
 
     If the groups were locked under a savepoint, the statements that `keep` makes lock them for the session.
@@ -143,12 +143,12 @@ def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
     rows = yield Statement(
         "receive.take",
         f"select servicebroker.take_{queue_id}($1, $2, $3)",
-        (messages[0].conversation_group_id, *places(messages)),
+        (messages[0].conversation_group_id, *queue_places(messages)),
     )
     return int(rows[0][0])
 
 
-def places(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+def queue_places(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
     """Return the priorities and the orders of arrival by which `take_N` of store/queue.sql finds messages."""
     return [message.priority for message in messages], [message.queuing_order for message in messages]
 
@@ -189,10 +189,10 @@ def service_changes(queue: Queue) -> Steps[int]:
         BrokerError: 15151 the queue was dropped.
     """
     rows = yield SQL("service_changes", (queue.queue_id,))
-    return counted_changes(rows, queue)
+    return read_change_count(rows, queue)
 
 
-def counted_changes(rows: Rows, queue: Queue) -> int:
+def read_change_count(rows: Rows, queue: Queue) -> int:
     """Return the number in the only row.
 
     Raises:
@@ -224,12 +224,12 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
     return group
 
 
-def nameless(labels: Labels) -> Labels:
+def with_default_names(labels: Labels) -> Labels:
     """Return the names with '' for every unknown id, whose object was dropped."""
     return Labels(*(defaultdict(str, names) for names in labels))
 
 
-def named(rows: Rows, labels: Labels) -> list[Message]:
+def name_rows(rows: Rows, labels: Labels) -> list[Message]:
     """Return messages in the order of the rows, with names for ids. The first row has common values (queue.sql).
 
     If each row names its group, they are messages of several groups, one group after the other.
@@ -240,11 +240,11 @@ def named(rows: Rows, labels: Labels) -> list[Message]:
     if not rows:
         return []
     if len(rows) > 1 and rows[-1][_GROUP] is not None:
-        return [message for own in by_group(rows) for message in _named_group(own, labels)]
+        return [message for own in split_by_group(rows) for message in _named_group(own, labels)]
     return _named_group(rows, labels)
 
 
-def by_group(rows: Rows) -> list[Rows]:
+def split_by_group(rows: Rows) -> list[Rows]:
     """Split the rows by group, if each row names its group."""
     return [list(own) for _, own in groupby(rows, itemgetter(_GROUP))]
 
@@ -288,10 +288,10 @@ def _named_group(rows: Rows, labels: Labels) -> list[Message]:
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
     """Raise the reason why nothing can be received; return if the queue is only empty."""
     rows = yield SQL("check", (queue.queue_id, handle, group, locks.PIPELINE))
-    judge(rows, queue, handle, group)
+    raise_unreceivable(rows, queue, handle, group)
 
 
-def judge(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
+def raise_unreceivable(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
     """Raise the reason why nothing can be received. The row: queue on, handle known, group known, read by a pipeline.
 
     Raises:

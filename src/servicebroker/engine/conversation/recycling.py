@@ -52,20 +52,20 @@ class ConversationError(NamedTuple):
     received_at: datetime
 
 
-def take(line: PoolAddress, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
+def use_conversation(line: PoolAddress, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
     """Lock the session's row, add `messages` to its count, and return its conversation; None if it has none."""
-    rows = yield SQL("take", (*line, session, messages))
+    rows = yield SQL("use_conversation", (*line, session, messages))
     return rows[0][0], rows[0][1]
 
 
-def keep(line: PoolAddress, session: str, handle: UUID) -> Steps[None]:
+def assign(line: PoolAddress, session: str, handle: UUID) -> Steps[None]:
     """Assign this conversation to the session, whose row is locked."""
-    yield SQL("keep", (*line[:4], session, handle))
+    yield SQL("assign", (*line[:4], session, handle))
 
 
-def renew(handle: UUID, messages: int) -> Steps[None]:
+def unassign(handle: UUID, messages: int) -> Steps[None]:
     """Mark the session of this conversation, its row locked, as needing another one: it cannot send there any more."""
-    yield SQL("renew", (handle, messages))
+    yield SQL("unassign", (handle, messages))
 
 
 def release(handle: UUID) -> Steps[str | None]:
@@ -74,28 +74,28 @@ def release(handle: UUID) -> Steps[str | None]:
     return rows[0][0] if rows else None
 
 
-def sessions(line: PoolAddress) -> Steps[list[UUID]]:
+def find_conversations(line: PoolAddress) -> Steps[list[UUID]]:
     """Return the conversations in use."""
-    rows = yield SQL("sessions", line[:4])
+    rows = yield SQL("find_conversations", line[:4])
     return [handle for (handle,) in rows]
 
 
-def queue_of(database_id: int, service: str) -> Steps[str]:
+def find_queue(database_id: int, service: str) -> Steps[str]:
     """Return the queue of a service, as schema and name.
 
     Raises:
         BrokerError: 15151 no such service.
     """
-    rows = yield SQL("queue_of", (database_id, names.checked("service", service)))
+    rows = yield SQL("find_queue", (database_id, names.checked("service", service)))
     if not rows:
         raise BrokerError(15151, "find", "service", service)
     return str(rows[0][0])
 
 
-def note(database_id: int, messages: list[Message]) -> Steps[None]:
+def store_answers(database_id: int, messages: list[Message]) -> Steps[None]:
     """Store received messages for `next_answer`. Takes no contended lock, since RECEIVE may hold the endpoints'."""
     yield SQL(
-        "note",
+        "store_answers",
         (
             database_id,
             [message.service_name for message in messages],
@@ -112,9 +112,9 @@ def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
     return PoolAnswer(*rows[0]) if rows else None
 
 
-def answered(answer: PoolAnswer) -> Steps[None]:
+def remove_answer(answer: PoolAnswer) -> Steps[None]:
     """Remove a message that was answered."""
-    yield SQL("answered", (answer.answer_id,))
+    yield SQL("remove_answer", (answer.answer_id,))
 
 
 def record_error(database_id: int, service: str, error: ConversationError) -> Steps[None]:
@@ -122,7 +122,7 @@ def record_error(database_id: int, service: str, error: ConversationError) -> St
     yield SQL("record_error", (database_id, service, *error, MAX_ERRORS))
 
 
-def errors(database_id: int, service: str) -> Steps[list[ConversationError]]:
+def find_errors(database_id: int, service: str) -> Steps[list[ConversationError]]:
     """Return the Errors that ended conversations of a service's pools, oldest first."""
-    rows = yield SQL("errors", (database_id, service))
+    rows = yield SQL("find_errors", (database_id, service))
     return [ConversationError(*row) for row in rows]

@@ -11,7 +11,7 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.endpoints import keep_lock
-from servicebroker.engine.conversation.receive import Received, note_taken, taken
+from servicebroker.engine.conversation.receive import Received, note_taken, read_received
 from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.requests import LateAnswers, groups_of, is_request, late_groups
@@ -113,7 +113,7 @@ def receive_answers(catalog: Catalog, queue_id: int, handles: Sequence[UUID]) ->
         "deleter <> pg_current_xact_id()::xid from gone order by conversation_group_id",
         tuple([*column] for column in zip(*held, strict=True)),
     )
-    received = yield from taken(rows, keep_lock)
+    received = yield from read_received(rows, keep_lock)
     if received is None:
         return Received((), 0)
     note_taken(catalog, queue_id, received.rows)

@@ -181,7 +181,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     def service_changes(self, queue: Queue) -> Steps[int]:
         """Return how often services of the queue were altered or dropped."""
-        return receive.counted_changes((yield call("service_changes", queue.queue_id)), queue)
+        return receive.read_change_count((yield call("service_changes", queue.queue_id)), queue)
 
     def find_answer_queue(self, handle: UUID) -> Steps[AnswerQueue]:
         """Return the queue that gets the answers on a conversation of the role's own."""
@@ -230,7 +230,7 @@ class RestrictedVerbs(OwnerVerbs):
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
         """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
-        rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.places(messages))
+        rows = yield call("take", queue_id, messages[0].conversation_group_id, *receive.queue_places(messages))
         return int(rows[0][0])
 
     def answer_ends(self, queue_id: int, messages: Sequence[Message]) -> Steps[list[UUID]]:
@@ -291,7 +291,7 @@ def _send(verbs: RestrictedVerbs, operation: Send[Any]) -> Steps[Any]:
 
 
 def _send_batch(verbs: RestrictedVerbs, operation: SendBatch) -> Steps[int]:
-    portions = enqueue.portions(operation.contents(verbs.settings.maximum_body))
+    portions = enqueue.split_batch(operation.contents(verbs.settings.maximum_body))
     if len(portions) > 1:
         yield SQL("send_batch")  # opens one transaction
     numbers: list[int] = []
@@ -324,10 +324,10 @@ def _receive(verbs: RestrictedVerbs, operation: Receive) -> Steps[tuple[int, Rec
         rows = yield call("receive", queue.queue_id, most, handle, group, takes=True)
     if rows:
         _refuse(rows[0][-1])
-    taken = yield from receive.taken([row[:-1] for row in rows], verbs.keep_lock)
-    if taken is None:
+    received = yield from receive.read_received([row[:-1] for row in rows], verbs.keep_lock)
+    if received is None:
         yield from _check(queue, handle, group)
-    return queue.queue_id, taken or Received((), 0)
+    return queue.queue_id, received or Received((), 0)
 
 
 def _get_conversation_group(verbs: RestrictedVerbs, operation: GetConversationGroup) -> Steps[UUID | None]:
@@ -344,7 +344,7 @@ def _get_conversation_group(verbs: RestrictedVerbs, operation: GetConversationGr
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
     """Tell an empty queue from one that cannot be received from."""
-    receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
+    receive.raise_unreceivable((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
 
 
 def _begin_dialog(verbs: RestrictedVerbs, operation: BeginDialog) -> Steps[UUID]:

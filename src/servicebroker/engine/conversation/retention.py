@@ -41,7 +41,7 @@ def retain_sent(
     `body_id` is the shared body that stands for the only element of `contents`.
     """
     queue = f"servicebroker.retained_{endpoint.queue_id}"
-    for portion in enqueue.portions(contents if body_id is None else [None]):
+    for portion in enqueue.split_batch(contents if body_id is None else [None]):
         yield Statement(
             "retention.retain_sent",
             f"with copied as (insert into {queue} (status, priority, conversation_group_id, conversation_handle, "

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog.catalog import Answered, Catalog, Channel, Usage, Usages, find_usages
+from servicebroker.engine.catalog.catalog import AnswerPath, Catalog, Channel, Usage, Usages, find_usages
 from servicebroker.engine.catalog.delivery_paths import DeliveryPath, TargetSide
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
@@ -22,7 +22,7 @@ from servicebroker.engine.conversation.failure import fail_conversation
 from servicebroker.engine.conversation.retention import retain_sent
 from servicebroker.engine.conversation.validation import ANYTHING, accepts, rejection, sender_of
 from servicebroker.engine.delivery import transmission
-from servicebroker.engine.delivery.opening import Found, lock_service, open_target
+from servicebroker.engine.delivery.opening import StableRoute, lock_service, open_target
 from servicebroker.engine.delivery.parking import park
 from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
 from servicebroker.model.arguments import MAX_BODY_BYTES
@@ -43,7 +43,7 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
     handle, message_type = operation.handle, operation.message_type
     assert isinstance(handle, UUID)  # several handles go to `multicast`
     channel = catalog.channels.get(handle)
-    if channel is None and handle.bytes in catalog.taken:
+    if channel is None and handle.bytes in catalog.received:
         number = yield from _answer(catalog, handle, message_type, content, now)
         if number is not None:
             return number
@@ -59,7 +59,7 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
                 certain=enqueue.send(channel.far_queue_id, certain=True),
             )
             if rows:
-                catalog.enqueued(channel.far_priority, 1)
+                catalog.count_enqueued(channel.far_priority, 1)
                 return int(rows[0][0])
         catalog.forget(handle)
     elif (path := catalog.paths.take_begun(handle)) is not None and (
@@ -76,26 +76,26 @@ def _answer(
 
     None, with nothing sent, if that path is not cached or does not apply.
     """
-    kind = catalog.taken[handle.bytes].kind
-    answered = catalog.answered.get(kind)
-    usage = answered and known_usage(answered.channel, message_type)
-    if answered is None or usage is None or not accepts(usage, answered.channel.is_initiator, content):
+    kind = catalog.received[handle.bytes].kind
+    path = catalog.answer_paths.get(kind)
+    usage = path and known_usage(path.channel, message_type)
+    if path is None or usage is None or not accepts(usage, path.channel.is_initiator, content):
         return None
-    channel = answered.channel
+    channel = path.channel
     rows = yield Statement(
         "send.answer",
         enqueue.send_answer(channel.far_queue_id),
         (
             *(handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
-            *(*kind, channel.is_initiator, answered.far_service_id, answered.far_contract_id),
+            *(*kind, channel.is_initiator, path.far_service_id, path.far_contract_id),
         ),
     )
     if not rows:
-        catalog.answered.pop(kind, None)
+        catalog.answer_paths.pop(kind, None)
         return None
     number, priority, _ = rows[0]
-    catalog.remember(handle, channel._replace(far_priority=priority))
-    catalog.enqueued(priority, 1)
+    catalog.remember_channel(handle, channel._replace(far_priority=priority))
+    catalog.count_enqueued(priority, 1)
     return int(number)
 
 
@@ -103,7 +103,7 @@ def _open_and_send(
     catalog: Catalog, path: DeliveryPath, operation: Send[int], content: bytes | None, now: datetime
 ) -> Steps[bool]:
     """SEND the first message on a conversation whose path is cached. False if nothing was written."""
-    usage = usage_on(path, operation.message_type, [content])
+    usage = first_usage(path, operation.message_type, [content])
     if usage is None:
         return False
     handle = operation.handle
@@ -120,7 +120,7 @@ def _open_and_send(
     return True
 
 
-def usage_on(path: DeliveryPath, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
+def first_usage(path: DeliveryPath, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
     """Return the target's usage of the type of first messages, from the cache; None if a side does not take them."""
     near, far = path.target.near.get(message_type), path.target.far.get(message_type)
     if near is None or not near.by_initiator or not all(accepts(far, True, content) for content in contents):
@@ -133,8 +133,8 @@ def note_sent(catalog: Catalog, path: DeliveryPath, handles: Sequence[UUID], pri
     target = path.target
     channel = Channel(True, target.queue_id, target.near, target.far, target.catalog_version, priority)
     for handle in handles:
-        catalog.remember(handle, channel)
-    catalog.enqueued(priority, messages)
+        catalog.remember_channel(handle, channel)
+    catalog.count_enqueued(priority, messages)
 
 
 def send_batch(
@@ -146,7 +146,7 @@ def send_batch(
     channel = catalog.channels.get(handle)
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
-    portions = enqueue.portions(contents)
+    portions = enqueue.split_batch(contents)
     if channel is not None and len(portions) == 1:
         far = known_usage(channel, message_type)
         if far is not None and all(accepts(far, channel.is_initiator, content) for content in contents):
@@ -156,7 +156,7 @@ def send_batch(
                 (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
             )
             if rows:
-                catalog.enqueued(channel.far_priority, len(contents))
+                catalog.count_enqueued(channel.far_priority, len(contents))
                 return int(rows[0][0])
         catalog.forget(handle)
     return (yield from _send_slowly(catalog, handle, message_type, contents, now))
@@ -166,8 +166,8 @@ def _transmit(
     catalog: Catalog, channel: Channel, handle: UUID, message_type: str, contents: list[bytes | None], now: datetime
 ) -> Steps[int]:
     """SEND to a peer in another instance."""
-    portions = enqueue.portions(contents)
-    if len(portions) == 1 and _allowed(channel.near, channel.is_initiator, message_type):
+    portions = enqueue.split_batch(contents)
+    if len(portions) == 1 and _is_allowed(channel.near, channel.is_initiator, message_type):
         rows = yield Statement(
             "send.transmit", enqueue.TRANSMIT, (handle, message_type, portions[0], len(contents), now)
         )
@@ -182,14 +182,14 @@ def _transmit_all(
 ) -> Steps[int]:
     """SEND in portions. Only the statements lock the endpoint, so that arrivals for it meanwhile are stored."""
     numbers = []
-    portions = enqueue.portions(contents)
+    portions = enqueue.split_batch(contents)
     for place, portion in enumerate(portions):
         rows = yield Statement(
             "send.transmit_all", enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now)
         )
         if not rows:  # the endpoint ended meanwhile, or its queue retains now
             endpoint = yield from lock_endpoint(handle)
-            near = yield from refuse(catalog, endpoint, message_type, now)
+            near = yield from check_own_side(catalog, endpoint, message_type, now)
             left = [content for portion in portions[place:] for content in portion]
             numbers.append((yield from pass_on(catalog, endpoint, near, message_type, left, now)))
             break
@@ -205,24 +205,24 @@ def _send_slowly(
     if catalog.user is not None:
         yield from authorize(catalog.user, Send.permission, conversation(handle))
     looked_at = endpoint.catalog_version  # permissions checked so far, and below, are at least as recent
-    near = yield from refuse(catalog, endpoint, message_type, now)
+    near = yield from check_own_side(catalog, endpoint, message_type, now)
     if endpoint.is_remote and not endpoint.retains:
         if catalog.user is None:
-            catalog.remember(handle, Channel(endpoint.is_initiator, 0, near, {}, 0))
+            catalog.remember_channel(handle, Channel(endpoint.is_initiator, 0, near, {}, 0))
         return (yield from _transmit_all(catalog, handle, message_type, contents, now))
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
         yield lock_parking()
     if endpoint.has_peer and not endpoint.peer_has_ended:
-        if (yield from rejected(catalog, endpoint, message_type, contents)):
+        if (yield from find_refusal(catalog, endpoint, message_type, contents)):
             yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
         elif not endpoint.is_blocked and not endpoint.retains:
             number = yield from _send_unlocked(catalog, endpoint, near, message_type, contents, now, looked_at)
             if number is not None:
                 return number
     endpoint = yield from lock_endpoint(handle)
-    near = yield from refuse(catalog, endpoint, message_type, now)
+    near = yield from check_own_side(catalog, endpoint, message_type, now)
     return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, looked_at=looked_at))
 
 
@@ -239,13 +239,13 @@ def _send_unlocked(
 
     None, with nothing sent, if the endpoint has changed.
     """
-    portions = enqueue.portions(contents)
+    portions = enqueue.split_batch(contents)
     if len(portions) > 1:
         return None
     far = yield from far_usages(catalog, endpoint)
-    number = yield from _enqueued(endpoint, far[message_type], portions[0], now, None)
+    number = yield from _enqueue_portion(endpoint, far[message_type], portions[0], now, None)
     if number is not None:
-        catalog.enqueued(endpoint.far_priority, len(contents))
+        catalog.count_enqueued(endpoint.far_priority, len(contents))
         _remember(catalog, endpoint, near, far, looked_at)
     return number
 
@@ -299,7 +299,7 @@ def _dispatch(
     if endpoint.peer_has_ended:
         return (yield from transmission.discard(endpoint, len(contents)))
     first = endpoint.send_sequence
-    refused = yield from rejected(catalog, endpoint, message_type, contents)
+    refused = yield from find_refusal(catalog, endpoint, message_type, contents)
     if refused:
         if refused.place:
             before = contents[: refused.place]
@@ -308,7 +308,7 @@ def _dispatch(
         return first
     far = yield from far_usages(catalog, endpoint)
     usage = far[message_type]
-    portions = enqueue.portions(contents)
+    portions = enqueue.split_batch(contents)
     while portions:
         if endpoint.is_blocked:
             yield lock_parking()
@@ -326,8 +326,8 @@ def _dispatch(
                 return first
             if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
                 return first
-        if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)) is not None:
-            catalog.enqueued(endpoint.far_priority, len(portions.pop(0)))
+        if (yield from _enqueue_portion(endpoint, usage, portions[0], now, body_id)) is not None:
+            catalog.count_enqueued(endpoint.far_priority, len(portions.pop(0)))
         else:  # the queue or the message type was altered meanwhile
             endpoint = yield from find_endpoint(handle)
             left = [content for portion in portions for content in portion]
@@ -347,9 +347,9 @@ def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, l
     channel = Channel(
         endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
     )
-    catalog.remember(endpoint.conversation_handle, channel)
+    catalog.remember_channel(endpoint.conversation_handle, channel)
     kind = endpoint.service_id, endpoint.service_contract_id
-    catalog.learn_answer(kind, Answered(channel, endpoint.far_service_id, endpoint.far_contract_id))
+    catalog.remember_answer_path(kind, AnswerPath(channel, endpoint.far_service_id, endpoint.far_contract_id))
 
 
 def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
@@ -358,7 +358,7 @@ def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
 
 
 def _remember_target(
-    catalog: Catalog, begun: Endpoint, opened: Endpoint, found: Found, near: Usages, far: Usages
+    catalog: Catalog, begun: Endpoint, opened: Endpoint, found: StableRoute, near: Usages, far: Usages
 ) -> Steps[None]:
     """Cache the target of a conversation's first message, for the next conversations of its service.
 
@@ -388,7 +388,7 @@ def _remember_target(
     )
 
 
-def _enqueued(
+def _enqueue_portion(
     endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None
 ) -> Steps[int | None]:
     """Deliver one portion. Returns the first sequence number.
@@ -400,9 +400,11 @@ def _enqueued(
     queue_id = endpoint.peer_queue_id
     if body_id is None:
         values = (handle, *kind, portion, len(portion), now, version)
-        rows = yield Statement("send.enqueued.batch", enqueue.send_batch(queue_id), values)
+        rows = yield Statement("send.enqueue_portion.batch", enqueue.send_batch(queue_id), values)
         return int(rows[0][0]) if rows else None
-    rows = yield Statement("send.enqueued.shared", enqueue.send_shared(queue_id), ([handle], *kind, body_id, version))
+    rows = yield Statement(
+        "send.enqueue_portion.shared", enqueue.send_shared(queue_id), ([handle], *kind, body_id, version)
+    )
     return int(rows[0][1]) if rows else None
 
 
@@ -411,17 +413,17 @@ def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
     return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
-def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
+def check_own_side(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
     """Raise what the sender's side forbids: state, message type, direction, a queue that is off. Returns its usages."""
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
-        rows = yield SQL("refuse.find_message_types", (endpoint.database_id, message_type))
+        rows = yield SQL("check_own_side.find_message_types", (endpoint.database_id, message_type))
         raise BrokerError(8431 if rows else 8428, message_type)
-    if not _allowed(usages, endpoint.is_initiator, message_type):
+    if not _is_allowed(usages, endpoint.is_initiator, message_type):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
     if endpoint.retains and not endpoint.is_queue_enabled:
-        rows = yield SQL("refuse.find_queues", (endpoint.queue_id,))
+        rows = yield SQL("check_own_side.find_queues", (endpoint.queue_id,))
         raise BrokerError(9618, *rows[0])
     return usages
 
@@ -436,27 +438,27 @@ def known_usage(channel: Channel, message_type: str) -> Usage | None:
     return far
 
 
-def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
+def _is_allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     usage = usages.get(message_type)
     return usage is not None and usage.allows(is_initiator)
 
 
-class PeerRefused(NamedTuple):
+class PeerRefusal(NamedTuple):
     """The first of several messages that the peer refuses: its position, and the reason."""
 
     place: int
     rejection: Rejection
 
 
-def rejected(
+def find_refusal(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
-) -> Steps[PeerRefused | None]:
+) -> Steps[PeerRefusal | None]:
     """Return the first of these messages that the peer refuses, or a refusal of the sender; None if it takes all."""
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
-        return PeerRefused(0, on_both_sides(refused))
+        return PeerRefusal(0, on_both_sides(refused))
     far = yield from far_usages(catalog, endpoint)
     for place, content in enumerate(contents):
         number = endpoint.send_sequence + place
         if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
-            return PeerRefused(place, failure)
+            return PeerRefusal(place, failure)
     return None

@@ -1,7 +1,7 @@
 -- The statements of send.py.
 
--- name: refuse.find_message_types
+-- name: check_own_side.find_message_types
 select from servicebroker.message_types where database_id = $1 and name = $2
 
--- name: refuse.find_queues
+-- name: check_own_side.find_queues
 select name from servicebroker.queues where queue_id = $1

@@ -22,7 +22,7 @@ _SWEEP_BATCH_ROWS = 10_000  # rows removed at a time
 T = TypeVar("T", int, list[int])
 
 
-class Traced(NamedTuple):
+class MessageContext(NamedTuple):
     """The context of one message from another instance."""
 
     conversation_id: UUID
@@ -31,12 +31,12 @@ class Traced(NamedTuple):
     context: bytes
 
 
-def sent(steps: Steps[T], handles: Sequence[UUID], many: int, context: bytes, now: datetime) -> Steps[T]:
+def send_with_context(steps: Steps[T], handles: Sequence[UUID], many: int, context: bytes, now: datetime) -> Steps[T]:
     """Run a SEND of `many` messages on each of these endpoints, and store their trace context."""
-    yield SQL("sent.begin")  # opens one transaction, so that no reader sees a message before its context
+    yield SQL("send_with_context.begin")  # opens one transaction, so that no reader sees a message before its context
     result = yield from steps
     numbers = result if isinstance(result, list) else [result]
-    yield SQL("sent.insert_contexts", (list(handles), numbers, many, context, now))
+    yield SQL("send_with_context.insert_contexts", (list(handles), numbers, many, context, now))
     return result
 
 
@@ -46,16 +46,18 @@ def take(messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
     return [context for (context,) in rows]
 
 
-def leaving(conversation_id: UUID, is_from_initiator: bool, first: int, last: int) -> Steps[list[tuple[int, bytes]]]:
+def find_contexts(
+    conversation_id: UUID, is_from_initiator: bool, first: int, last: int
+) -> Steps[list[tuple[int, bytes]]]:
     """Return the contexts of departing messages, with sequence numbers. They stay: a message may be sent again."""
-    rows = yield SQL("leaving", (conversation_id, is_from_initiator, first, last))
+    rows = yield SQL("find_contexts", (conversation_id, is_from_initiator, first, last))
     return [(number, context) for number, context in rows]
 
 
-def arrived(found: Sequence[Traced], now: datetime) -> Statement:
+def store_contexts(found: Sequence[MessageContext], now: datetime) -> Statement:
     """Store the contexts of messages from another instance."""
     return SQL(
-        "arrived",
+        "store_contexts",
         (
             [one.conversation_id for one in found],
             [one.is_from_initiator for one in found],
@@ -66,9 +68,9 @@ def arrived(found: Sequence[Traced], now: datetime) -> Statement:
     )
 
 
-def delivered(below: Mapping[UUID, int]) -> Statement:
+def remove_delivered(below: Mapping[UUID, int]) -> Statement:
     """Remove contexts of messages that the peers have: what these endpoints sent below the given numbers."""
-    return SQL("delivered", (list(below), list(below.values())))
+    return SQL("remove_delivered", (list(below), list(below.values())))
 
 
 def sweep(now: datetime) -> Steps[int]:

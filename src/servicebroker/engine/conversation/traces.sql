@@ -1,9 +1,9 @@
 -- The statements of traces.py.
 
--- name: sent.begin
+-- name: send_with_context.begin
 select
 
--- name: sent.insert_contexts
+-- name: send_with_context.insert_contexts
 insert into servicebroker.trace_contexts
 select conversation_id, is_initiator, first + i, $4, $5
 from unnest($1::uuid[], $2::bigint[]) s (handle, first)
@@ -18,16 +18,16 @@ where t.conversation_id = e.conversation_id and t.is_from_initiator = not e.is_i
 and t.message_sequence_number = number returning place, context)
 select context from gone order by place
 
--- name: leaving
+-- name: find_contexts
 select message_sequence_number, context from servicebroker.trace_contexts
 where conversation_id = $1 and is_from_initiator = $2 and message_sequence_number between $3 and $4
 order by message_sequence_number
 
--- name: arrived
+-- name: store_contexts
 insert into servicebroker.trace_contexts
 select *, $5 from unnest($1::uuid[], $2::boolean[], $3::bigint[], $4::bytea[]) on conflict do nothing
 
--- name: delivered
+-- name: remove_delivered
 delete from servicebroker.trace_contexts t using unnest($1::uuid[], $2::bigint[]) a (handle, below)
 join servicebroker.conversation_endpoints e on e.conversation_handle = handle
 where t.conversation_id = e.conversation_id and t.is_from_initiator = e.is_initiator

@@ -15,12 +15,12 @@ from servicebroker.engine.conversation.endpoints import Endpoint
 from servicebroker.engine.remote.admission import find_target, refused_keeper
 from servicebroker.engine.remote.local_topology import LocalService
 from servicebroker.engine.security.session_keys import (
-    Beginning,
-    chosen,
-    find_beginnings,
+    UndecidedDialog,
+    choose_certificate,
+    choose_signer,
     find_certificates,
     find_certificates_of,
-    signer,
+    find_undecided,
 )
 from servicebroker.engine.security.user_certificates import NONE, UserCertificate
 from servicebroker.model.errors import BrokerError
@@ -58,7 +58,7 @@ class Actor(NamedTuple):
 
 def find_actor(catalog: Catalog, initiator: Endpoint, home: LocalService, now: datetime) -> Steps[Actor | None]:
     """Return the principal that the conversation acts as in another database; None if the binding is gone meanwhile."""
-    for beginning in (yield from find_beginnings([initiator.conversation_handle])):
+    for beginning in (yield from find_undecided([initiator.conversation_handle])):
         if beginning.binding is Binding.ANONYMOUS_ON:
             return Actor()
         if beginning.binding is Binding.ANONYMOUS_OFF and beginning.remote_id is not None:
@@ -69,7 +69,7 @@ def find_actor(catalog: Catalog, initiator: Endpoint, home: LocalService, now: d
     return None
 
 
-def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: LocalService, now: datetime) -> Steps[Actor]:
+def _proved(catalog: Catalog, one: UndecidedDialog, bound_id: int, home: LocalService, now: datetime) -> Steps[Actor]:
     """Check that both sides have the private key of their certificate and know the other's certificate.
 
     Raises:
@@ -77,8 +77,8 @@ def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: LocalService,
     """
     users = [(one.database_id, user) for user in (one.owner_id, bound_id)]
     found = yield from find_certificates_of(users)
-    own = signer(found[users[0]], one.owner_id, now)
-    theirs = chosen(found[users[1]], bound_id, now)
+    own = choose_signer(found[users[0]], one.owner_id, now)
+    theirs = choose_certificate(found[users[1]], bound_id, now)
     yield from _open(catalog, one, own)
     there = yield from find_certificates(home.database_id, [own.facts.thumbprint, theirs.facts.thumbprint])
     known = {thumbprint: certificate for thumbprint, certificate in there.items() if certificate.facts.is_valid(now)}
@@ -94,7 +94,7 @@ def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: LocalService,
     return Actor(peer.owner_id, keeper.owner_id, one.owner_id, bound_id)
 
 
-def _open(catalog: Catalog, one: Beginning, own: UserCertificate) -> Steps[None]:
+def _open(catalog: Catalog, one: UndecidedDialog, own: UserCertificate) -> Steps[None]:
     """Check that the broker can open the private key of the initiating service's owner."""
     if one.master_key is None or one.master_key.by_service_master_key is None:
         raise BrokerError(28050)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.catalog.catalog import Catalog, find_labels
 from servicebroker.engine.catalog.priorities import PRIORITY
-from servicebroker.engine.conversation.endpoints import Endpoint, never_opened
+from servicebroker.engine.conversation.endpoints import Endpoint, is_unopened
 from servicebroker.engine.delivery.impersonation import Actor, find_actor
 from servicebroker.engine.remote.local_topology import ChancePick, find_topology
 from servicebroker.engine.remote.missing_routes import ask
@@ -32,7 +32,7 @@ SQL = SqlFile(__file__)
 NO_TRANSPORT = RULES[9748].text.format("Service Broker")
 
 
-class Found(NamedTuple):
+class StableRoute(NamedTuple):
     """Routes that, in this version, lead every conversation of the same services and contract to this broker."""
 
     routes_version: int
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
     refusal: BrokerError | None = None
     waits: str = ""
-    found: Found | None = None
+    found: StableRoute | None = None
 
 
 def lock_service(name: str) -> Statement:
@@ -62,7 +62,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     The routes of the initiator's database decide where (docs/reference/rules.md#routing). A missing service is no
     error: messages wait. The caller has called `lock_service` before it locked the initiator.
     """
-    if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):
+    if not initiator.is_initiator or (initiator.send_sequence and not (yield from is_unopened(initiator))):
         return Outcome(refusal=BrokerError(8462))
     if initiator.obstacle:
         return Outcome(waits=initiator.obstacle)
@@ -139,7 +139,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     lasts = routes.is_timeless and not pick.was_asked and not decision.through_outside and actor is None
     if not lasts or (home.database_id != initiator.database_id and len(located.homes) > 1):
         return Outcome()
-    return Outcome(found=Found(own.routes_version, destination.broker_instance))
+    return Outcome(found=StableRoute(own.routes_version, destination.broker_instance))
 
 
 def _acting(initiator: Endpoint, actor: Actor | None) -> Endpoint:

@@ -27,7 +27,7 @@ def park(
     `validation` is the letter under which the peer has accepted them, None if it was not asked. `body_id` is the shared
     body that stands for the only element of `contents`.
     """
-    for portion in enqueue.portions(contents if body_id is None else [None]):
+    for portion in enqueue.split_batch(contents if body_id is None else [None]):
         yield Statement(
             "parking.park",
             "with sender as ("

@@ -89,9 +89,9 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     return busy + [handle for handle in wanted if handle not in free]
 
 
-def oldest_writer() -> Steps[int]:
+def find_oldest_writer() -> Steps[int]:
     """Return the oldest running transaction, or the next id: all before it have ended, and are visible from now on."""
-    rows = yield SQL("oldest_writer")
+    rows = yield SQL("find_oldest_writer")
     return int(rows[0][0])
 
 
@@ -269,7 +269,7 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
     rows = yield Statement("transmission.deliver.enqueue", enqueue.deliver(queue_id), (handles,))
     priorities: list[int] = rows[0][0] or []
     for priority, many in Counter(priorities).items():
-        catalog.enqueued(priority, many)
+        catalog.count_enqueued(priority, many)
     if ends:
         yield from _finish([handle for handle, _ in ends], [handle for handle, is_error in ends if is_error], now)
 

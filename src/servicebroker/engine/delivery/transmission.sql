@@ -20,7 +20,7 @@ select e.conversation_handle from servicebroker.transmission_queue t
 join servicebroker.conversation_endpoints e using (conversation_handle)
 where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 order by t.enqueue_time
 
--- name: oldest_writer
+-- name: find_oldest_writer
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint
 
 -- name: deliverable.find_unopened

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from servicebroker.engine.activation.clause import OWNER_ID
-from servicebroker.engine.catalog.alter import dropped_queues
+from servicebroker.engine.catalog.alter import find_dropped_queues
 from servicebroker.engine.delivery.transmission import PATH_IS_FREE
 from servicebroker.engine.diagnosis.queue_counts import in_parts, stored_queues
 from servicebroker.model.errors import BrokerError
@@ -152,7 +152,7 @@ def check(now: datetime) -> Steps[Report]:
             texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in some)
             found = yield Statement("consistency.check.queues", " union all ".join(texts), prepared=False)
             findings += _findings(number, found)
-    findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
+    findings += _findings(8444, [(queue_id,) for queue_id in (yield from find_dropped_queues())])
     findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MAX_FINDINGS))])
     findings += _findings(8992, [(fault,) for fault in (yield from tampered())])
     return Report(analyzed, findings)

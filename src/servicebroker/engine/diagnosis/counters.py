@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, FLOWS, TRANSMISSION_QUEUE, queue_statuses
 from servicebroker.engine.diagnosis.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
-from servicebroker.engine.security.certificate_ages import EXPIRY_WARNING, certificates_in_use
+from servicebroker.engine.security.certificate_ages import EXPIRY_WARNING, find_used_certificates
 from servicebroker.model import names
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -162,7 +162,7 @@ def _certificates() -> Steps[list[Counter]]:
     """The remaining validity of certificates in use; those of a domain only if they are not renewed."""
     rows = yield SQL("certificates")
     now = rows[0][0]
-    found = yield from certificates_in_use(now)
+    found = yield from find_used_certificates(now)
     left = [((one.database, one.user, one.name), (one.expires - now).total_seconds()) for one in found]
     return [
         Counter(

@@ -35,9 +35,9 @@ from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.remote.refusals import find_refusals
 from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
-from servicebroker.engine.security.certificate_ages import certificates_in_use
+from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.engine.security.logins import find_connect
-from servicebroker.engine.security.role_rights import rights_of
+from servicebroker.engine.security.role_rights import find_rights_of
 from servicebroker.model import names
 from servicebroker.model.daemon_reports import DaemonReport
 from servicebroker.model.errors import BrokerError
@@ -76,7 +76,7 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         f"group by 1, 2 order by 4 limit {_MAX_ROWS}",
     )
     sessions = yield Statement("facts.gather.find_sessions", f"{_SESSIONS} order by a.xact_start limit {_MAX_ROWS}")
-    certificates = yield from certificates_in_use(now)
+    certificates = yield from find_used_certificates(now)
     connect, membership = (yield from find_connect()), (yield from find_membership())
     settings = yield SQL("gather.find_settings")
     daemons = yield Statement(
@@ -186,7 +186,7 @@ _IS_STRANGER = f"not r.rolsuper and not {is_owner('r.oid')} and not {has_tables(
 
 
 def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
-    rights = yield from rights_of()
+    rights = yield from find_rights_of()
     words = ", ".join(f"({number}, '{word}')" for number, word in _LOCK_WORDS.items())
     blockers = yield Statement(
         "facts.neighbours.find_blockers",

@@ -15,7 +15,7 @@ from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, ROUND_FAILED, Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
-from servicebroker.engine.security.certificate_ages import InUse
+from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, DaemonReport, Subject
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.security.certificates import Facts as CertificateFacts
@@ -225,7 +225,7 @@ class Facts(NamedTuple):
     queues: list[QueueFacts]
     waits: list[WaitFacts]
     sessions: list[SessionFacts]
-    certificates: list[InUse]
+    certificates: list[UsedCertificate]
     settings: dict[str, str]
     daemon: DaemonFacts | None
     endpoint: str | None  # its state
@@ -315,7 +315,7 @@ def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: date
         said = f"It is up, but refuses this connection, so that most cannot be known: {problem}"
         advice = "Correct the role, the password or the database in the URL, or let the role in by pg_hba.conf."
     found = [Finding("PostgreSQL", said, advice)]
-    own = [InUse("", "", one.subject, True, one.expiry_date) for one in certificates]
+    own = [UsedCertificate("", "", one.subject, True, one.expiry_date) for one in certificates]
     return [*found, *(_certificate(one, now) for one in own if one.is_expiring(now))]
 
 
@@ -711,7 +711,7 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _certificate(one: InUse, now: datetime) -> Finding:
+def _certificate(one: UsedCertificate, now: datetime) -> Finding:
     over = f"{'has expired' if one.expires <= now else 'expires'} on {one.expires:%Y-%m-%d}"
     if one.problem:
         return Finding(

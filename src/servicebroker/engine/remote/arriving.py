@@ -20,7 +20,12 @@ from servicebroker.engine.catalog.catalog import Catalog, Usages, find_usages
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import close_endpoints
 from servicebroker.engine.conversation.enqueue import RANK_DATA, RANK_ERROR
-from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import (
+    ConversationFailure,
+    drop_waiting,
+    fail_endpoints,
+    store_remote_error,
+)
 from servicebroker.engine.conversation.validation import Sender, rejection
 from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
 from servicebroker.engine.remote.remote_opening import (
@@ -445,7 +450,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
         if messages:
             yield Statement(
                 "arriving.deliver.enqueue",
-                enqueue.arrive(queue_id),
+                enqueue.insert_arrived(queue_id),
                 (
                     *map(list, zip(*_runs(messages), strict=True)),
                     Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
@@ -473,7 +478,7 @@ def _not_kept(plan: Plan) -> set[int]:
 
 
 def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
-    """Return the parameters of `enqueue.arrive`."""
+    """Return the parameters of `enqueue.insert_arrived`."""
     runs: list[tuple[object, ...]] = []
     start = 1
     for handle, alike, *rest in messages:
@@ -489,7 +494,7 @@ def _conclude(plans: list[Plan], now: datetime) -> Steps[None]:
     for plan in plans:
         endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
         if plan.failure is not None:
-            yield tell_remote([handle], ConversationFailure.of(plan.failure.to_sender))
+            yield store_remote_error([handle], ConversationFailure.of(plan.failure.to_sender))
             yield from fail_endpoints([handle], plan.failure.to_receiver)
             continue
         if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it

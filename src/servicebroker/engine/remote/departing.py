@@ -17,7 +17,7 @@ from msgspec import structs
 
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import close_endpoints
-from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_with, tell_remote
+from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_with, store_remote_error
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.local_topology import ChancePick, LocalInstance, LocalTopology, find_topology
 from servicebroker.engine.remote.missing_routes import ask
@@ -359,7 +359,7 @@ def diverge(diverged: Mapping[UUID, Diverged], now: datetime) -> Steps[list[UUID
     done = yield from fail({handle: side.own for handle, side in diverged.items()}, now)
     yield _be_remote(done)
     for handle in done:
-        yield tell_remote([handle], ConversationFailure(*structs.astuple(diverged[handle].far)))
+        yield store_remote_error([handle], ConversationFailure(*structs.astuple(diverged[handle].far)))
     return done
 
 

@@ -66,7 +66,7 @@ def deliver_free(handle: UUID, now: datetime) -> Steps[None]:
 def _enqueue(locked: list[UUID], now: datetime) -> Steps[None]:
     queues = yield SQL("enqueue.by_queue", (locked,))
     for queue_id, handles in queues:
-        yield Statement("waiting_arrivals.enqueue.arrive", enqueue.arrive_kept(queue_id), (handles,))
+        yield Statement("waiting_arrivals.enqueue.arrive", enqueue.insert_kept(queue_id), (handles,))
         rows = yield SQL("enqueue.find_ends", (handles,))
         ends: list[Ended] = []
         states: dict[UUID, EndpointState] = {}

@@ -1,6 +1,6 @@
 -- The statements of certificate_ages.py.
 
--- name: certificates_in_use
+-- name: find_used_certificates
 select distinct on (d.name, p.name) d.name, p.name, c.name, c.private_key is not null, c.expiry_date
 from servicebroker.certificates c join servicebroker.databases d using (database_id)
 join servicebroker.principals p on p.database_id = c.database_id and p.principal_id = c.owner_id

@@ -13,7 +13,7 @@ from servicebroker.engine.catalog.definer import Definer
 from servicebroker.engine.security import authorization
 from servicebroker.engine.security.authorization import Lookup, authorize, find_rights, forget_permissions
 from servicebroker.engine.security.principals import OWNED, Principal, find_owner, find_principal
-from servicebroker.engine.security.tsql_objects import registered
+from servicebroker.engine.security.tsql_objects import look_up_registered
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import (
@@ -62,7 +62,7 @@ _LOOKUPS: dict[str, tuple[Kind, Callable[[str], Lookup]]] = {
     "certificate": (Kind.CERTIFICATE, authorization.certificate),
     "user": (Kind.USER, authorization.user_named),
     "schema": (Kind.SCHEMA, authorization.schema),
-    "tsql_object": (Kind.OBJECT, registered),
+    "tsql_object": (Kind.OBJECT, look_up_registered),
 }
 
 

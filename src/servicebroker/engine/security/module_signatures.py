@@ -47,27 +47,27 @@ def forget_signatures(module_id: int) -> Steps[None]:
     yield SQL("forget_signatures", (module_id,))
 
 
-def users_of(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
+def find_users(database_id: int, signers: Iterable[bytes]) -> Steps[tuple[int, ...]]:
     """Return the users of a database that are mapped to these certificates, given by their thumbprints."""
-    rows = yield SQL("users_of", (database_id, list(signers)))
+    rows = yield SQL("find_users", (database_id, list(signers)))
     return tuple(principal_id for (principal_id,) in rows)
 
 
-def logins_of(signers: Iterable[bytes]) -> Steps[list[Login]]:
+def find_logins(signers: Iterable[bytes]) -> Steps[list[Login]]:
     """Return the logins that are mapped to these certificates."""
-    rows = yield SQL("logins_of", (list(signers),))
+    rows = yield SQL("find_logins", (list(signers),))
     return [Login(name, login_id) for name, login_id in rows]
 
 
-def are_believed(database_id: int, database: str, signers: Iterable[bytes]) -> Steps[bool]:
+def are_trusted(database_id: int, database: str, signers: Iterable[bytes]) -> Steps[bool]:
     """Check whether a database trusts the principal of another database's module: a signer needs AUTHENTICATE."""
     given = list(signers)
     (need,) = NEEDS["AUTHENTICATE"]
-    for principal_id in (yield from users_of(database_id, given)):
+    for principal_id in (yield from find_users(database_id, given)):
         rights = yield from find_rights(database_id, principal_id, database)
         if rights.has(need, Securable(Kind.DATABASE, 0, DBO_ID, database)):
             return True
-    for login in (yield from logins_of(given)):
+    for login in (yield from find_logins(given)):
         try:
             yield from authorize_login(login, "AUTHENTICATE SERVER")
         except BrokerError:

@@ -11,9 +11,9 @@ returning 1
 -- name: forget_signatures
 delete from servicebroker.module_signatures where module_id = $1
 
--- name: users_of
+-- name: find_users
 select principal_id from servicebroker.principals where database_id = $1
 and certificate_thumbprint = any ($2) order by principal_id
 
--- name: logins_of
+-- name: find_logins
 select name, login_id from servicebroker.logins where certificate_thumbprint = any ($1) order by login_id

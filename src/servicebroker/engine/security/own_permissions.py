@@ -18,13 +18,13 @@ from servicebroker.engine.security.authorization import (
     service,
     user_named,
 )
-from servicebroker.engine.security.tsql_objects import present
+from servicebroker.engine.security.tsql_objects import look_up_object
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import DBO_ID, IMPLIED_BY, Kind, Login, Securable, User, is_allowed
 from servicebroker.store.statements import Steps
 
 _LOOKUPS: dict[str, Callable[[str], Lookup]] = {
-    "OBJECT": present,
+    "OBJECT": look_up_object,
     "SCHEMA": schema,
     "USER": user_named,
     "MESSAGE TYPE": lambda name: message_types([name]),

@@ -54,25 +54,25 @@ def statements_of(operation: RightsChange) -> Steps[list[Statement]]:
     return (yield from _STATEMENTS[type(operation)](operation))
 
 
-def _granting(operation: GrantRights) -> Steps[list[Statement]]:
+def _plan_grant(operation: GrantRights) -> Steps[list[Statement]]:
     """Return the statements that make the role a user with these permissions, and take any right past the verbs."""
     role = operation.role
     yield from _check_role(role)
-    statements = [*(yield from _taking_direct(role)), *(yield from taking_from(role)), *_letting_in(role)]
+    statements = [*(yield from _plan_revoke_direct(role)), *(yield from taking_from(role)), *_plan_usage(role)]
     if operation.database is None:
         return statements
     database_id = yield from find_database(operation.database)
-    statements += yield from _making_user(role, database_id)
-    for kind, number, permission in (yield from _permissions(database_id, operation)):
+    statements += yield from _plan_user(role, database_id)
+    for kind, number, permission in (yield from _find_permissions(database_id, operation)):
         values = (database_id, kind.value, number, role, permission)
         statements += [
             Statement(
-                "role_rights.granting.delete_permissions",
+                "role_rights.plan_grant.delete_permissions",
                 f"delete from servicebroker.permissions where {_OF_ROLE} and state = '{DENY}'",
                 values,
             ),
             Statement(
-                "role_rights.granting.insert_permissions",
+                "role_rights.plan_grant.insert_permissions",
                 "insert into servicebroker.permissions select $1, $2, $3, principal_id, "
                 f"{DBO_ID}, $5, '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $4 "
                 "on conflict do nothing",
@@ -82,7 +82,7 @@ def _granting(operation: GrantRights) -> Steps[list[Statement]]:
     return [*statements, renew_versions()]
 
 
-def _revoking(operation: RevokeRights) -> Steps[list[Statement]]:
+def _plan_revoke(operation: RevokeRights) -> Steps[list[Statement]]:
     """Return the statements that take these permissions back; without names all in the database.
 
     Without a database they take every right of the role, and what it was granted in every database. A DENY stays.
@@ -92,42 +92,42 @@ def _revoking(operation: RevokeRights) -> Steps[list[Statement]]:
     if operation.database is None:
         fence = "servicebroker_fence"
         return [
-            *(yield from _taking_direct(role)),
+            *(yield from _plan_revoke_direct(role)),
             *(yield from taking_from(role)),
             Statement(
-                "role_rights.revoking.functions",
+                "role_rights.plan_revoke.functions",
                 f"revoke all on all functions in schema {fence} from {quoted(role)}",
                 prepared=False,
             ),
             Statement(
-                "role_rights.revoking.tables",
+                "role_rights.plan_revoke.tables",
                 f"revoke all on all tables in schema {fence} from {quoted(role)}",
                 prepared=False,
             ),
             Statement(
-                "role_rights.revoking.schema", f"revoke all on schema {fence} from {quoted(role)}", prepared=False
+                "role_rights.plan_revoke.schema", f"revoke all on schema {fence} from {quoted(role)}", prepared=False
             ),
-            SQL("revoking.delete_fenced_roles", (role,)),
+            SQL("plan_revoke.delete_fenced_roles", (role,)),
             # or the next grant of one permission would bring the others back
-            SQL("revoking.permissions_everywhere", (role, DENY)),
+            SQL("plan_revoke.permissions_everywhere", (role, DENY)),
             renew_versions(),
         ]
     database_id = yield from find_database(operation.database)
-    permissions = yield from _permissions(database_id, operation)
+    permissions = yield from _find_permissions(database_id, operation)
     statements = [
         Statement(
-            "role_rights.revoking.permissions",
+            "role_rights.plan_revoke.permissions",
             f"delete from servicebroker.permissions where {_OF_ROLE}",
             (database_id, kind.value, number, role, permission),
         )
         for kind, number, permission in permissions
     ]
     if not permissions:
-        statements = [SQL("revoking.permissions_in_database", (database_id, role))]
+        statements = [SQL("plan_revoke.permissions_in_database", (database_id, role))]
     return [*statements, renew_versions()]
 
 
-def closing_locks() -> Steps[list[Statement]]:
+def plan_lock_closing() -> Steps[list[Statement]]:
     """Return the statements that restrict our lock functions to roles that run the verbs on our tables."""
     return closing((yield from find_lock_rights()), for_all=True)
 
@@ -183,33 +183,33 @@ def _check_role(role: str) -> Steps[None]:
         )
 
 
-def _letting_in(role: str) -> list[Statement]:
+def _plan_usage(role: str) -> list[Statement]:
     to = quoted(role)
     return [
         Statement(
-            "role_rights.letting_in.grant_usage", f"grant usage on schema servicebroker_fence to {to}", prepared=False
+            "role_rights.plan_usage.grant_usage", f"grant usage on schema servicebroker_fence to {to}", prepared=False
         ),
         Statement(
-            "role_rights.letting_in.grant_select", f"grant select on servicebroker_fence.caller to {to}", prepared=False
+            "role_rights.plan_usage.grant_select", f"grant select on servicebroker_fence.caller to {to}", prepared=False
         ),
         Statement(
-            "role_rights.letting_in.grant_execute",
+            "role_rights.plan_usage.grant_execute",
             f"grant execute on all functions in schema servicebroker_fence to {to}",
             prepared=False,
         ),
-        SQL("letting_in.insert_fenced_roles", (role,)),
+        SQL("plan_usage.insert_fenced_roles", (role,)),
     ]
 
 
-def _taking_direct(role: str) -> Steps[list[Statement]]:
+def _plan_revoke_direct(role: str) -> Steps[list[Statement]]:
     """Return statements that revoke the role's direct rights in our own schemas, if it has any."""
-    rows = yield SQL("taking_direct.find_rights", (role,))
+    rows = yield SQL("plan_revoke_direct.find_rights", (role,))
     if not rows[0][0]:
         return []
     what = ("all tables in schema", "all sequences in schema", "all functions in schema", "schema")
     return [
         Statement(
-            "role_rights.taking_direct.revoke",
+            "role_rights.plan_revoke_direct.revoke",
             f"revoke all on {one} servicebroker, sys from {quoted(role)}",
             prepared=False,
         )
@@ -217,15 +217,15 @@ def _taking_direct(role: str) -> Steps[list[Statement]]:
     ]
 
 
-def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
+def _plan_user(role: str, database_id: int) -> Steps[list[Statement]]:
     """Return statements that create a user of the role's name, if missing, and let it connect."""
-    rows = yield SQL("making_user.find_principals", (database_id, role))
+    rows = yield SQL("plan_user.find_principals", (database_id, role))
     is_user, is_taken = rows[0]
     if is_taken and not is_user:
         raise BrokerError(15023, role)
-    made = SQL("making_user.insert_principals", (database_id, role))
+    made = SQL("plan_user.insert_principals", (database_id, role))
     connects = Statement(
-        "role_rights.making_user.insert_permissions",
+        "role_rights.plan_user.insert_permissions",
         f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO_ID}, "
         f"'CONNECT', '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $2 "
         "on conflict do nothing",
@@ -234,7 +234,7 @@ def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
     return [connects] if is_user else [made, connects]
 
 
-def _permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[Kind, int, str]]]:
+def _find_permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[Kind, int, str]]]:
     """Return the objects by id, each with the permission."""
     found = []
     for queue in operation.receive:
@@ -242,14 +242,15 @@ def _permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[
         found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
     for service in operation.send:
         rows = yield SQL(
-            "permissions.find_contracts_used", (database_id, names.checked("service", service), names.FIRST_USER_ID)
+            "find_permissions.find_contracts_used",
+            (database_id, names.checked("service", service), names.FIRST_USER_ID),
         )
         if not rows:
             raise BrokerError(15151, "find", "service", service)
         number, contracts = rows[0]
         found += [(Kind.SERVICE, number, "SEND"), *((Kind.CONTRACT, one, "REFERENCES") for one in contracts)]
     for contract in operation.contracts:
-        rows = yield SQL("permissions.find_contracts", (database_id, names.checked("service contract", contract)))
+        rows = yield SQL("find_permissions.find_contracts", (database_id, names.checked("service contract", contract)))
         if not rows:
             raise BrokerError(15151, "find", "service contract", contract)
         found.append((Kind.CONTRACT, rows[0][0], "REFERENCES"))
@@ -257,8 +258,8 @@ def _permissions(database_id: int, operation: RightsChange) -> Steps[list[tuple[
 
 
 _STATEMENTS: Mapping[type[RightsChange], Callable[[Any], Steps[list[Statement]]]] = {
-    GrantRights: _granting,
-    RevokeRights: _revoking,
+    GrantRights: _plan_grant,
+    RevokeRights: _plan_revoke,
 }
 
 
@@ -273,7 +274,7 @@ def apply(operation: RightsChange) -> Steps[None]:
 # ---------------------------------------------------------------- showing
 
 
-def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
+def find_rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     """Return the rights of one role, or of every role with rights in the instance, from PostgreSQL's catalogs.
 
     Rights through other roles, or through public, count as its own.
@@ -284,7 +285,7 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     if role is not None:
         names.checked("role", role)
     roles = yield Statement(
-        "role_rights.rights_of",
+        "role_rights.find_rights_of",
         "select rolname::text, case when rolsuper then 'it is a superuser' "
         f"when oid = {OWNER} then 'it owns the schema' "
         f"when pg_has_role(oid, {OWNER}, 'member') then 'it is a member of ' || {OWNER}::regrole else '' end, "
@@ -296,8 +297,8 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     )
     if role is not None and not roles:
         raise BrokerError(15007, role)
-    direct = yield from _direct([name for name, as_owner, *_ in roles if not as_owner])
-    users = yield from _users()
+    direct = yield from _find_direct_rights([name for name, as_owner, *_ in roles if not as_owner])
+    users = yield from _find_users()
     return [
         RoleRights(name, as_owner, has_verbs, direct[name], users[name])
         for name, as_owner, has_verbs, is_user in roles
@@ -305,19 +306,19 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     ]
 
 
-def _direct(roles: list[str]) -> Steps[dict[str, list[str]]]:
-    rows = yield SQL("direct", (roles,))
+def _find_direct_rights(roles: list[str]) -> Steps[dict[str, list[str]]]:
+    rows = yield SQL("find_direct_rights", (roles,))
     found: dict[str, list[str]] = defaultdict(list)
     for role, right in rows:
         found[role].append(right)
     return found
 
 
-def _users() -> Steps[dict[str, dict[str, list[str]]]]:
+def _find_users() -> Steps[dict[str, dict[str, list[str]]]]:
     """Return by role its principal in each database, and the grants and denials of that principal and its roles."""
     words = ", ".join(f"({kind.value}, '{word}')" for kind, word in KIND_WORDS.items())
     rows = yield Statement(
-        "role_rights.users",
+        "role_rights.find_users",
         "with recursive identities (role, database_id, principal_id, id) as ("
         "select postgres_role, database_id, principal_id, unnest(array[principal_id, "
         f"{PUBLIC_ID}]) from servicebroker.principals where postgres_role is not null "

@@ -1,20 +1,20 @@
 -- The statements of role_rights.py.
 
--- name: revoking.delete_fenced_roles
+-- name: plan_revoke.delete_fenced_roles
 delete from servicebroker.fenced_roles where postgres_role = $1
 
--- name: revoking.permissions_everywhere
+-- name: plan_revoke.permissions_everywhere
 delete from servicebroker.permissions where state <> $2 and (database_id, grantee_id) in
 (select database_id, principal_id from servicebroker.principals where postgres_role = $1)
 
--- name: revoking.permissions_in_database
+-- name: plan_revoke.permissions_in_database
 delete from servicebroker.permissions where database_id = $1 and grantee_id = (select principal_id
 from servicebroker.principals where database_id = $1 and postgres_role = $2)
 
--- name: letting_in.insert_fenced_roles
+-- name: plan_usage.insert_fenced_roles
 insert into servicebroker.fenced_roles (postgres_role) values ($1) on conflict do nothing
 
--- name: taking_direct.find_rights
+-- name: plan_revoke_direct.find_rights
 select exists (select from pg_namespace n left join pg_class c on c.relnamespace = n.oid
 left join pg_attribute t on t.attrelid = c.oid and t.attacl is not null
 cross join lateral (select * from aclexplode(n.nspacl) union all select * from aclexplode(c.relacl)
@@ -24,22 +24,22 @@ or exists (select from pg_proc p cross join aclexplode(p.proacl) a
 where p.pronamespace = 'servicebroker'::regnamespace and a.grantee = r.oid)
 from pg_roles r where rolname = $1
 
--- name: making_user.find_principals
+-- name: plan_user.find_principals
 select exists (select from servicebroker.principals where database_id = $1 and postgres_role = $2),
 exists (select from servicebroker.principals where database_id = $1 and lower(name) = lower($2))
 
--- name: making_user.insert_principals
+-- name: plan_user.insert_principals
 insert into servicebroker.principals (database_id, name, is_role, postgres_role) values ($1, $2, false, $2)
 
--- name: permissions.find_contracts_used
+-- name: find_permissions.find_contracts_used
 select s.service_id, array(select service_contract_id from servicebroker.service_contract_usages u
 where u.service_id = s.service_id and service_contract_id >= $3 order by 1)
 from servicebroker.services s where s.database_id = $1 and s.name = $2
 
--- name: permissions.find_contracts
+-- name: find_permissions.find_contracts
 select service_contract_id from servicebroker.service_contracts where database_id = $1 and name = $2
 
--- name: direct
+-- name: find_direct_rights
 with ours as materialized (select c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) as name
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
   where n.nspname in ('servicebroker', 'servicebroker_fence') and c.relkind in ('r', 'p', 'v', 'm', 'S')

@@ -33,7 +33,7 @@ class Keys(NamedTuple):
     exchange: bytes | None = None
 
 
-class Beginning(NamedTuple):
+class UndecidedDialog(NamedTuple):
     """The facts that decide on the security of a conversation that begins here.
 
     `owner_id` owns the initiating service; `remote_id` is the user of the binding, None without one.
@@ -50,7 +50,7 @@ class Beginning(NamedTuple):
 
 
 class _BeginningRow(NamedTuple):
-    """A row of `find_beginnings`; `is_anonymous` and `remote_id` are those of the binding."""
+    """A row of `find_undecided`; `is_anonymous` and `remote_id` are those of the binding."""
 
     conversation_handle: UUID
     database_id: int
@@ -63,11 +63,11 @@ class _BeginningRow(NamedTuple):
     by_service_master_key: bytes | None
 
 
-def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
+def find_undecided(handles: Sequence[UUID]) -> Steps[list[UndecidedDialog]]:
     """Return those of these endpoints that are initiators with undecided security."""
-    rows = yield SQL("find_beginnings", (list(handles),))
+    rows = yield SQL("find_undecided", (list(handles),))
     return [
-        Beginning(
+        UndecidedDialog(
             row.conversation_handle,
             row.database_id,
             row.database,
@@ -100,7 +100,7 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
     return found
 
 
-def chosen(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
+def choose_certificate(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
     """Return the certificate of a user for a conversation that begins.
 
     Raises:
@@ -112,13 +112,13 @@ def chosen(certificates: Sequence[UserCertificate], owner_id: int | None, now: d
     return found
 
 
-def signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
+def choose_signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
     """Return the certificate of a user whose private key is needed.
 
     Raises:
-        BrokerError: as `chosen`, 9733 it has no private key, 9737 the key is encrypted by a password.
+        BrokerError: as `choose_certificate`, 9733 it has no private key, 9737 the key is encrypted by a password.
     """
-    found = chosen(certificates, owner_id, now)
+    found = choose_certificate(certificates, owner_id, now)
     if found.key.encryption != BY_MASTER_KEY:
         raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
     return found

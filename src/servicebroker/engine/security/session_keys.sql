@@ -1,6 +1,6 @@
 -- The statements of session_keys.py.
 
--- name: find_beginnings
+-- name: find_undecided
 select e.conversation_handle, e.database_id, d.name, e.encryption, b.is_anonymous_on, s.owner_id,
 b.remote_principal_id, m.by_password, m.by_service_master_key
 from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id)

@@ -131,7 +131,7 @@ def all_certificates() -> Steps[list[TransportCertificate]]:
     return [_certificate(row) for row in rows]
 
 
-class Myself(NamedTuple):
+class OwnIdentity(NamedTuple):
     """The facts that a new certificate of ours needs: the instance, its endpoint and its certificates."""
 
     instance: UUID
@@ -139,13 +139,13 @@ class Myself(NamedTuple):
     certificates: list[TransportCertificate]
 
 
-def myself() -> Steps[Myself]:
+def find_identity() -> Steps[OwnIdentity]:
     """Return the identity of this instance."""
-    rows = yield SQL("myself")
-    return Myself(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
+    rows = yield SQL("find_identity")
+    return OwnIdentity(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
 
 
-def shown(
+def choose_own(
     endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
 ) -> TransportCertificate | None:
     """Return our certificate: the one that the endpoint names, else the oldest, if it can be used."""

@@ -12,5 +12,5 @@ update servicebroker.transport_certificates set by_password = $2 where certifica
 -- name: drop_certificate.delete_certificates
 delete from servicebroker.transport_certificates c where certificate_id = $1 and not exists (select from servicebroker.network_endpoints e where e.certificate_id = c.certificate_id) returning name
 
--- name: myself
+-- name: find_identity
 select instance_id from servicebroker.instance

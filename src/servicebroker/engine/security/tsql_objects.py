@@ -126,14 +126,14 @@ def create_schema(user: User, name: str) -> Steps[str]:
     return postgres_schema
 
 
-def schema_to_drop(user: User, name: str) -> Steps[str]:
+def find_schema_to_drop(user: User, name: str) -> Steps[str]:
     """Return the PostgreSQL schema of DROP SCHEMA, which the caller drops if it is empty; then `forget_schema`.
 
     Raises:
         BrokerError: 15151 no such schema, or the user may not.
     """
     yield from authorize(user, "DROP SCHEMA", schema(name))
-    rows = yield SQL("schema_to_drop", (user.database_id, name))
+    rows = yield SQL("find_schema_to_drop", (user.database_id, name))
     if not rows:
         raise BrokerError(15151, "drop", "schema", name)
     return str(rows[0][0])
@@ -161,7 +161,7 @@ def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> 
     yield from authorize(user, statement, schema(schema_name), subject=(shown,))
 
 
-def present(name: object) -> Lookup:
+def look_up_object(name: object) -> Lookup:
     """Look up the object of this name in the database, `name` or `schema.name`, queues included."""
 
     def look(user: User) -> Steps[list[Securable]]:
@@ -173,7 +173,7 @@ def present(name: object) -> Lookup:
     return look
 
 
-def registered(name: object) -> Lookup:
+def look_up_registered(name: object) -> Lookup:
     """Look up the object of this name, `name` or `schema.name`, to grant permissions on it; register it if needed."""
 
     def look(user: User) -> Steps[list[Securable]]:
@@ -184,7 +184,8 @@ def registered(name: object) -> Lookup:
         if found.major_id:
             return [found]
         rows = yield SQL(
-            "registered", (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own))
+            "look_up_registered",
+            (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own)),
         )
         return [found._replace(major_id=rows[0][0])]
 

@@ -3,10 +3,10 @@
 -- name: create_schema.update_queues
 update servicebroker.queues set schema_id = $3 where database_id = $1 and lower(schema_name) = lower($2)
 
--- name: schema_to_drop
+-- name: find_schema_to_drop
 select postgres_schema from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)
 
--- name: registered
+-- name: look_up_registered
 insert into servicebroker.tsql_objects (database_id, postgres_schema, postgres_name) values ($1, $2, $3)
 returning object_id
 

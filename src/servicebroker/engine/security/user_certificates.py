@@ -22,7 +22,7 @@ SQL = SqlFile(__file__)
 NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
 
 
-class KeptKey(NamedTuple):
+class StoredKey(NamedTuple):
     """A stored private key: `encryption` is one of the letters above."""
 
     encryption: str = NONE
@@ -36,7 +36,7 @@ class UserCertificate(NamedTuple):
     owner_id: int
     name: str
     is_active_for_begin_dialog: bool
-    key: KeptKey
+    key: StoredKey
     facts: Facts
 
 
@@ -53,7 +53,7 @@ def certificate_of(row: tuple[object, ...]) -> UserCertificate:
 
 
 def create_certificate(
-    database_id: int, operation: CreateCertificate, owner_id: int, facts: Facts, key: KeptKey
+    database_id: int, operation: CreateCertificate, owner_id: int, facts: Facts, key: StoredKey
 ) -> Steps[None]:
     """Store a certificate that was created or read.
 
@@ -100,7 +100,7 @@ def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCert
     return found
 
 
-def alter_certificate(user: User, operation: AlterCertificate, key: KeptKey | None) -> Steps[None]:
+def alter_certificate(user: User, operation: AlterCertificate, key: StoredKey | None) -> Steps[None]:
     """Change the given clauses; `key` is None to keep the private key."""
     name, is_active = operation.name, operation.active_for_begin_dialog
     yield from authorize(user, operation.permission, certificate(name))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from servicebroker.engine.catalog.event_notifications import is_told_of, post_ddl
+from servicebroker.engine.catalog.event_notifications import has_notification, post_ddl
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model.event_instances import Element, EventInstance
 from servicebroker.model.event_types import EVENTS, is_of_the_server
@@ -128,7 +128,7 @@ def _post_event(
 
     A statement without an event, such as OPEN MASTER KEY, posts none.
     """
-    if event not in EVENTS or not machine.context.ask(is_told_of(database.database_id, event)):
+    if event not in EVENTS or not machine.context.ask(has_notification(database.database_id, event)):
         return
     is_server_event = is_of_the_server(event)
     is_in_schema = kind in _KINDS_IN_SCHEMAS or kind in ("TABLE", "VIEW", "INDEX", "SEQUENCE", "OBJECT")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from servicebroker.engine.security.authorization import authorize, certificate
 from servicebroker.engine.security.module_signatures import add_signature, drop_signature, forget_signatures
 from servicebroker.engine.security.principals import check_execute_as
-from servicebroker.engine.security.tsql_objects import Use, forget, registered
+from servicebroker.engine.security.tsql_objects import Use, forget, look_up_registered
 from servicebroker.engine.security.user_certificates import find_certificate
 from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.errors import BrokerError
@@ -121,7 +121,7 @@ def _change_signatures(machine: Machine, statement: Definition) -> None:
     module = _SignedModule(object_id, str(name), text)
     schema = name.schema or "dbo"
     signers = [certificate(signer["certificate"]) for signer in statement.clauses["signers"]]
-    securable = registered(f"{schema}.{name.object}")
+    securable = look_up_registered(f"{schema}.{name.object}")
     with machine.atomic():  # the permission check itself registers the module as a securable
         machine.context.ask(authorize(database.user, f"{statement.verb} SIGNATURE", securable, *signers))
         for signer in statement.clauses["signers"]:

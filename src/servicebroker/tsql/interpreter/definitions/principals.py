@@ -9,7 +9,7 @@ from typing import Any
 from servicebroker import operations
 from servicebroker.engine.security.authorization import authorize, authorize_on_login, user_named
 from servicebroker.engine.security.logins import switch_login
-from servicebroker.engine.security.tsql_objects import create_schema, forget_schema, schema_to_drop
+from servicebroker.engine.security.tsql_objects import create_schema, find_schema_to_drop, forget_schema
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED, Kind
 from servicebroker.store.queue import quoted
@@ -149,7 +149,7 @@ def _drop_schema(machine: Machine, statement: Definition) -> None:
 
     def drop_object() -> None:
         with machine.atomic():
-            schema = machine.context.ask(schema_to_drop(database.user, name))
+            schema = machine.context.ask(find_schema_to_drop(database.user, name))
             machine.queries.define(f"drop schema if exists {quoted(schema)}")
             machine.context.ask(forget_schema(database.user, name))
 
