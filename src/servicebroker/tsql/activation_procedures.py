@@ -53,10 +53,10 @@ def _log_listener(output: Callable[[str], None]) -> Callable[[ScriptOutput], Non
 
 def resolve(database: Database, name: str) -> TsqlProcedure | None:
     """Return the procedure that `schema.procedure` names in the database, or None if it does not exist."""
-    schema, own = name_parts("procedure", name, 2)
+    schema, procedure = name_parts("procedure", name, 2)
     try:
         with database.instance.connection() as connection:
-            module = find_module(connection, database.database_id, schema, own)
+            module = find_module(connection, database.database_id, schema, procedure)
     except psycopg.errors.InsufficientPrivilege:  # the role may not run T-SQL
         return None
-    return None if module is None else TsqlProcedure(database.name, schema, own)
+    return None if module is None else TsqlProcedure(database.name, schema, procedure)

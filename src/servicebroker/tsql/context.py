@@ -67,7 +67,7 @@ class SessionVerbs(JoinedTransaction):
         if isinstance(operation, BeginDialog) and not transactions.dialogs:
             transactions.release_guard()
         if outcome := transactions.dialogs.run(self.engine, operation):
-            self._works()
+            self._mark_work()
             result: T = outcome[0]
             return result
         return super().run(operation)
@@ -81,12 +81,12 @@ class SessionVerbs(JoinedTransaction):
             if (
                 transactions.would_commit
                 and isinstance(self._machine.next_statement, CommitTransaction)
-                and not self._is_seen()
+                and not self._is_observed()
             ):
                 steps = self._and_commit(steps)
         return super()._do(steps)
 
-    def _is_seen(self) -> bool:
+    def _is_observed(self) -> bool:
         """Check whether tracing or events observe conversations, which must see each SEND by itself."""
         return tracing.is_on() or self.database.instance.events.watches_conversations
 
@@ -102,7 +102,8 @@ class SessionVerbs(JoinedTransaction):
             return result
         return (yield from resumed(first, steps))
 
-    def _works(self) -> None:
+    def _mark_work(self) -> None:
+        """Note that the open transaction has run a verb."""
         self._machine.context.has_worked = self._machine.transactions.count > 0
 
     def _received(self, queue_id: int, transaction: int) -> None:

@@ -313,7 +313,7 @@ class ControlFlowParser(DialogParser):
                 into.append(self.variable())
         return Fetch(line, direction, number, name, tuple(into))
 
-    def _assigns(self) -> str:
+    def _assignment_operator(self) -> str:
         """Read the operator of an assignment: =, += and so on."""
         return self.expect_any(*_ASSIGNMENT_OPERATORS)
 
@@ -325,7 +325,7 @@ class ControlFlowParser(DialogParser):
                 return SetVariable(line, name, Expression(f"{name}.{MUTATOR}{self.parenthesized()}", line))
             if self.word in (".", "::"):
                 self.refuse("A property or method of a variable", "Use columns, or xml.")
-            operator = self._assigns()
+            operator = self._assignment_operator()
             if self.take("CURSOR"):
                 return self._cursor_query(line, name, set(), is_variable=True)
             return _make_assignment(line, name, operator, self.expression())
@@ -462,7 +462,7 @@ class ControlFlowParser(DialogParser):
         assignments: list[SetVariable] = []
         self.at += 1
         while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _ASSIGNMENT_OPERATORS:
-            name, operator = self.variable(), self._assigns()
+            name, operator = self.variable(), self._assignment_operator()
             value_at = self.at
             value_end = expression_end(self.tokens, value_at, _CLAUSES)
             if value_end == value_at:

@@ -64,6 +64,7 @@ def translate_definition(writer: Writer, piece: Slice) -> Translation:
 
 
 def _statements(writer: Writer, reader: PieceReader) -> list[str]:
+    """Translate a definition by its first words."""
     verb = reader.word
     reader.at = 1
     if verb == "TRUNCATE" and reader.take("TABLE"):
@@ -102,6 +103,7 @@ def _read_table(writer: Writer, reader: PieceReader, *statements: str) -> tuple[
 
 
 def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
+    """Write CREATE TABLE, with comments, triggers and indexes as further statements."""
     table, qualified_name = _read_table(writer, reader, "CREATE TABLE")
     table_elements = read_elements(writer, table, reader.inside(), qualified_name.name)
     skip_storage(reader)
@@ -153,6 +155,7 @@ def _index_comment(table: str, qualified_name: ObjectName, name: str) -> str:
 
 
 def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
+    """Write ALTER TABLE."""
     table, qualified_name = _read_table(writer, reader, "ALTER TABLE")
     checks = not reader.take("WITH", "NOCHECK")
     checks_again = reader.take("WITH", "CHECK")
@@ -244,6 +247,7 @@ def _is_constraint(member: str) -> bool:
 
 
 def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
+    """Write ALTER COLUMN."""
     name = reader.identifier()
     if reader.word in ("ADD", "DROP"):
         change = f"{reader.word} {reader.peek(1)}"
@@ -316,6 +320,7 @@ _CONNECTION_FUNCTIONS = frozenset({"db_id", "db_name", "@@spid"})  # answered by
 
 
 def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[str]:
+    """Write CREATE or ALTER VIEW. Its comment holds the T-SQL text."""
     view, qualified_name = _read_table(writer, reader, statement)
     named = read_names(reader.inside()) if reader.word == "(" else []
     columns = f" ({', '.join(quote_identifier(each) for each in named)})" if named else ""
@@ -366,6 +371,7 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
 
 
 def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
+    """Write CREATE INDEX."""
     unique = "UNIQUE " if reader.take("UNIQUE") else ""
     if not reader.take("CLUSTERED"):
         reader.take("NONCLUSTERED")

@@ -96,6 +96,7 @@ def _visible_columns(table_elements: Elements, table: str) -> list[Source]:
 
 
 def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
+    """Read a column with its type, constraints and options."""
     reader = PieceReader(piece)
     name = reader.identifier()
     is_stamped = reader.quoted() in ROWVERSIONS
@@ -362,6 +363,7 @@ def _write_foreign_key(writer: Writer, reader: PieceReader) -> str:
 
 
 def _write_references(writer: Writer, reader: PieceReader) -> str:
+    """Read REFERENCES table (columns) with its actions."""
     if not reader.take("REFERENCES"):
         raise reader.failure()
     target = table_name(writer, object_name(read_table(reader.dotted())))

@@ -136,6 +136,7 @@ def _find_function(writer: Writer, name: str, written_name: str, number: int = 4
 def _write_call(
     writer: Writer, name: str, written_name: str, function: UserFunction | None, arguments: list[exp.Expression]
 ) -> str:
+    """Write the call with its arguments, converted to the types of the parameters. DEFAULT becomes the default."""
     if function is None:
         return f"{name}({', '.join(typed_text(write_value(writer, each)) for each in arguments)})"
     if len(arguments) < len(function.parameters):

@@ -169,7 +169,7 @@ class Compiler:
             case Cast(inside, name):
                 return self._cast(inside, name, within)
             case Constructor():
-                return self._made(expression, within)
+                return self._constructor(expression, within)
             case Call() if expression.name not in _CONDITIONS:
                 return self._call(expression, within)
             case Binary(sign, left, right) if sign not in _SIGNS and sign not in ("or", "and"):
@@ -193,10 +193,11 @@ class Compiler:
                 test = f"{negated}({self.condition(condition, inner)})"
                 return f"{negated}EXISTS (SELECT FROM {', '.join(sources)} WHERE {test})"
             case Call(name, arguments) if name in _CONDITIONS:
-                return self._asked(name, arguments, within)
+                return self._boolean_function(name, arguments, within)
         return f"tsql.xq_true({self.sequence(expression, within)})"
 
-    def _asked(self, name: str, arguments: tuple[Expression, ...], within: DynamicContext) -> str:
+    def _boolean_function(self, name: str, arguments: tuple[Expression, ...], within: DynamicContext) -> str:
+        """Write a function that returns a condition: not, empty, exists, contains and others."""
         _check_arity(
             name, arguments, 0 if name in ("true", "false") else 2 if name in ("contains", "starts-with") else 1
         )
@@ -214,6 +215,7 @@ class Compiler:
         return f"tsql.xq_string({self.sequence(expression, within)})"
 
     def _outside(self, expression: SqlReference) -> str:
+        """Write a variable or column of T-SQL as a sequence."""
         value = self._value(expression)
         kind = None if value.type is None else type_family(value.type)
         if _is_binary(value):
@@ -290,6 +292,7 @@ class Compiler:
         return items
 
     def _filtered(self, items: str, predicate: Expression, within: DynamicContext) -> str:
+        """Write the items that satisfy a predicate. A number selects a position."""
         match predicate:
             case Literal(text, True) if is_whole(text) and (place := parse_whole_number(text)) > 0:
                 return f"tsql.xq_of(({items}) -> {place - 1})"
@@ -330,6 +333,7 @@ class Compiler:
         return sources, places, within
 
     def _flwor(self, expression: Flwor, within: DynamicContext) -> str:
+        """Write a FLWOR expression as one aggregation over LATERAL sources."""
         sources, places, inner = self._sources(
             tuple(clause for clause in expression.clauses if clause.kind != "where"), within
         )
@@ -368,6 +372,7 @@ class Compiler:
         return _FUNCTIONS[name].replace("{0}", self.sequence(arguments[0], within))
 
     def _cast(self, expression: Expression, name: str, within: DynamicContext) -> str:
+        """Write a cast of each item to a type."""
         if name not in _TYPES:
             raise not_supported(f"The type {name} in XQuery", f"The supported types are {', '.join(sorted(_TYPES))}.")
         items, written = self.sequence(expression, within), self._coding(expression)
@@ -388,7 +393,8 @@ class Compiler:
                 return "base64"
         return ""
 
-    def _made(self, expression: Constructor, within: DynamicContext) -> str:
+    def _constructor(self, expression: Constructor, within: DynamicContext) -> str:
+        """Write constructed elements and text as a sequence of nodes."""
         written = []
         for piece in expression.pieces:
             if isinstance(piece, str):

@@ -502,7 +502,7 @@ class _XQueryReader:
             self._need(".")
             return ContextItem()
         if self.text.startswith("<", self.place):
-            return self._made()
+            return self._constructor()
         for word in ("element", "attribute", "text"):
             if (constructor := self._computed(word)) is not None:
                 return constructor
@@ -543,7 +543,7 @@ class _XQueryReader:
         pieces = (content,) if named is None else (f"<{named[0]}>", content, f"</{named[0]}>")
         return Constructor(pieces, tuple(self.namespaces.items()))
 
-    def _made(self) -> Constructor:
+    def _constructor(self) -> Constructor:
         """Parse an element written as XML, up to its end tag."""
         pieces: list[str | EnclosedExpression] = []
         depth, start = 0, self.place

@@ -62,6 +62,7 @@ def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
 
 @writes_value(exp.Sum, exp.Avg)
 def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
+    """Write SUM and AVG, with the result type of SQL Server."""
     allow_only(node, "this")
     distinct, value = _operand(writer, node.this)
     name = "sum" if isinstance(node, exp.Sum) else "avg"
@@ -177,6 +178,7 @@ def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = N
 
 
 def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
+    """Write an item of ORDER BY."""
     key = node.this
     down = " DESC NULLS LAST" if node.args.get("desc") else " NULLS FIRST"
     if isinstance(key, exp.Literal) and not key.is_string:
@@ -206,6 +208,10 @@ _MONEY_PREFIX, _MONEY_SUFFIX = "tsql.to_money((", ")::numeric)::numeric(19,4)"
 
 @writes_value(exp.Window)
 def _window(writer: Writer, node: exp.Window) -> Sql:
+    """Write a function with OVER.
+
+    A cast or rounding around the aggregate must enclose OVER too.
+    """
     allow_only(node, "this", "partition_by", "order", "spec", "over", "alias")
     over = f"OVER {_definition(writer, node)}"
     percentile = _percentile(writer, node.this, over) if isinstance(node.this, exp.WithinGroup) else None
@@ -257,6 +263,7 @@ _RANK_FUNCTIONS: dict[type[exp.Expression], str] = {
 
 
 def _write_window_function(writer: Writer, node: exp.Expression) -> Sql:
+    """Write the function before OVER."""
     if isinstance(node, exp.WithinGroup):
         node = node.this
     if isinstance(node, exp.GroupConcat):
@@ -295,6 +302,7 @@ def _write_window_function(writer: Writer, node: exp.Expression) -> Sql:
 
 
 def _write_frame(spec: exp.WindowSpec) -> str:
+    """Write the frame of a window: ROWS or RANGE with its bounds."""
     allow_only(spec, "kind", "start", "start_side", "end", "end_side")
 
     def bound(limit: object, side: object) -> str:

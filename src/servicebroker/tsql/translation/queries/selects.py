@@ -210,6 +210,7 @@ def _find_self_reference(node: exp.Select, name: str) -> exp.Table | None:
 
 
 def _write_body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:
+    """Write a query without its common table expressions: FOR XML, UNION, a nested query or SELECT."""
     for_ = node.args.get("for_")
     if for_ is not None:
         kind = str(getattr(for_.args.get("kind"), "name", for_.args.get("kind"))).upper()
@@ -233,6 +234,7 @@ _SET_OPERATORS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Excep
 
 
 def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
+    """Write UNION, EXCEPT or INTERSECT. Columns of different types are converted."""
     allow_only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
     left = translate_query(writer, node.this, outermost=outermost, into=into)
     right = translate_query(writer, node.expression, outermost=False)
@@ -286,6 +288,7 @@ def _result_names(outputs: list[Output] | None, outermost: bool) -> dict[str, st
 
 
 def _write_select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> Query:
+    """Write a single SELECT."""
     allow_only(node, *_SELECT_CLAUSES, "with_", "into")
     if node.args.get("into") is not None and not into:
         raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
@@ -308,6 +311,7 @@ def _known_outputs(outputs: list[Output]) -> list[Output] | None:
 
 
 def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: list[Output], outermost: bool) -> str:
+    """Write the clauses of a SELECT around its list of outputs."""
     parts = ["SELECT" + (" DISTINCT" if node.args.get("distinct") else "")]
     if node.args.get("distinct") is not None:
         allow_only(node.args["distinct"])
@@ -473,6 +477,7 @@ def write_output(writer: Writer, node: exp.Expression, from_clause: From, *, out
 
 
 def _source_alias(node: exp.Expression, from_clause: From) -> str:
+    """Return the alias of the table that a column comes from, "" for any other expression."""
     if not isinstance(node, exp.Column):
         return ""
     if node.table:
@@ -496,6 +501,7 @@ def _inner_label(name: str) -> str:
 
 
 def _expand_star(writer: Writer, node: exp.Expression, from_clause: From, *, outermost: bool) -> list[Output]:
+    """Write the columns of a star. A table with unknown columns keeps the star."""
     prefix = node.table if isinstance(node, exp.Column) else ""
     alias = prefix.lower()
     allow_only(node, "this", "table", "db", "catalog")

@@ -70,6 +70,7 @@ def read_from(writer: Writer, node: exp.Expression | None, joins: list[exp.Expre
 
 
 def _write_item(writer: Writer, node: exp.Expression, from_clause: From) -> str:
+    """Write one source of FROM with its pivots and joins."""
     before = len(from_clause.sources)
     if isinstance(node, exp.Table):
         text = _write_table(writer, node, from_clause)
@@ -104,6 +105,7 @@ def _apply_pivot(writer: Writer, node: exp.Pivot, text: str, from_clause: From, 
 
 
 def _write_join(writer: Writer, node: exp.Expression, from_clause: From) -> str:
+    """Write a join or APPLY."""
     allow_only(node, "this", "on", "side", "kind", "hint", "pivots")
     side, kind = node.args.get("side") or "", node.args.get("kind") or ""
     if isinstance(node.this, exp.Lateral):
@@ -119,6 +121,7 @@ def _write_join(writer: Writer, node: exp.Expression, from_clause: From) -> str:
 
 
 def _write_apply(writer: Writer, node: exp.Lateral, from_clause: From) -> str:
+    """Write CROSS or OUTER APPLY as a LATERAL join."""
     allow_only(node, "this", "alias", "cross_apply")
     inside = node.this
     alias = node.args.get("alias")
@@ -133,6 +136,7 @@ def _write_apply(writer: Writer, node: exp.Lateral, from_clause: From) -> str:
 
 
 def _write_derived(writer: Writer, node: exp.Subquery, from_clause: From) -> str:
+    """Write a derived table or parenthesized joins."""
     allow_only(node, "this", "alias", "joins", "pivots")
     inside = node.this
     is_around = isinstance(inside, exp.Subquery) and not node.args.get("alias")
@@ -142,6 +146,7 @@ def _write_derived(writer: Writer, node: exp.Subquery, from_clause: From) -> str
 
 
 def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | None, from_clause: From) -> str:
+    """Write a derived table with its alias."""
     if alias is None or not alias.name:
         raise TsqlError(
             102, "Incorrect syntax near ')'. A derived table needs a name: (SELECT ...) AS name.", severity=15
@@ -189,6 +194,7 @@ def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None
 
 
 def _write_table(writer: Writer, node: exp.Table, from_clause: From) -> str:
+    """Write a table, view, common table expression or function of FROM."""
     allow_only(node, "this", "db", "catalog", "alias", "hints", "joins", "pivots", "sample")
     if isinstance(node.this, exp.Dot) and isinstance(node.this.expression, exp.Identifier):
         object_name(node)

@@ -52,10 +52,10 @@ def translate_change(writer: Writer, piece: Slice) -> Translation:
         raise syntax_error(verb, rest.line())
     table, hints = read_target(target)
     parts = clauses.parts
-    found_outputs: Outputs | None = read_outputs(parts["OUTPUT"]) if "OUTPUT" in parts else None
+    outputs: Outputs | None = read_outputs(parts["OUTPUT"]) if "OUTPUT" in parts else None
     return write_change(
         writer,
-        Change(verb, common, table, hints, top, parts.get("SET"), found_outputs, _read_rows(clauses)),
+        Change(verb, common, table, hints, top, parts.get("SET"), outputs, _read_rows(clauses)),
     )
 
 

@@ -59,6 +59,7 @@ class _GrammarReader(TokenReader):
     # ------------------------------------------------------------ queries
 
     def query(self) -> None:
+        """Read a query with its common table expressions, ORDER BY, FOR and OPTION."""
         if self.take("WITH"):
             self._common()
         self._term()
@@ -177,6 +178,7 @@ class _GrammarReader(TokenReader):
             self.expect("ONLY")
 
     def _rendering(self) -> None:
+        """Read FOR XML or FOR JSON with their options."""
         self.at += 1
         kind = self.expect_any("XML", "JSON")
         self.expect_any(*_DOCUMENT_MODES[kind])
@@ -192,6 +194,7 @@ class _GrammarReader(TokenReader):
                 self.parenthesized()
 
     def _options(self) -> None:
+        """Read OPTION (...)."""
         self.at += 1
         opening = self.at
         self.parenthesized()
@@ -258,11 +261,12 @@ class _GrammarReader(TokenReader):
             self.at += 2
 
     def _group(self) -> None:
+        """Read an item of GROUP BY: a value, a list, or ROLLUP, CUBE and GROUPING SETS."""
         if self.word in ("ROLLUP", "CUBE") and self.peek() == "(":
             self.at += 1
         elif self.word == "GROUPING" and self.peek() == "SETS":
             self.at += 2
-        elif self.word != "(" or self._goes_on_behind_parentheses():
+        elif self.word != "(" or self._continues_after_parentheses():
             self.operation()
             return
         self.expect("(")
@@ -274,7 +278,7 @@ class _GrammarReader(TokenReader):
                 self.expect(")")
                 return
 
-    def _goes_on_behind_parentheses(self) -> bool:
+    def _continues_after_parentheses(self) -> bool:
         """Check whether the parentheses that open here only begin a value."""
         begin = self.at
         self.parenthesized()
@@ -592,7 +596,7 @@ class _GrammarReader(TokenReader):
         self.at += 1
         if self.word == "(":
             self._arguments(word)
-            self._behind_call()
+            self._after_call()
         self._methods()
 
     def _methods(self) -> None:
@@ -606,9 +610,10 @@ class _GrammarReader(TokenReader):
             self.at += 1
             if self.word == "(":
                 self._arguments("")
-                self._behind_call()
+                self._after_call()
 
-    def _behind_call(self) -> None:
+    def _after_call(self) -> None:
+        """Read WITHIN GROUP, IGNORE NULLS and OVER behind a function call."""
         if self.word == "WITHIN" and self.peek() == "GROUP":
             self.at += 2
             self.expect("(", "ORDER", "BY")
@@ -671,12 +676,12 @@ class _GrammarReader(TokenReader):
                 if self.word in ("DISTINCT", "ALL"):
                     self.at += 1
                 self.operation()
-                self._behind_argument(function)
+                self._after_argument(function)
             if not self.take(","):
                 self.expect(")")
                 return
 
-    def _behind_argument(self, function: str) -> None:
+    def _after_argument(self, function: str) -> None:
         """Read the words behind an argument of functions with their own grammar."""
         if function in _CASTING_FUNCTIONS:
             self.expect("AS")

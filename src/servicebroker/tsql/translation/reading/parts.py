@@ -62,6 +62,7 @@ def read_common_tables(piece: Slice) -> exp.With:
 
 
 def _read_name(piece: Slice) -> str:
+    """Return the column name that a piece consists of."""
     plain = plain_name(piece)
     if plain is not None:
         return plain

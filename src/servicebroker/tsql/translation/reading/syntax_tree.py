@@ -281,7 +281,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
         elif kinds[at] == WORD and (text[0] == "#" or words[at - 1 : at + 2] == [".", "ROWS", "("]):
             out.append(f"[{text}]")  # any word behind # or ##; a function named Rows
         elif opens_hints(words, at) and words[at - 1] != "WITH":
-            alias = _alias_behind(tokens, at, piece.last)
+            alias = _alias_after(tokens, at, piece.last)
             out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))
             without |= {*alias}
         elif word in HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _BEHIND_HINT:
@@ -388,7 +388,7 @@ def _table_end(tokens: Tokens, at: int, last: int) -> int:
         is_name = at < last and kinds[at] in (WORD, QUOTED)
         at += is_name and not (kinds[at] == WORD and words[at] in RESERVED | NOT_ALIASES)
     if opens_hints(words, at):
-        alias = _alias_behind(tokens, at, last)
+        alias = _alias_after(tokens, at, last)
         return alias.stop if alias else (find_closing(words, at) or at) + 1
     if words[at : at + 2] == ["WITH", "("]:
         return (find_closing(words, at + 1) or at + 1) + 1
@@ -416,7 +416,7 @@ def _lacks_operand(word: str, words: list[str], at: int, piece: Slice) -> bool:
     return word == "," and at > piece.first and words[at - 1] in _BEFORE_VALUES
 
 
-def _alias_behind(tokens: Tokens, at: int, last: int) -> range:
+def _alias_after(tokens: Tokens, at: int, last: int) -> range:
     """Return the indexes of the alias behind the hints that open here. An alias may also precede the hints."""
     begin = (find_closing(tokens.words, at) or at) + 1
     end = begin + (tokens.words[begin] == "AS")

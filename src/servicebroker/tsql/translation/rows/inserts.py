@@ -133,6 +133,7 @@ def _target_columns(
 def _write_source(
     writer: Writer, common: Slice, rest: Slice, table: str, targets: list[Column | None], top: Top | None
 ) -> str:
+    """Write the rows of INSERT: DEFAULT VALUES or a query, converted to the types of the columns."""
     first = rest.words[0] if rest.words else ""
     if first == "DEFAULT":
         if rest.words[1:2] != ["VALUES"] or rest.words[2:3] not in ([], ["OPTION"]):
@@ -240,6 +241,7 @@ def _write_values(
 def _write_member(
     writer: Writer, table: str, piece: Slice, target: Column | None, *, has_dynamic_limit: bool
 ) -> _RowValue:
+    """Write one value of a row of VALUES."""
     if piece.words == ["DEFAULT"]:
         if target is None:
             return _RowValue("DEFAULT")
@@ -272,6 +274,7 @@ def _row_limit(writer: Writer, top: Top | None) -> int | None:
 def _add_returning(
     writer: Writer, text: str, table: str, table_columns: dict[str, Column] | None, outputs: Outputs | None
 ) -> Translation:
+    """Add RETURNING for OUTPUT and for the IDENTITY value."""
     identities = [column for column in (table_columns or {}).values() if column.is_identity]
     before = tuple(writer.statements_before)
     if outputs is None:

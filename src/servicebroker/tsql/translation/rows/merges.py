@@ -153,6 +153,7 @@ SPECIAL[_ACTION] = _write_action
 
 
 def _read_target(writer: Writer, piece: Slice) -> Source:
+    """Read the target with its hints and alias."""
     hints: set[str] = set()
     place = piece.find("WITH")
     if place is not None and piece.words[place + 1 : place + 2] == ["("]:  # hints precede the alias
@@ -176,6 +177,7 @@ def _write_condition(writer: Writer, piece: Slice) -> str:
 
 
 def _write_clause(writer: Writer, piece: Slice, target: Source, from_clause: From) -> str:
+    """Write a WHEN clause with its action."""
     words = piece.words
     then = piece.find("THEN")
     matched = words[1:2] == ["MATCHED"]

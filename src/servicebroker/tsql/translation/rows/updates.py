@@ -141,6 +141,7 @@ def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
 
 
 def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget) -> _Target:
+    """Find the changed common table expression among the sources of FROM."""
     if change.hints != Hints():
         raise hint_on_common_table()
     name = common.definition.name.lower()
@@ -157,6 +158,7 @@ def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget)
 
 
 def _resolve_target(writer: Writer, change: Change) -> _Target:
+    """Find the changed table among the sources of FROM, or add it."""
     qualified_name = object_name(change.table)
     from_ = change.rows.args.get("from_") if change.rows is not None else None
     if from_ is None:
@@ -196,6 +198,7 @@ def read_settings(piece: Slice, target: str) -> list[Setting]:
 
 
 def _read_setting(piece: Slice, alias: str) -> Setting:
+    """Parse one member of SET."""
     words, tokens = piece.words, piece.tokens
     variable = ""
     if words and tokens.kinds[piece.first] == VARIABLE:
@@ -240,6 +243,7 @@ def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
 def _write_statement(
     writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str
 ) -> Translation:
+    """Write the statement, in its own form or by row addresses, with its locks and RETURNING."""
     target_hints = [hints for source, hints in target.from_clause.hints if source == target.source] + [change.hints]
     skips_locked = any(hints.skips_locked for hints in target_hints)
     where = change.rows.args.get("where") if change.rows is not None else None
@@ -370,6 +374,7 @@ def _new_value(writer: Writer, setting: Setting, target: _Target, *, is_alone: b
 def _write_by_address(
     writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool, others: list[Sql]
 ) -> tuple[str, dict[str, str]]:
+    """Write a subquery that finds the rows, and a change that follows their addresses."""
     alias = quote_identifier(target.source.alias)
     fields = [f"{target.address} AS tsql_row"] if target.column_map is None else [f"{alias}.*"]
     members = []

@@ -92,6 +92,7 @@ def _parameter(writer: Writer, node: exp.Parameter) -> Sql:
 
 @writes_value(exp.Column)
 def _column(writer: Writer, node: exp.Column) -> Sql:
+    """Write a column. Its type is None if no visible table has it."""
     if isinstance(node.this, exp.Star):
         raise node_not_supported(node, "A star stands in the list of SELECT only.")
     name = node.this.name
@@ -148,6 +149,7 @@ def _collate(writer: Writer, node: exp.Collate) -> Sql:
 
 @writes_value(exp.Add)
 def _add(writer: Writer, node: exp.Add) -> Sql:
+    """Write `+`: a sum, a concatenation, or a date moved by days, by the types of the operands."""
     left, right = _type_null_operands(
         write_value(writer, node.this), write_value(writer, node.expression), {"string", "binary"}
     )
@@ -213,6 +215,7 @@ def _numeric(value: Sql, sql_type: SqlType) -> str:
 
 @writes_value(exp.Sub, exp.Mul, exp.Div, exp.Mod)
 def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
+    """Write `-`, `*`, `/` and `%` with the result type of SQL Server."""
     sign = {exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}[type(node)]
     left, right = _type_null_operands(write_value(writer, node.this), write_value(writer, node.expression))
     _check_variant(left, right, operator_name(sign))
@@ -369,6 +372,7 @@ def _not(writer: Writer, node: exp.Not) -> str:
 
 @writes_predicate(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 def _comparison(writer: Writer, node: exp.Binary) -> str:
+    """Write a comparison, also with ANY or ALL of a query."""
     signs = {exp.EQ: "=", exp.NEQ: "<>", exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
     sign = signs[type(node)]
     left = write_value(writer, node.this)
