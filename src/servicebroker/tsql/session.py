@@ -29,6 +29,7 @@ from servicebroker.tsql.interpreter import (  # noqa: F401 # registers the runne
     receive,
     result_sets,
 )
+from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.definitions import (  # noqa: F401
     authorization,
     keys_and_certificates,
@@ -41,7 +42,6 @@ from servicebroker.tsql.interpreter.definitions import (  # noqa: F401
     user_types,
 )
 from servicebroker.tsql.interpreter.evaluation import infer_type
-from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import BatchAborted, Machine, ScopeAborted
 from servicebroker.tsql.interpreter.procedures import (  # noqa: F401
     applocks,
@@ -224,7 +224,7 @@ class Session:
     def _batch(self, parameters: Mapping[str, object]) -> Iterator[None]:
         """Set up the frame of a batch, and pass its errors to the listener."""
         machine = self.machine
-        frame = Frame(tables=self._temporary)
+        frame = CallFrame(tables=self._temporary)
         for name, value in parameters.items():
             variable = "@" + name.lstrip("@").lower()
             frame.declare(variable, _parameter_type(value))

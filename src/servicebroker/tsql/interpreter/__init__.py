@@ -5,8 +5,8 @@ number, XACT_ABORT and TRY blocks decide which. PostgreSQL has one answer: the t
 
 **The flow.** `Machine.run` (`machine.py`) steps through the statements of a batch or procedure. A function marked
 `@runs(kind)` does the work and calls the API, a system procedure or `queries.py`. `Machine._failed` decides what an
-error ends. A frame (`frame.py`) holds the variables of a batch or a call. `evaluation.py` computes an expression in
-Python if `simple_expressions.py` can, and asks PostgreSQL otherwise.
+error ends. A frame (`call_frame.py`) holds the variables of a batch or a call. `evaluation.py` computes an expression
+in Python if `simple_expressions.py` can, and asks PostgreSQL otherwise.
 
 **The rules.**
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase, database_of
+from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.definitions import user_types
 from servicebroker.tsql.interpreter.definitions.modules import Module, find_procedure
 from servicebroker.tsql.interpreter.evaluation import evaluate, evaluate_operand, evaluate_text
 from servicebroker.tsql.interpreter.execute_as import impersonation
-from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeAborted, check_nesting, runs
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.static_checks import CALL_CHECKS, system_name
@@ -114,7 +114,7 @@ def call_procedure(
     Then assign OUTPUT parameters and return code.
     """
     check_nesting(machine)
-    frame = Frame(module.name, module.object_id, is_module=not module.is_temporary, signers=module.signers)
+    frame = CallFrame(module.name, module.object_id, is_module=not module.is_temporary, signers=module.signers)
     outputs = _bind_parameters(machine, frame, module, arguments, database)
     with machine.enter_frame(frame, database, impersonation(machine, module.user)):
         _run_body(machine, module.procedure.body)
@@ -151,7 +151,7 @@ def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
 
 
 def _bind_parameters(
-    machine: Machine, frame: Frame, module: Module, arguments: Sequence[Argument], database: SessionDatabase
+    machine: Machine, frame: CallFrame, module: Module, arguments: Sequence[Argument], database: SessionDatabase
 ) -> dict[str, str]:
     """Assign the arguments to the parameters. Return the caller's variable for each OUTPUT parameter.
 
@@ -243,11 +243,11 @@ def _execute_text(machine: Machine, statement: ExecuteText) -> None:
         impersonate = functools.partial(
             machine.context.execute_as, statement.kind, evaluate_text(machine, statement.user) or ""
         )
-    frame = Frame(machine.frame.procedure, machine.frame.object_id)
+    frame = CallFrame(machine.frame.procedure, machine.frame.object_id)
     run_text(machine, "" if value is None else str(value), frame, impersonate)
 
 
-def run_text(machine: Machine, script: str, frame: Frame, impersonate: Callable[[], None] | None = None) -> None:
+def run_text(machine: Machine, script: str, frame: CallFrame, impersonate: Callable[[], None] | None = None) -> None:
     """Run the statements of a text with its own variables. The caller's temporary tables stay visible.
 
     If the text cannot be parsed, its error is emitted and the caller goes on, whatever XACT_ABORT is. The error is
@@ -279,7 +279,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> int:
         None if argument.value is None else evaluate_operand(machine, argument.value) for argument in arguments[:2]
     ]
     script = values[0].value if values[0] else None
-    frame = Frame(machine.frame.procedure, machine.frame.object_id)
+    frame = CallFrame(machine.frame.procedure, machine.frame.object_id)
     outputs: dict[str, str] = {}
     if len(arguments) > 1:
         procedure = _parse_parameter_list(str(values[1].value or "") if values[1] else "")

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.call_frame import ExitReason, Jump, Signal
 from servicebroker.tsql.interpreter.definitions import user_types
 from servicebroker.tsql.interpreter.evaluation import evaluate, evaluate_condition, evaluate_text
-from servicebroker.tsql.interpreter.frame import ExitReason, Jump, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.set_options import SNAPSHOT, set_option
 from servicebroker.tsql.postgres_errors import from_broker

@@ -26,7 +26,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
-from servicebroker.tsql.interpreter.frame import ExitReason, Frame, Jump
+from servicebroker.tsql.interpreter.call_frame import CallFrame, ExitReason, Jump
 from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitly
 from servicebroker.tsql.interpreter.procedures.session_functions import SessionFunctions, session_number
 from servicebroker.tsql.interpreter.transactions import Transactions
@@ -146,8 +146,8 @@ class Machine:
         self.listener = listener
         self.context: Context
         self.queries: Queries
-        self.frames: list[Frame] = []
-        self.frame: Frame = Frame()
+        self.frames: list[CallFrame] = []
+        self.frame: CallFrame = CallFrame()
         self.functions = SessionFunctions(self)
         self.rowcount: int = 0
         self.error_number: int = 0
@@ -284,7 +284,7 @@ class Machine:
 
     @contextmanager
     def enter_frame(
-        self, frame: Frame, database: SessionDatabase, impersonate: Callable[[], None] | None = None
+        self, frame: CallFrame, database: SessionDatabase, impersonate: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Run the block inside a procedure or a text, with its frame and in its database.
 
@@ -334,7 +334,7 @@ class Machine:
         """Leave the frames and revert the EXECUTE AS above these depths, as after an error."""
         while len(self.frames) > frame_depth:
             self.queries.drop_tables(self.frames.pop())
-        self.frame = self.frames[-1] if self.frames else Frame()
+        self.frame = self.frames[-1] if self.frames else CallFrame()
         self.context.unwind(impersonation_depth)
 
     def has_login(self, name: str) -> bool:

@@ -16,12 +16,12 @@ from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, from_variant
+from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.catalog_cache import Columns, Synonyms, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.cursors import refresh_current_row
 from servicebroker.tsql.interpreter.definitions import triggers
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_relation_events
 from servicebroker.tsql.interpreter.evaluation import infer_type
-from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.implicit_transactions import begin_before_query
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.names import bracketed
@@ -391,7 +391,7 @@ class Queries:
 
     # ------------------------------------------------------------ temporary tables
 
-    def declare_table(self, frame: Frame, name: str, columns: str) -> None:
+    def declare_table(self, frame: CallFrame, name: str, columns: str) -> None:
         """Run DECLARE @name TABLE: create a temporary table that lives as long as the frame."""
         if name in frame.tables:
             return
@@ -429,7 +429,7 @@ class Queries:
             frame = self.machine.frames[0] if name.startswith("##") else self.machine.frame
             frame.tables.setdefault(name, f'pg_temp."{name}"')
 
-    def drop_tables(self, frame: Frame) -> None:
+    def drop_tables(self, frame: CallFrame) -> None:
         """Drop the tables of a frame that ends."""
         owned = [table for name, table in frame.tables.items() if name not in frame.caller_tables]
         if owned and not self.machine.connection.closed:
@@ -556,7 +556,7 @@ def _as_references(uses: Collection[Use]) -> list[Use]:
     return [use._replace(statement="REFERENCES") if use.statement in ("EXECUTE", "UPDATE") else use for use in uses]
 
 
-def _temporary_tables(frame: Frame) -> dict[str, str]:
+def _temporary_tables(frame: CallFrame) -> dict[str, str]:
     return {name: table for name, table in frame.tables.items() if name.startswith("#")}
 
 

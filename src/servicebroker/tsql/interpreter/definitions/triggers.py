@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
+from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.execute_as import impersonation, module_user
-from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, ScopeAborted, check_nesting
 from servicebroker.tsql.interpreter.statement_runner import run_statement
 from servicebroker.tsql.parser import parse_text
@@ -257,7 +257,7 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
                 is_due &= is_diverted or not _is_recursive(machine, stored.object_id)
                 if event in trigger.events and trigger.instead_of == is_diverted and is_due:
                     machine.queries.columns.copies.update(dict.fromkeys(copies.values(), stored.table))
-                    frame = Frame(stored.name, stored.object_id, is_module=True, signers=tuple(stored.signers))
+                    frame = CallFrame(stored.name, stored.object_id, is_module=True, signers=tuple(stored.signers))
                     frame.is_instead_of_trigger, frame.is_after_trigger = is_diverted, not is_diverted
                     frame.updated_columns = {"UPDATE": updated_columns(statement), "INSERT": None}.get(
                         event, frozenset()
@@ -282,7 +282,7 @@ def _is_recursive(machine: Machine, object_id: int) -> bool:
 def _run_trigger(
     machine: Machine,
     database: SessionDatabase,
-    frame: Frame,
+    frame: CallFrame,
     trigger: Trigger,
     copies: dict[str, str],
     user: str | None,

@@ -7,8 +7,8 @@ from servicebroker.model.client_kind import audit_context_sql, client_kind
 from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase, database_of
+from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.definitions.objects import defines
-from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.scope import UserType
@@ -36,7 +36,7 @@ def declare_table_variable(machine: Machine, statement: DeclareVariable) -> bool
     return True
 
 
-def _create_variable(machine: Machine, frame: Frame, name: str, table_type: UserType) -> None:
+def _create_variable(machine: Machine, frame: CallFrame, name: str, table_type: UserType) -> None:
     machine.queries.declare_table(frame, name, table_type.columns)
     frame.table_type_ids[name] = table_type.number
 
@@ -62,7 +62,7 @@ def check_parameter(machine: Machine, parameter: Parameter) -> None:
         machine.resolve_type(parameter.type)
 
 
-def bind_table_parameter(machine: Machine, frame: Frame, parameter: Parameter, argument: Operand | None) -> None:
+def bind_table_parameter(machine: Machine, frame: CallFrame, parameter: Parameter, argument: Operand | None) -> None:
     """Make the caller's table the value of a table-valued parameter. Without an argument the parameter is empty.
 
     Raises:

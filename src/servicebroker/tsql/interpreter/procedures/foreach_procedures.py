@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.calls import bind_arguments, run_text, system_procedure
-from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.syntax import Execute
 from servicebroker.tsql.translation.text_writer import quote_string as literal
@@ -52,6 +52,6 @@ def _run_for_each(machine: Machine, arguments: dict[str, str], query: str) -> No
     run_text(machine, script, _new_frame(machine))
 
 
-def _new_frame(machine: Machine) -> Frame:
+def _new_frame(machine: Machine) -> CallFrame:
     """Return a frame for a text, without the permissions of a procedure around it."""
-    return Frame(machine.frame.procedure, machine.frame.object_id)
+    return CallFrame(machine.frame.procedure, machine.frame.object_id)

@@ -33,7 +33,7 @@ ExitReason = Signal | Jump
 
 
 @dataclass(slots=True)
-class Frame:
+class CallFrame:
     """The variables and tables of a batch, a procedure, a trigger or a text. Names are in lower case with their @ or #.
 
     Attributes:
