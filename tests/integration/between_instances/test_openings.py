@@ -20,7 +20,7 @@ from servicebroker.protocol.envelope import BATCHED, DATED, Exchange, parse
 from servicebroker.store.statement_counts import counts_of
 from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, bodies, query
 
-MANY = 60
+CONVERSATION_COUNT = 60
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 
 def begin(pair: Pair, count: int, text: str = "", *, encryption: bool = True) -> list[UUID]:
-    """So many conversations with a message each, in one transaction."""
+    """Begin conversations with a message each, in one transaction."""
     with pair.west.database.transaction() as transaction:
         handles = [
             transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=encryption) for _ in range(count)
@@ -41,14 +41,14 @@ def begin(pair: Pair, count: int, text: str = "", *, encryption: bool = True) ->
 
 
 def exchanged(pair: Pair) -> list[Exchange]:
-    """What has left west in a round that follows: the exchanges of the frames."""
+    """Return the exchanges in the frames of the next round of west."""
     pair.west.round([])
     found = [parse(frame).header.exchange for frame in pair.west.out.frames]
     return [one for one in found if one is not None]
 
 
 def received(pair: Pair) -> list[bytes]:
-    return sorted(body for _ in range(MANY) for body in bodies(pair.east.database.receive(STOCK_QUEUE)))
+    return sorted(body for _ in range(CONVERSATION_COUNT) for body in bodies(pair.east.database.receive(STOCK_QUEUE)))
 
 
 def acquaint(pair: Pair) -> None:
@@ -72,15 +72,15 @@ def test_many_that_begin_at_once_share_a_capsule_and_a_signature_and_no_session_
 ) -> None:
     introduce(pair, tmp_path, anonymous=anonymous)
     acquaint(pair)
-    begin(pair, MANY)
+    begin(pair, CONVERSATION_COUNT)
     found = exchanged(pair)
-    assert len(found) == len({one.key_id for one in found}) == len({one.wrapped for one in found}) == MANY
+    assert len(found) == len({one.key_id for one in found}) == len({one.wrapped for one in found}) == CONVERSATION_COUNT
     assert len({one.capsule for one in found}) == len({one.signature for one in found}) == 1
     pair.rounds()
-    assert received(pair) == sorted(b"%d" % number for number in range(MANY))
+    assert received(pair) == sorted(b"%d" % number for number in range(CONVERSATION_COUNT))
     keys = query(pair.east.database, "select first_key, second_key from servicebroker.conversation_keys")
-    assert len({first for first, _ in keys}) == len(keys) == MANY + 1
-    assert len({second for _, second in keys}) == (1 if anonymous else MANY + 1)
+    assert len({first for first, _ in keys}) == len(keys) == CONVERSATION_COUNT + 1
+    assert len({second for _, second in keys}) == (1 if anonymous else CONVERSATION_COUNT + 1)
 
 
 def test_few_private_keys_are_used_for_many_conversations(
@@ -106,9 +106,9 @@ def test_few_private_keys_are_used_for_many_conversations(
             return function(*arguments)
 
         monkeypatch.setattr(exchanges, name, count)
-    begin(pair, MANY)
+    begin(pair, CONVERSATION_COUNT)
     pair.rounds()
-    for message in (message for _ in range(MANY) for message in pair.east.database.receive(STOCK_QUEUE)):
+    for message in (message for _ in range(CONVERSATION_COUNT) for message in pair.east.database.receive(STOCK_QUEUE)):
         pair.east.database.send(message.conversation_handle, REPLY, "answer")
     pair.rounds()
     # each side: one batch signed, one root verified, one key exchange key opened; east has made its own before
@@ -120,7 +120,7 @@ def test_the_statements_of_a_round_do_not_grow_with_what_begins(pair: Pair, tmp_
     if is_secured:
         introduce(pair, tmp_path)
     counts = []
-    for count in (1, 2, MANY):
+    for count in (1, 2, CONVERSATION_COUNT):
         begin(pair, count, encryption=is_secured)
         pair.west.round([])
         frames = list(pair.west.out.frames)
@@ -132,7 +132,7 @@ def test_the_statements_of_a_round_do_not_grow_with_what_begins(pair: Pair, tmp_
     assert counts[1] == counts[2]
     assert counts[2]["remote_opening.insert_with_messages"] == 1
     assert not [name for name in counts[2] if name.startswith("arriving.advance") or name == "arriving.take_ends"]
-    assert states(pair.east.database) == {"CO": MANY + 3}
+    assert states(pair.east.database) == {"CO": CONVERSATION_COUNT + 3}
 
 
 def taken(pair: Pair) -> dict[str, int]:
@@ -165,7 +165,7 @@ def test_a_target_without_batches_gets_what_it_knows(pair: Pair, tmp_path: Path,
     assert len({one.capsule for one in found}) == len({one.signature for one in found}) == 3
     pair.rounds()
     assert received(pair) == [b"0", b"1", b"2"]
-    older.undo()  # it is upgraded, and says so with the next conversation
+    older.undo()  # upgraded; the next conversation shows that
     begin(pair, 1, "new ")
     pair.rounds()
     begin(pair, 2, "newer ")
@@ -240,7 +240,7 @@ def test_capabilities_are_told_only_until_the_conversation_is_known_to_be_open(p
 
 
 def test_some_of_a_round_are_refused_and_the_others_begin(pair: Pair) -> None:
-    """Whoever sends what is no XML gets an Error; an end and fragments take the way of all messages."""
+    """Bodies that are no XML are answered with an Error; an end and fragments take the way of all messages."""
     pair.east.database.alter_message_type(ORDER, validation="WELL_FORMED_XML")
     contents = ("<a/>", "<no xml", "<b/>", "<c>" + "x" * 100_000 + "</c>", "<d/>")
     with pair.west.database.transaction() as transaction:

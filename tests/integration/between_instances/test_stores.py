@@ -171,7 +171,7 @@ class Both:
         assert made.state == state
         assert reached == target.endpoint._replace(honors_priority=made.honors_priority)
         another = target._replace(conversation_handle=self.real.new_handle())
-        self.same(lambda store: _storing(store, {}, {another.conversation_handle: another}))  # it is there already
+        self.same(lambda store: _storing(store, {}, {another.conversation_handle: another}))  # already there
 
     def _first_batch(self, *, is_whole: bool = True) -> Batch:
         """Two messages from the first one on; or a fragment of it."""

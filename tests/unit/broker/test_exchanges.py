@@ -102,7 +102,7 @@ def test_a_key_exchange_key_wraps_many_session_keys_for_an_hour() -> None:
     second = drafts(west, 1)
     clock.now += timedelta(seconds=1)
     third = drafts(west, 1)
-    clock.now -= timedelta(seconds=2)  # it was set back
+    clock.now -= timedelta(seconds=2)  # set back
     fourth = drafts(west, 1)
     capsules = [draft.exchange.capsule for _, draft in [*first, *second, *third, *fourth]]
     assert [len({*capsules[:21]}), len({*capsules[20:]})] == [1, 3]
@@ -197,7 +197,7 @@ def test_a_changed_exchange_of_a_batch_is_not_signed(field: str) -> None:
 
 
 def test_an_exchange_is_worth_nothing_in_another_conversation() -> None:
-    """Whoever has the key exchange key, as other holders of the certificate, can sign for nobody."""
+    """Other holders of the certificate have the key exchange key, and can still not sign for anybody."""
     west, east = Exchanges(Clock()), Exchanges(Clock())
     begun = drafts(west, 2)
     first, second = west.sign([draft for _, draft in begun])
