@@ -669,5 +669,5 @@ def test_a_request_leaves_in_one_statement(url: str) -> None:
                 assert ask(database, b"%d" % number).body == b"%d" % number
             with instance.connection() as connection:
                 counted = counts_of(connection).take()
-        ran = {name for name in counted if name.partition(".")[0] in ("begin", "new_dialogs", "send", "requests")}
+        ran = {name for name in counted if name.partition(".")[0] in ("begin", "deferred_dialogs", "send", "requests")}
         assert ran == {"deferred_dialogs.one", "send.answer", "requests.find_answered"}
