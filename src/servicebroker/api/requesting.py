@@ -126,8 +126,8 @@ def process_late_answers(database: Database, queue: str, procedure: Procedure) -
     while True:
         late = database._do(database.engine.find_late(there.queue_id))
         taken = 0
-        for one in late:
-            taken += _handle_late(database, queue, one.handle, procedure)
+        for late_request in late:
+            taken += _handle_late(database, queue, late_request.handle, procedure)
         done += taken
         if not taken:
             return done

@@ -48,14 +48,14 @@ def line(text: object) -> str:
 def block(text: str, *, hanging: str = HANGING) -> str:
     """Return text of several lines; every line after the first begins with `hanging`, and tabs stay."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return f"\n{hanging}".join(cleaned(one, None, keep="\t") for one in lines)
+    return f"\n{hanging}".join(cleaned(part, None, keep="\t") for part in lines)
 
 
 def say(*lines: object, error: bool = False) -> None:
     """Print each argument as one line; `error` prints on standard error."""
     if error and _standard_error.log:
-        for one in lines:
-            _standard_error.log(line(one))
+        for text in lines:
+            _standard_error.log(line(text))
         return
     typer.echo("\n".join(map(line, lines)), err=error)
 

@@ -128,7 +128,7 @@ def _read(path: Path) -> dict[str, Person]:
 
 def _write(path: Path, people: dict[str, Person]) -> None:
     """Replace the whole file at once: readers see the old one or the new one."""
-    text = "".join(f"{one.name}:{one.role.name.lower()}:{one.seal}\n" for one in people.values())
+    text = "".join(f"{person.name}:{person.role.name.lower()}:{person.seal}\n" for person in people.values())
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

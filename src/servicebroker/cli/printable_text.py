@@ -42,7 +42,7 @@ def blocks(values: Sequence[float | None], width: int = 20) -> str:
     """Draw values as a line of blocks, the highest value as high as the line; a blank for an unknown value."""
     if len(values) > width:  # each block is the highest of its part
         cuts = [place * len(values) // width for place in range(width + 1)]
-        parts = [[one for one in values[start:end] if one is not None] for start, end in pairwise(cuts)]
+        parts = [[value for value in values[start:end] if value is not None] for start, end in pairwise(cuts)]
         values = [max(part, default=None) for part in parts]
     most = max((value for value in values if value is not None), default=0.0)
     return "".join(" " if value is None else _BLOCKS[round(value / most * 7) if most else 0] for value in values)

@@ -50,7 +50,7 @@ class Running:
 
     def mind(self) -> None:
         """Note processes that have exited, and start the wanted ones."""
-        for ended in [one for one in self._processes if one.poll() is not None]:
+        for ended in [process for process in self._processes if process.poll() is not None]:
             self._processes.remove(ended)
             if ended.returncode:
                 _log.error("%s has ended with code %d.", self._called, ended.returncode)

@@ -85,7 +85,7 @@ def leave_nothing() -> None:
     for process in set(descendants(os.getpid())) - {_guard}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         ended = sys.exc_info()[1]
         flush()
         os._exit(ended.code if isinstance(ended, SystemExit) and isinstance(ended.code, int) else 1)

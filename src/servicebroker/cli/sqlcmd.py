@@ -176,9 +176,9 @@ def variables_of(given: list[str]) -> dict[str, str]:
         ValueError: an option is not written so.
     """
     found = {}
-    for one in given:
-        name, sign, value = one.partition("=")
+    for variable in given:
+        name, sign, value = variable.partition("=")
         if not sign or not re.fullmatch(_NAME, name):
-            raise ValueError(f"'{one}' is no variable: write -v name=value.")
+            raise ValueError(f"'{variable}' is no variable: write -v name=value.")
         found[name] = value
     return found

@@ -300,11 +300,11 @@ def _clauses(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {_value(msgspec.to_builtins(_form(option)))}" for name, option in options.items())
 
 
-def _same_activation(one: Activation | None, other: Activation | None) -> bool:
+def _same_activation(left: Activation | None, other: Activation | None) -> bool:
     """Return whether the two are equal but for the spelling of names."""
-    if one is None or other is None:
-        return one is other
-    return _plain(one) == _plain(other)
+    if left is None or other is None:
+        return left is other
+    return _plain(left) == _plain(other)
 
 
 def _plain(activation: Activation) -> Activation:

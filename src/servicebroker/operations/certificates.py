@@ -53,7 +53,7 @@ class _NewCertificate:
         if self.file is None:
             if self.private_key_file is not None or self.decryption_password is not None:
                 raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
-        elif any(one is not None for one in (self.subject, self.start_date, self.expiry_date)):
+        elif any(option is not None for option in (self.subject, self.start_date, self.expiry_date)):
             raise BrokerError(402, "SUBJECT, START_DATE or EXPIRY_DATE", "given with a file", "left out")
 
 
@@ -106,7 +106,7 @@ class AlterCertificate(Definition[None]):
     def changes_key(self) -> bool:
         """Return whether a private key is given, or one is encrypted anew."""
         given = self.private_key_file, self.decryption_password, self.encryption_password
-        return any(one is not None for one in given)
+        return any(option is not None for option in given)
 
     def check(self) -> None:
         """Refuse clauses that do not go together.

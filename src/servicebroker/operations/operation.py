@@ -161,7 +161,7 @@ def result_of(operation: type[Operation[Any]]) -> object:
     (result,) = next(base.__args__ for base in bases if hasattr(base, "__args__"))
     if not isinstance(result, TypeVar):
         return None if result is type(None) else result
-    return functools.reduce(lambda one, other: one | other, result.__constraints__)
+    return functools.reduce(lambda left, other: left | other, result.__constraints__)
 
 
 def written_type(hint: Any) -> Any:

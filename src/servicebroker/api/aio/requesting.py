@@ -125,8 +125,8 @@ async def process_late_answers(database: AsyncDatabase, queue: str, procedure: P
     while True:
         late = await database._do(database.engine.find_late(there.queue_id))
         taken = 0
-        for one in late:
-            taken += await _handle_late(database, queue, one.handle, procedure)
+        for late_request in late:
+            taken += await _handle_late(database, queue, late_request.handle, procedure)
         done += taken
         if not taken:
             return done

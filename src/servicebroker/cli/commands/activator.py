@@ -70,7 +70,7 @@ def read_config(path: Path) -> Config:
     texts = _texts(where, given, {"instance": "servicebroker-data", "database": None, "queue": None})
     if not isinstance(programs, list) or not programs:
         raise InstanceError(f"{where} has no [[program]].")
-    found = tuple(_program(f"{where}, program {number},", one) for number, one in enumerate(programs, 1))
+    found = tuple(_program(f"{where}, program {number},", program) for number, program in enumerate(programs, 1))
     if len({program[:3] for program in found}) < len(found):
         raise InstanceError(f"{where} has two programs for one queue.")
     return Config(texts["instance"], texts["database"], texts["queue"], found)

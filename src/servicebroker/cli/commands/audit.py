@@ -31,10 +31,10 @@ def audit(
         after = None if since is None else opened.clock() - since
         found = run(connection, find_acts(after, who, text, top))
     if as_json:
-        say_json({"audit": [one._asdict() for one in found]})
+        say_json({"audit": [act._asdict() for act in found]})
         return
-    for one in found:
-        say(*told(one))
+    for act in found:
+        say(*told(act))
     if not found:
         say("Nothing of that is known.")
 

@@ -157,14 +157,14 @@ def list_(
             takes = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
             rows = [
                 Row(
-                    one.name,
-                    "this instance" if one.is_own else "a peer",
-                    one.is_own,
-                    takes and one == used,
-                    one.by_password,
-                    one.facts,
+                    certificate.name,
+                    "this instance" if certificate.is_own else "a peer",
+                    certificate.is_own,
+                    takes and certificate == used,
+                    certificate.by_password,
+                    certificate.facts,
                 )
-                for one in found
+                for certificate in found
             ]
     if as_json:
         say_json({"certificates": [row.told() for row in rows]})
@@ -193,8 +193,8 @@ def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> N
     """Of several peers that claim to be one instance, believe the one with this certificate, and no other."""
     with open_existing(instance) as opened:
         accepted = opened.accept_certificate(name)
-    for one in accepted.instances:
-        say(f"The peer with certificate {name} is instance {one}.")
+    for identifier in accepted.instances:
+        say(f"The peer with certificate {name} is instance {identifier}.")
     for address in accepted.addresses:
         say(f"The peer with certificate {name} is at {address}.")
     if accepted == ((), ()):

@@ -43,10 +43,10 @@ def diff(
     if as_json:
         say_json({"changes": words, "not_defined": beyond})
     else:
-        for one in words:
-            say(one)
-        for one in beyond:
-            say(f"only in the database: {one}")
+        for text in words:
+            say(text)
+        for text in beyond:
+            say(f"only in the database: {text}")
         if not words:
             say("Nothing is to be done.")
     raise typer.Exit(1 if words else 0)

@@ -153,8 +153,8 @@ def _told(found: Domain) -> dict[str, object]:
             for instance, issued in instances.items()
         ],
         "invitations": [
-            {"login": account(found.name, one.member), "expires": one.expires.isoformat(), "is_used": one.is_used}
-            for one in found.guests()
+            {"login": account(found.name, guest.member), "expires": guest.expires.isoformat(), "is_used": guest.is_used}
+            for guest in found.guests()
         ],
         "revoked": {account(found.name, member): at.isoformat() for member, at in found.revoked().items()},
     }

@@ -29,14 +29,14 @@ FILE = Path("servicebroker-people")
 def show(file: FileOption = FILE, as_json: JsonOption = False) -> None:
     """Show who is in the file, and what each may do."""
     found = [
-        {"name": one.name, "role": one.role.name.lower(), "password": bool(one.seal)}
-        for one in People(file).all().values()
+        {"name": person.name, "role": person.role.name.lower(), "password": bool(person.seal)}
+        for person in People(file).all().values()
     ]
     if as_json:
         say_json({"people": found})
         return
-    for one in found:
-        say(f"{one['name']}: {one['role']}{'' if one['password'] else ', by a proxy only'}")
+    for person in found:
+        say(f"{person['name']}: {person['role']}{'' if person['password'] else ', by a proxy only'}")
 
 
 @app.command()

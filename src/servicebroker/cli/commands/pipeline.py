@@ -103,7 +103,7 @@ def run(
             while not found.is_over and not over.is_set():
                 found.poll()
                 if live is not None:
-                    live.update(Text(line("  ".join(_shown(one) for one in found.queues))))
+                    live.update(Text(line("  ".join(_shown(queue_run) for queue_run in found.queues))))
                 over.wait(POLL_INTERVAL_S)
             if live is not None:
                 live.update("Ending")
@@ -128,17 +128,17 @@ def _log_above(console: Terminal) -> None:
     logging.getLogger("servicebroker").setLevel(logging.INFO)
 
 
-def _shown(one: QueueRun) -> str:
+def _shown(queue_run: QueueRun) -> str:
     """A queue in the live line."""
-    behind = one.behind.get("messagesBehind", 0)
-    bad = f", {one.quarantined.total():,} in quarantine" if one.quarantined else ""
-    told = f"{one.label}: {one.messages:,} messages{bad}, {behind:,} behind"
-    return told if one.state == "runs" else f"{told} ({one.state})"
+    behind = queue_run.behind.get("messagesBehind", 0)
+    bad = f", {queue_run.quarantined.total():,} in quarantine" if queue_run.quarantined else ""
+    told = f"{queue_run.label}: {queue_run.messages:,} messages{bad}, {behind:,} behind"
+    return told if queue_run.state == "runs" else f"{told} ({queue_run.state})"
 
 
 def _told_end(pipeline: Pipeline, found: Run) -> None:
     kinds = ("batches", "messages", "bytes", "quarantined", "restarts")
-    totals = {key: sum(one.totals()[key] for one in found.queues) for key in kinds}
+    totals = {key: sum(queue_run.totals()[key] for queue_run in found.queues) for key in kinds}
     _log.info(
         "The pipeline '%s' ends: %s in %s, %s in quarantine, %s.",
         pipeline.name,
@@ -152,12 +152,15 @@ def _told_end(pipeline: Pipeline, found: Run) -> None:
 
 def _tell(runs: list[QueueRun], as_json: bool) -> None:
     if as_json:
-        told = [{"queue": one.label, **one.counts(), "state": one.state, "reason": one.reason} for one in runs]
+        told = [
+            {"queue": queue_run.label, **queue_run.counts(), "state": queue_run.state, "reason": queue_run.reason}
+            for queue_run in runs
+        ]
         say_json({"queues": told})
         return
-    for one in runs:
-        again = f", {counted(one.restarts, 'restart')}" if one.restarts else ""
-        say(f"{one.label}: {one.describe_landed()}{again}")
+    for queue_run in runs:
+        again = f", {counted(queue_run.restarts, 'restart')}" if queue_run.restarts else ""
+        say(f"{queue_run.label}: {queue_run.describe_landed()}{again}")
 
 
 @app.command()
@@ -269,10 +272,10 @@ def replay(
 
     found = read_again(pipeline, message_type)
     if as_json:
-        say_json({"message_types": [one._asdict() for one in found]})
+        say_json({"message_types": [replayed._asdict() for replayed in found]})
         return
-    for one in found:
-        say(f"{one.message_type}: {one.landed:,} landed, {one.left:,} still in quarantine")
+    for replayed in found:
+        say(f"{replayed.message_type}: {replayed.landed:,} landed, {replayed.left:,} still in quarantine")
 
 
 @app.command()
@@ -307,10 +310,13 @@ def compact(
 
     found = merge(pipeline, keep_hours)
     if as_json:
-        say_json({"tables": [one._asdict() for one in found]})
+        say_json({"tables": [compacted._asdict() for compacted in found]})
         return
-    for one in found:
-        say(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
+    for compacted in found:
+        say(
+            f"{compacted.table}: {compacted.merged:,} files merged into {compacted.written:,}, "
+            f"{compacted.removed:,} removed"
+        )
 
 
 @app.command()

@@ -52,13 +52,13 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
         since = f", the oldest since {queue.oldest:%Y-%m-%d %H:%M:%S} UTC" if queue.oldest else ""
         say(f"{queue.database}.{queue.queue} is OFF with {counted(queue.messages, 'message')}{since}.")
         say(f"  next: servicebroker poison inspect {queue.queue} --database {queue.database}")
-    for one in failing:
-        held = f", held until {one.held_until:%H:%M:%S} UTC" if one.held_until else ""
+    for failure in failing:
+        held = f", held until {failure.held_until:%H:%M:%S} UTC" if failure.held_until else ""
         say_block(
-            f"{one.database}.{one.queue}: message {one.message_sequence_number} of conversation "
-            f"{one.conversation_handle} has failed {counted(one.failures, 'time')} "
-            f"since {one.first_failed_at:%Y-%m-%d %H:%M:%S} "
-            f"UTC{held}; the last time with {shown_body('X', one.last_error.encode())}"
+            f"{failure.database}.{failure.queue}: message {failure.message_sequence_number} of conversation "
+            f"{failure.conversation_handle} has failed {counted(failure.failures, 'time')} "
+            f"since {failure.first_failed_at:%Y-%m-%d %H:%M:%S} "
+            f"UTC{held}; the last time with {shown_body('X', failure.last_error.encode())}"
         )
     if not off and not failing:
         say("No queue is off, and no message has failed.")
@@ -133,14 +133,15 @@ def set_aside(
     if as_json:
         say_json({"messages": [message._asdict() for message in messages]})
         return
-    for one in messages:
+    for message in messages:
         say_block(
-            f"{one.set_aside_id}: {one.message_type_name} from {one.far_service} at {one.far_broker_instance}, "
-            f"message {one.message_sequence_number} of conversation {one.conversation_handle} in {one.queue}; "
-            f"failed {counted(one.failures, 'time')}, set aside {one.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
-            f"{shown_body('X', one.error.encode())}"
+            f"{message.set_aside_id}: {message.message_type_name} from {message.far_service} at "
+            f"{message.far_broker_instance}, message {message.message_sequence_number} of conversation "
+            f"{message.conversation_handle} in {message.queue}; "
+            f"failed {counted(message.failures, 'time')}, set aside {message.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
+            f"{shown_body('X', message.error.encode())}"
         )
-        say_block(shown_body(one.validation, one.message_body))
+        say_block(shown_body(message.validation, message.message_body))
     if not messages:
         say("Nothing was set aside.")
 
@@ -184,7 +185,9 @@ def export(
 ) -> None:
     """Write the body of a message that was set aside, byte for byte. The message stays."""
     with open_database(instance, database) as opened:
-        bodies = [one.message_body or b"" for one in opened.set_aside_messages() if one.set_aside_id == number]
+        bodies = [
+            message.message_body or b"" for message in opened.set_aside_messages() if message.set_aside_id == number
+        ]
     if not bodies:
         raise failed_messages.unknown_dead_letter(number)
     if to is None:

@@ -30,7 +30,7 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
         parts = opened._do(find_application(opened.database_id, opened.name)).queues
         with opened.instance.connection() as connection:
             statuses = run(connection, queue_statuses())
-    waiting = {one.queue: one for one in statuses if one.database.lower() == database.lower()}
+    waiting = {status.queue: status for status in statuses if status.database.lower() == database.lower()}
     rows = []
     for name, part in parts.items():
         status = waiting.get(name) or waiting.get(f"dbo.{name}")
@@ -78,5 +78,5 @@ def purge(
 
 
 def _end(transaction: Transaction, messages: list[Message]) -> None:
-    for handle in {one.conversation_handle for one in messages if one.is_end_dialog or one.is_error}:
+    for handle in {message.conversation_handle for message in messages if message.is_end_dialog or message.is_error}:
         transaction.end_conversation(handle)

@@ -101,7 +101,7 @@ def explain(
 def _told(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:
     return {
         "conversation": explanation.conversation._asdict(),
-        "decisions": [_decision(one) for one in explanation.decisions],
+        "decisions": [_decision(decision) for decision in explanation.decisions],
         "expired": [route._asdict() for route in explanation.expired],
         "words": sentences,
     }

@@ -20,11 +20,14 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
     with open_database(instance, database) as opened:
         services = opened._do(find_application(opened.database_id, opened.name)).services
     if as_json:
-        told = [{"service": name, "queue": one.queue, "contracts": one.contracts} for name, one in services.items()]
+        told = [
+            {"service": name, "queue": service.queue, "contracts": service.contracts}
+            for name, service in services.items()
+        ]
         say_json({"services": told})
         return
-    for name, one in services.items():
-        say(f"{name} on {one.queue}{': ' if one.contracts else ''}{', '.join(one.contracts)}")
+    for name, service in services.items():
+        say(f"{name} on {service.queue}{': ' if service.contracts else ''}{', '.join(service.contracts)}")
     if not services:
         say("No services yet.")
 

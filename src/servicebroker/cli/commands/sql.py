@@ -232,14 +232,14 @@ def _are_numbers(rows: list[tuple[object, ...]], place: int) -> bool:
 def _cell(value: object) -> list[str]:
     """Return the lines of a value in a table. A sign ends each line but the last, so that none looks like a row."""
     *begun, last = shown(value).replace("\r\n", "\n").expandtabs().split("\n")
-    return [*(one + _GOES_ON for one in begun), last]
+    return [*(text + _GOES_ON for text in begun), last]
 
 
 def _whole_width(columns: tuple[str, ...], rows: list[list[list[str]]]) -> int:
     """Return the width of a table that breaks no value."""
     width = 2
     for place, column in enumerate(columns):
-        width += 4 + max(map(cell_len, (column, *(one for row in rows for one in row[place]))))
+        width += 4 + max(map(cell_len, (column, *(text for row in rows for text in row[place]))))
     return width
 
 

@@ -82,17 +82,19 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
         links, refused = run(connection, connections()), run(connection, refusals())
         mirrors = run(connection, is_standby())
         unfinished = run(connection, sum_by_peer(PEERS_SHOWN))
-        expiring = [one for one in run(connection, find_used_certificates(now)) if one.is_expiring(now)]
+        expiring = [
+            certificate for certificate in run(connection, find_used_certificates(now)) if certificate.is_expiring(now)
+        ]
     if as_json:
         told = {
             "is_standby": mirrors,
             "queues": [queue._asdict() for queue in queues],
             "transmission_queue": waiting._asdict(),
-            "processes": [one._asdict() for one in serving],
+            "processes": [process._asdict() for process in serving],
             "connections": [link._asdict() for link in links],
-            "refused_connections": [one._asdict() for one in refused],
-            "unfinished_messages": [one._asdict() for one in unfinished],
-            "expiring_certificates": [one._asdict() for one in expiring],
+            "refused_connections": [refusal._asdict() for refusal in refused],
+            "unfinished_messages": [begun._asdict() for begun in unfinished],
+            "expiring_certificates": [certificate._asdict() for certificate in expiring],
         }
         say_json(told)
         return
@@ -123,9 +125,9 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
     for link in links:
         how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
         say(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
-    for one in refused:
-        why = f"{one.number}, the last from {one.last_peer}: {one.text or 'see servicebroker doctor.'}"
-        say(f"{counted(one.times, 'connection')} refused with {why}")
+    for refusal in refused:
+        why = f"{refusal.number}, the last from {refusal.last_peer}: {refusal.text or 'see servicebroker doctor.'}"
+        say(f"{counted(refusal.times, 'connection')} refused with {why}")
     for begun in unfinished:
         say(
             f"Not complete of {peer_with(begun.owner)}: {counted(begun.messages, 'message')} of "
@@ -138,10 +140,10 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
         say(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
 
 
-def _process(one: ProcessStatus) -> str:
-    memory = [] if one.memory is None else [f"{one.memory >> 20} MB"]
-    replaced = [f"replaced {counted(one.replaced, 'time')}"] if one.replaced else []
-    return f"{one.process_id} ({', '.join(memory + replaced)})" if memory or replaced else str(one.process_id)
+def _process(process: ProcessStatus) -> str:
+    memory = [] if process.memory is None else [f"{process.memory >> 20} MB"]
+    replaced = [f"replaced {counted(process.replaced, 'time')}"] if process.replaced else []
+    return f"{process.process_id} ({', '.join(memory + replaced)})" if memory or replaced else str(process.process_id)
 
 
 def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
@@ -165,13 +167,13 @@ def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> Non
             {
                 "database": database,
                 "queue": queue,
-                "since": one.since,
-                "seconds": one.width,
-                "servicebroker_enqueued_messages_per_second": one.came,
-                "servicebroker_dequeued_messages_per_second": one.left,
-                "servicebroker_queue_messages": one.depths,
+                "since": course.since,
+                "seconds": course.width,
+                "servicebroker_enqueued_messages_per_second": course.came,
+                "servicebroker_dequeued_messages_per_second": course.left,
+                "servicebroker_queue_messages": course.depths,
             }
-            for (database, queue), one in found.items()
+            for (database, queue), course in found.items()
         ]
         say_json({"history": told})
         return
@@ -180,11 +182,11 @@ def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> Non
         return
     table = Listing("queue", "in", "out", "most at once", right=(1, 2, 3))
     table.add_column("in, by time", no_wrap=True)
-    for (database, queue), one in found.items():
-        came, left = (round(sum(rate or 0.0 for rate in rates) * one.width) for rates in (one.came, one.left))
-        most = max((depth for depth in one.depths if depth is not None), default=0)
+    for (database, queue), course in found.items():
+        came, left = (round(sum(rate or 0.0 for rate in rates) * course.width) for rates in (course.came, course.left))
+        most = max((depth for depth in course.depths if depth is not None), default=0)
         name = f"{database}.{queue}" if queue else "on the way"
-        table.row(name, f"{came:,}", f"{left:,}", f"{most:,}", blocks(one.came))
+        table.row(name, f"{came:,}", f"{left:,}", f"{most:,}", blocks(course.came))
     Terminal().print(table)
 
 

@@ -78,11 +78,11 @@ def show(
         events = run(connection, trail.life(conversation))
         settings = run(connection, trail.settings())
     if as_json:
-        say_json({"events": [one._asdict() for one in events]})
+        say_json({"events": [event._asdict() for event in events]})
         return
-    for one in events:
-        where = f"{one.at:%Y-%m-%d %H:%M:%S.%f} UTC {one.handle}"
-        say(f"{where} {told(one)} [transaction {one.transaction}]")
+    for event in events:
+        where = f"{event.at:%Y-%m-%d %H:%M:%S.%f} UTC {event.handle}"
+        say(f"{where} {told(event)} [transaction {event.transaction}]")
     if not events:
         say(f"Nothing is known of it. {_said(settings)}")
 
@@ -109,7 +109,7 @@ def _said(settings: TrailSettings) -> str:
         return "The trail is off."
     share = "every conversation" if settings.share == 1 else f"a share of {settings.share:g} of the conversations"
     told = [f"{share} of {', '.join(settings.services)}" if settings.services else share] if settings.share else []
-    told += [f"conversation {one}" for one in settings.conversations]
+    told += [f"conversation {handle}" for handle in settings.conversations]
     return f"The trail is on: {', '.join(told) or 'of nothing'}."
 
 

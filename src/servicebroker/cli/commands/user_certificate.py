@@ -68,9 +68,9 @@ def listed(opened: Instance, database: str) -> list[Row]:
     now, rows = opened.clock(), []
     for user, certificates in found.items():
         used = choose(certificates, now)
-        for one in certificates:
-            own, locked = one.key.encryption != NONE, one.key.encryption == BY_PASSWORD
-            rows.append(Row(one.name, f"user {user}", own, one == used, locked, one.facts))
+        for certificate in certificates:
+            own, locked = certificate.key.encryption != NONE, certificate.key.encryption == BY_PASSWORD
+            rows.append(Row(certificate.name, f"user {user}", own, certificate == used, locked, certificate.facts))
     return rows
 
 

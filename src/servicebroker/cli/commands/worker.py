@@ -91,8 +91,8 @@ async def _run_async(
 
 
 def _tell(workers: list[Worker], database: str, concurrency: int) -> None:
-    for one in workers:
-        _log.info("Reading %s of %s, %d at a time.", one.queue, database, concurrency)
+    for reader in workers:
+        _log.info("Reading %s of %s, %d at a time.", reader.queue, database, concurrency)
 
 
 def find_workers(target: str) -> list[Worker]:
@@ -113,7 +113,7 @@ def find_workers(target: str) -> list[Worker]:
         raise InstanceError(
             f"The module '{place}' has no worker. Make one there: stock = servicebroker.Worker(\"StockQueue\")."
         )
-    if len({one.is_async for one in workers}) > 1:
+    if len({reader.is_async for reader in workers}) > 1:
         raise InstanceError(
             f"The workers of '{place}' are of both forms, async def and def: run each by its name, {place}:NAME."
         )
