@@ -36,17 +36,17 @@ COMMANDS = {
     "serve": Place(
         "serve",
         "serve",
-        "Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C.",
+        "Run the daemon: start readers of queues, and exchange messages with other instances, until SIGTERM or Ctrl-C.",
     ),
     "worker": Place(
         "worker",
         "worker",
-        "Run the workers of a module until SIGTERM or Ctrl-C; what they are at then is finished.",
+        "Run the workers of a module until SIGTERM or Ctrl-C; messages in progress are finished.",
     ),
     "activator": Place(
         "activator",
         "activator",
-        "Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C.",
+        "Start programs when event notifications ask for readers of their queues, until SIGTERM or Ctrl-C.",
     ),
     "status": Place(
         "status",
@@ -54,23 +54,23 @@ COMMANDS = {
         "Show every queue: its services, how many messages wait, since when, and its conversations by state.",
     ),
     "check": Place(
-        "instance", "check", "Look whether all that is stored holds together; exit code 1 when something does not."
+        "instance", "check", "Check the consistency of everything stored; exit code 1 if something is wrong."
     ),
     "doctor": Place(
-        "doctor", "doctor", "Say in words what is wrong and what to do; exit code 1 when something is found."
+        "doctor", "doctor", "Diagnose an instance: say what is wrong and what to do; exit code 1 if something is found."
     ),
     "dashboard": Place(
         "dashboard",
         "dashboard",
-        "Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C.",
+        "Serve the dashboard, pages that show and operate instances, until SIGTERM or Ctrl-C.",
     ),
-    "people": Place("people", "app", "Who may sign in to the dashboard by name, and what each may do there."),
-    "audit": Place("audit", "audit", "Show who has defined what, and what operators have done, the latest first."),
-    "trail": Place("trail", "app", "The life of conversations, written while it happens."),
+    "people": Place("people", "app", "People who may sign in to the dashboard by name, and their roles."),
+    "audit": Place("audit", "audit", "Show the audit log: definitions and acts of operators, the latest first."),
+    "trail": Place("trail", "app", "Trails: a log of what happens to conversations."),
     "sql": Place(
         "sql",
         "sql",
-        "Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused.",
+        "Run T-SQL: a script, a text, or typed batches. Exit code 1 after an error.",
     ),
     "demo": Place(
         "demo",
@@ -82,30 +82,32 @@ COMMANDS = {
         "load",
         "Send and receive for some seconds in a database of its own, and print messages per second and latency.",
     ),
-    "certificate": Place("certificate", "app", "Certificates: who this instance is to others, and whom it lets in."),
+    "certificate": Place(
+        "certificate", "app", "Certificates: the identity of this instance, and the peers that it lets in."
+    ),
     "domain": Place(
         "domain",
         "app",
         "Domains: instances that trust each other by AUTHENTICATION = WINDOWS. Without one made or joined, an "
         "instance is in the domain of the operating-system user that runs it.",
     ),
-    "tsql": Place("tsql", "app", "T-SQL scripts: what runs here."),
-    "route": Place("route", "app", "Routes: where services are reached, and why a message goes there."),
+    "tsql": Place("tsql", "app", "T-SQL scripts: check which statements run here."),
+    "route": Place("route", "app", "Routes: the addresses of services, and why a message takes one."),
     "send": Place("messages", "send", "Send one message, on a new dialog or on a conversation, and print its handle."),
     "receive": Place(
         "messages",
         "receive",
-        "Take messages of one conversation group from a queue and print them; they are gone then.",
+        "Receive messages of one conversation group and print them; they leave the queue.",
     ),
     "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
-    "queue": Place("queue", "app", "Queues: what there is, and how they stand."),
-    "service": Place("service", "app", "Services: their queues, and what they answer to."),
-    "database": Place("database", "app", "Broker databases: what there is, and whether their brokers are on."),
+    "queue": Place("queue", "app", "Queues: list, create, alter, drop, purge."),
+    "service": Place("service", "app", "Services: their queues and contracts."),
+    "database": Place("database", "app", "Broker databases: list, create, alter, drop."),
     "endpoint": Place(
         "endpoint", "app", "The endpoint: where other instances connect to; `servicebroker serve` obeys it."
     ),
     "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
-    "poison": Place("poison", "app", "Messages that cannot be processed: look, end, try again."),
+    "poison": Place("poison", "app", "Poison messages and dead letters: inspect, end, replay, discard."),
     "rights": Place("rights", "app", "PostgreSQL roles that may do the verbs and nothing else."),
     "pipeline": Place("pipeline", "app", "Queues into tables of a warehouse, through Spark."),
     "instance": Place("instance", "app", "An instance as a whole."),

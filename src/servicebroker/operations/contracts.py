@@ -16,8 +16,8 @@ class CreateContract(Definition[None]):
     Args:
         name: compared byte by byte.
         sent_by: maps each message type to INITIATOR, TARGET or ANY.
-        authorization: the owner, a user or a role; the user that this object works as when it is not given.
-        exist_ok: whether one of that name may be there, which stays as it is.
+        authorization: the owner, a user or a role; by default the current user.
+        exist_ok: whether an existing object of that name is left as it is, instead of an error.
 
     Raises:
         BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262, 402.

@@ -14,10 +14,10 @@ class AlterDatabase(Definition[None]):
     """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY, TRUSTWORTHY and READ_ONLY, or several.
 
     Args:
-        enable_broker: deliver; what waited in the transmission queue goes out.
-        disable_broker: what is sent from here and to here waits in the transmission queue.
-        new_broker: another identifier, and every conversation is removed without telling its peer.
-        error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
+        enable_broker: deliver messages, also those that wait in the transmission queue.
+        disable_broker: messages from and to this database wait in the transmission queue.
+        new_broker: a new identifier; every conversation is removed without a message to its peer.
+        error_broker_conversations: every conversation gets the Error -9719, and its other side -9720.
         honor_broker_priority: whether transmission to other instances follows the priorities.
         trustworthy: whether T-SQL that works as a user of the database (EXECUTE AS USER, modules, activation) is in
             other databases who the user's login is, and dbo is dbo; else it is guest there. For administrators.

@@ -14,7 +14,7 @@ class CreateEndpoint(Definition[str | None]):
     `servicebroker serve` obeys it.
 
     Args:
-        name: of the one endpoint that an instance has at most.
+        name: of the endpoint; an instance has one at most.
         listener_port: the TCP port, 1024 to 32767.
         listener_ip: the address that it listens on; "ALL" for every one.
         state: STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error).

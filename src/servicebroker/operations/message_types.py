@@ -16,8 +16,8 @@ class CreateMessageType(Definition[None]):
         name: compared byte by byte.
         validation: of bodies: NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
         schema_collection: the XML schema collection that VALID_XML names.
-        authorization: the owner, a user or a role; the user that this object works as when it is not given.
-        exist_ok: whether one of that name may be there, which stays as it is.
+        authorization: the owner, a user or a role; by default the current user.
+        exist_ok: whether an existing object of that name is left as it is, instead of an error.
 
     Raises:
         BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.

@@ -33,12 +33,12 @@ class CreateQueue(Definition[None]):
 
     Args:
         name: `queue` or `schema.queue`.
-        status: whether it is ON; False makes it OFF.
+        status: whether the queue is ON.
         retention: whether messages that its services receive and send stay visible until the conversation ends.
         poison_message_handling: False lets no number of rollbacks disable the queue.
         activation: the procedure that reads the queue; on unless its `status` is False.
         filegroup: PRIMARY, which is DEFAULT.
-        exist_ok: whether one of that name may be there, which stays as it is.
+        exist_ok: whether an existing object of that name is left as it is, instead of an error.
 
     Raises:
         BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation

@@ -14,14 +14,14 @@ class CreateRoute(Definition[None]):
 
     Args:
         name: of the route, compared without case.
-        service_name: of the service, compared byte by byte; any service when it is not given.
-        broker_instance: identifier of the database that has the service; any when it is not given.
-        lifetime: seconds from now after which the route is ignored; never when it is not given.
+        service_name: the name of the service, compared byte by byte; without it, any service.
+        broker_instance: identifier of the database that has the service; without it, any database.
+        lifetime: seconds from now after which the route is ignored; without it, the route does not expire.
         address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
             service's own name begins.
-        mirror_address: of the other broker of a mirrored pair.
+        mirror_address: the address of the other server of a mirrored pair.
         authorization: the owner; the user that this object works as when it is not given.
-        exist_ok: whether one of that name may be there, which stays as it is.
+        exist_ok: whether an existing object of that name is left as it is, instead of an error.
 
     Raises:
         BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
@@ -43,7 +43,7 @@ class CreateRoute(Definition[None]):
 class AlterRoute(Definition[None]):
     """ALTER ROUTE: what is given changes, also for what already waits.
 
-    There is no way back to any service, any instance or no lifetime: drop the route and create it anew.
+    A service, an instance or a lifetime cannot be removed again: drop the route and create it anew.
 
     Args:
         name: of the route, compared without case.

@@ -17,8 +17,8 @@ class CreateService(Definition[None]):
         name: compared byte by byte.
         queue: the queue of its messages; `schema.queue` if the schema is not dbo.
         contracts: the contracts on which the service is a target.
-        authorization: the owner, a user or a role; the user that this object works as when it is not given.
-        exist_ok: whether one of that name may be there, which stays as it is.
+        authorization: the owner, a user or a role; by default the current user.
+        exist_ok: whether an existing object of that name is left as it is, instead of an error.
 
     Raises:
         BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
@@ -44,7 +44,7 @@ class AlterService(Definition[None]):
 
     Args:
         name: compared byte by byte.
-        queue: another one; its messages move there.
+        queue: the new queue, to which the messages of the service move.
         add_contracts: contracts on which the service becomes a target.
         drop_contracts: contracts on which the service is a target no more.
 

@@ -184,7 +184,7 @@ def activator(
     patience: PatienceOption = shutdown.PATIENCE_S,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
-    """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
+    """Start programs when event notifications ask for readers of their queues, until SIGTERM or Ctrl-C."""
     log_to_standard_error(as_json=as_json)
     config = read_config(file)
     with open_existing(config.instance) as instance:

@@ -17,16 +17,19 @@ from servicebroker.store.running import run
 def audit(
     instance: InstanceOption = DEFAULT_INSTANCE,
     since: Annotated[
-        timedelta | None, typer.Option("--since", metavar="TIME", parser=span, help="Of the last 10min, 1h, 7d.")
+        timedelta | None,
+        typer.Option("--since", metavar="TIME", parser=span, help="Only acts of the last 10min, 1h, 7d."),
     ] = None,
-    who: Annotated[str, typer.Option(metavar="TEXT", help="By a role or principal with that in its name.")] = "",
+    who: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only acts of a role or principal whose name contains this.")
+    ] = "",
     text: Annotated[
-        str, typer.Option(metavar="TEXT", help="With that in the act, the database, the object or what has changed.")
+        str, typer.Option(metavar="TEXT", help="Only acts whose text, database, object or changes contain this.")
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who has defined what, and what operators have done, the latest first."""
+    """Show the audit log: definitions and acts of operators, the latest first."""
     with open_existing(instance) as opened, opened.connection() as connection:
         after = None if since is None else opened.clock() - since
         found = run(connection, find_acts(after, who, text, top))

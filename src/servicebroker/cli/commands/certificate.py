@@ -38,7 +38,7 @@ from servicebroker.store.running import run
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Certificates: who this instance is to others, and whom it lets in.",
+    help="Certificates: the identity of this instance, and the peers that it lets in.",
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name in this instance.")]

@@ -46,14 +46,14 @@ def dashboard(
         ),
     ] = None,
     role: Annotated[
-        RoleName, typer.Option(help="What who signs in may do: see, see bodies of messages too, or act as well.")
+        RoleName, typer.Option(help="What users may do: see, see bodies of messages too, or act as well.")
     ] = RoleName.SEE,
-    host: Annotated[str, typer.Option(help="The address to listen at; another one than this machine needs TLS.")] = (
+    host: Annotated[str, typer.Option(help="The address to listen at; any but the loopback address needs TLS.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = DEFAULT_PORT,
     name: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name that it is reached by; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="A host name of the dashboard; may be repeated.")
     ] = None,
     certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", exists=True, help="The certificate for TLS, PEM, with its chain.")
@@ -62,7 +62,7 @@ def dashboard(
     people: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Who signs in by name, and may what: see servicebroker people. There is no token then."
+            metavar="FILE", help="The file of people who sign in by name, instead of a token: see servicebroker people."
         ),
     ] = None,
     pipeline: Annotated[
@@ -71,14 +71,14 @@ def dashboard(
     ] = None,
     proxy_header: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The header in which a proxy says who it is that asks."),
+        typer.Option(metavar="NAME", help="The header with the user's name, set by a proxy."),
     ] = None,
     proxy_address: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Where that proxy is, or its network; may be repeated."),
+        typer.Option(metavar="ADDRESS", help="The address or network of that proxy; may be repeated."),
     ] = None,
 ) -> None:
-    """Show what happens in instances as pages for a browser, and act there, until SIGTERM or Ctrl-C."""
+    """Serve the dashboard, pages that show and operate instances, until SIGTERM or Ctrl-C."""
     from servicebroker.dashboard.access import LOOPBACK, Proxy
     from servicebroker.dashboard.application import Dashboard, new_token
     from servicebroker.dashboard.server import Server, configured

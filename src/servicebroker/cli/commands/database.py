@@ -17,7 +17,7 @@ from servicebroker.store.running import execute
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Broker databases: what there is, and whether their brokers are on.",
+    help="Broker databases: list, create, alter, drop.",
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name, compared without case.")]
@@ -27,7 +27,7 @@ _COLUMNS = "database", "service_broker_guid", "is_broker_enabled", "is_honor_bro
 
 @app.command("list")
 def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
-    """Show the databases, each with the identifier of its broker and whether that is on."""
+    """Show the databases, each with the identifier and the state of its broker."""
     with open_existing(instance) as opened, opened.connection() as connection:
         found = execute(
             connection,
@@ -45,10 +45,10 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
 @app.command()
 def create(
     name: NameArgument,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="One of that name may be there.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do nothing if the database exists.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """CREATE DATABASE, with a broker that is on."""
+    """CREATE DATABASE, with its broker enabled."""
     with open_existing(instance) as opened:
         try:
             opened.database(name)

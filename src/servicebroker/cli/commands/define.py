@@ -36,7 +36,7 @@ def diff(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what apply would do; exit code 1 when there is something."""
+    """Show the changes that apply would make; exit code 1 if there are any."""
     with open_database(instance, database) as opened:
         changes, beyond = differences(opened, file)
     words = [change.words for change in changes]

@@ -31,7 +31,7 @@ from servicebroker.store.running import run
 
 def doctor(
     conversation: Annotated[
-        UUID | None, typer.Option(metavar="HANDLE", help="Why this conversation does not go on; needs --database.")
+        UUID | None, typer.Option(metavar="HANDLE", help="Diagnose this conversation; needs --database.")
     ] = None,
     database: Annotated[
         str | None, typer.Option("--database", "-d", metavar="D", help="The broker database of the conversation.")
@@ -39,7 +39,7 @@ def doctor(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Say in words what is wrong and what to do; exit code 1 when something is found."""
+    """Diagnose an instance: say what is wrong and what to do; exit code 1 if something is found."""
     if (conversation is None) != (database is None):
         raise typer.BadParameter("--conversation and --database go together")
     try:

@@ -58,7 +58,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The copy, as
 
 def init(
     instance: InstanceOption = DEFAULT_INSTANCE,
-    database: Annotated[str | None, typer.Option(help="A broker database to create in it, if missing.")] = None,
+    database: Annotated[str | None, typer.Option(help="A broker database to create, if it is missing.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make an instance, or bring the schema of an existing one up to date."""
@@ -75,11 +75,11 @@ def init(
 
 
 def check(
-    mend: Annotated[bool, typer.Option("--mend", help="First make the broker's views and functions anew.")] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="First recreate the broker's views and functions.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Look whether all that is stored holds together; exit code 1 when something does not."""
+    """Check the consistency of everything stored; exit code 1 if something is wrong."""
     must_exist(instance)
     if mend:
         _settle_upgraded(instance)
@@ -109,7 +109,7 @@ def _settle_upgraded(instance: str) -> None:
 
 @app.command()
 def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Copy all of it at one moment into a file: conversations, messages and your own tables; it may be in use."""
+    """Write a consistent copy into a file: conversations, messages and your own tables. The instance may be in use."""
     if file.exists():
         raise InstanceError(f"'{file}' exists already: name another file.")
     must_exist(instance)
@@ -127,7 +127,7 @@ def restore(
         bool, typer.Option("--no-privileges", help="Leave out what was granted to roles of PostgreSQL.")
     ] = False,
 ) -> None:
-    """Make an instance of what dump has written, all or nothing, and adopt it; PostgreSQL may be of another version."""
+    """Make an instance from a dump, all or nothing, and adopt it; PostgreSQL may have another version."""
     chosen = _chosen(identifier)
     if not file.is_file():
         raise InstanceError(f"There is no file '{file}'.")

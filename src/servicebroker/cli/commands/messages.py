@@ -33,13 +33,13 @@ def send(
         typer.Argument(metavar="BODY", help="The text; - reads standard input; empty without it."),
     ] = None,
     from_service: Annotated[
-        str | None, typer.Option("--from", metavar="SERVICE", help="Begin a dialog from it.")
+        str | None, typer.Option("--from", metavar="SERVICE", help="Begin a dialog from this service.")
     ] = None,
     to_service: Annotated[str | None, typer.Option("--to", metavar="SERVICE", help="The dialog's target.")] = None,
     contract: Annotated[str, typer.Option(help="The dialog's contract.")] = names.DEFAULT,
     message_type: Annotated[str, typer.Option("--type", metavar="TYPE", help="The message type.")] = names.DEFAULT,
     conversation: Annotated[
-        UUID | None, typer.Option(metavar="HANDLE", help="Instead of a new dialog, one that there is.")
+        UUID | None, typer.Option(metavar="HANDLE", help="An existing conversation, instead of a new dialog.")
     ] = None,
     encryption: Annotated[bool, typer.Option(help="Whether a dialog with another instance is secured.")] = True,
     instance: InstanceOption = DEFAULT_INSTANCE,
@@ -67,7 +67,7 @@ def receive(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Take messages of one conversation group from a queue and print them; they are gone then."""
+    """Receive messages of one conversation group and print them; they leave the queue."""
     with open_database(instance, database) as opened, opened.transaction() as transaction:
         messages = transaction.receive(queue, top=top, wait=wait)
         for message in messages:

@@ -17,17 +17,17 @@ from servicebroker.cli.people_file import People, Role
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Who may sign in to the dashboard by name, and what each may do there.",
+    help="People who may sign in to the dashboard by name, and their roles.",
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Their name, as they or the proxy write it.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name, as the person or the proxy writes it.")]
 FileOption = Annotated[Path, typer.Option("--people", metavar="FILE", help="The file for servicebroker dashboard.")]
 FILE = Path("servicebroker-people")
 
 
 @app.command()
 def show(file: FileOption = FILE, as_json: JsonOption = False) -> None:
-    """Show who is in the file, and what each may do."""
+    """Show the people of the file and their roles."""
     found = [
         {"name": person.name, "role": person.role.name.lower(), "password": bool(person.seal)}
         for person in People(file).all().values()
@@ -42,13 +42,13 @@ def show(file: FileOption = FILE, as_json: JsonOption = False) -> None:
 @app.command()
 def add(
     name: NameArgument,
-    role: Annotated[RoleName, typer.Option(help="What they may do.")] = RoleName.SEE,
+    role: Annotated[RoleName, typer.Option(help="What the person may do.")] = RoleName.SEE,
     proxied: Annotated[
-        bool, typer.Option("--proxied", help="They have no password here: a proxy says who they are.")
+        bool, typer.Option("--proxied", help="The person has no password here: a proxy authenticates them.")
     ] = False,
     file: FileOption = FILE,
 ) -> None:
-    """Let somebody in, or give them another password and role; a dashboard that runs knows it at once.
+    """Add a person, or change password and role; a running dashboard uses it at once.
 
     The password is asked for, or is the first line of standard input.
     """
@@ -58,7 +58,7 @@ def add(
 
 @app.command()
 def remove(name: NameArgument, file: FileOption = FILE) -> None:
-    """Let somebody in no more; who has signed in is out at once."""
+    """Remove a person, who is signed out at once."""
     people_file.remove(file, name)
     say(f"{name} is not let in any more.")
 

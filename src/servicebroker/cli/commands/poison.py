@@ -27,7 +27,7 @@ from servicebroker.store.running import run
 RECEIVE_WAIT_S = 2.0  # that --receive waits for the message
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Messages that cannot be processed: look, end, try again."
+    no_args_is_help=True, add_completion=False, help="Poison messages and dead letters: inspect, end, replay, discard."
 )
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
@@ -40,7 +40,7 @@ class _Undo(Exception):
 
 @app.command("list")
 def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
-    """Show the queues that are off, and the messages that have failed and wait for their next try."""
+    """Show disabled queues, and failed messages that wait for their next attempt."""
     with open_existing(instance) as opened, opened.connection() as connection:
         off = run(connection, poison_report.off_queues())
         failing = run(connection, poison_report.failing_messages())
@@ -71,7 +71,8 @@ def inspect(
     conversation: Annotated[UUID | None, typer.Option(metavar="HANDLE", help="Only this conversation.")] = None,
     top: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = 10,
     receive: Annotated[
-        bool, typer.Option("--receive", help="By RECEIVE in a transaction that is rolled back, which counts as one.")
+        bool,
+        typer.Option("--receive", help="Use RECEIVE in a transaction that is rolled back; poison detection counts it."),
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
@@ -92,11 +93,11 @@ def end(
     conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation of the message.")],
     database: DatabaseOption,
     error: Annotated[int, typer.Option(metavar="CODE", help="The error number that the other side gets.")] = 127,
-    description: Annotated[str, typer.Option(metavar="TEXT", help="And its text.")] = "Unable to process message.",
-    switch_on: Annotated[bool, typer.Option("--switch-on", help="And switch its queue on.")] = False,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="Its text.")] = "Unable to process message.",
+    switch_on: Annotated[bool, typer.Option("--switch-on", help="Enable its queue, too.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """End a conversation WITH ERROR: all its messages go, and the other side is told."""
+    """End a conversation WITH ERROR: its messages are removed, and the other side gets the error."""
     with open_database(instance, database) as opened:
         queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
         with audited(opened, "END CONVERSATION WITH ERROR", conversation, code=error, text=description) as transaction:
@@ -111,7 +112,7 @@ def end(
 
 @app.command()
 def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Switch a queue on, and have its messages tried again as if they had never failed."""
+    """Enable a queue, and process its messages again as if they had never failed."""
     with open_database(instance, database) as opened:
         found = opened._do(find_queue_now("alter", opened.database_id, queue))
         opened.alter_queue(queue, status=True)
@@ -127,7 +128,7 @@ def set_aside(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the messages that a policy has set aside."""
+    """Show the dead letters: messages that a policy has set aside."""
     with open_database(instance, database) as opened:
         messages = opened.set_aside_messages(queue)
     if as_json:
@@ -152,15 +153,15 @@ def replay(
     database: DatabaseOption,
     body: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What it carries from now on, - for standard input; the audit notes that."),
+        typer.Option(metavar="FILE", help="A new body, - for standard input; the audit log records the edit."),
     ] = None,
     from_service: Annotated[
         str | None,
-        typer.Option("--from", metavar="SERVICE", help="The service of this database that sends them anew."),
+        typer.Option("--from", metavar="SERVICE", help="The service of this database that sends them again."),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Put messages that were set aside into their queues again; where a conversation has ended, on a new one."""
+    """Replay dead letters: put them into their queues again, on a new conversation if the old one has ended."""
     if body is not None and len(numbers) > 1:
         raise typer.BadParameter("--body is for one message")
     content: bytes | Omitted = OMITTED
@@ -180,10 +181,10 @@ def replay(
 def export(
     number: Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")],
     database: DatabaseOption,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to; standard output without.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="The file; standard output without it.")] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Write the body of a message that was set aside, byte for byte. The message stays."""
+    """Write the body of a dead letter, byte for byte. The message stays."""
     with open_database(instance, database) as opened:
         bodies = [
             message.message_body or b"" for message in opened.set_aside_messages() if message.set_aside_id == number
@@ -199,7 +200,7 @@ def export(
 
 @app.command()
 def discard(numbers: NumbersArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Remove messages that were set aside."""
+    """Discard dead letters."""
     with open_database(instance, database) as opened:
         for number in numbers:
             opened.discard_message(number)

@@ -18,7 +18,7 @@ from servicebroker.model.wording import counted
 from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.store.running import run
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues: what there is, and how they stand.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues: list, create, alter, drop, purge.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
 
@@ -69,7 +69,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Take all messages of a queue, and do nothing with them; what others have ended is ended here, too."""
+    """Delete all messages of a queue; conversations that the other side has ended are ended here, too."""
     with open_database(instance, database) as opened:
         if not yes:
             typer.confirm(f"All messages of {name} will be lost. Go on?", abort=True)

@@ -18,7 +18,7 @@ from servicebroker.protocol.routing import Decision
 from servicebroker.store.running import execute
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Routes: where services are reached, and why a message goes there."
+    no_args_is_help=True, add_completion=False, help="Routes: the addresses of services, and why a message takes one."
 )
 
 _COLUMNS = "name", "remote_service_name", "broker_instance", "lifetime", "address", "mirror_address", "broker_database"
@@ -71,18 +71,20 @@ add_command(app, "drop", "route", DropRoute, f"{_SENTENCE}dropped.")
 def explain(
     service: Annotated[str, typer.Option(help="The service that the message is for, byte by byte.")],
     from_database: Annotated[
-        str | None, typer.Option("--from-database", metavar="D", help="Where the conversation begins.")
+        str | None, typer.Option("--from-database", metavar="D", help="The database where the conversation begins.")
     ] = None,
     from_outside: Annotated[
-        bool, typer.Option("--from-outside", help="It arrives from another instance: the routes of msdb count.")
+        bool,
+        typer.Option("--from-outside", help="The message arrives from another instance: the routes of msdb count."),
     ] = False,
     broker_instance: Annotated[
-        str | None, typer.Option("--broker-instance", metavar="GUID", help="That BEGIN DIALOG names, if any.")
+        str | None,
+        typer.Option("--broker-instance", metavar="GUID", help="The broker instance that BEGIN DIALOG names, if any."),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which routes match, which is chosen and why, and where the message goes. Nothing is sent."""
+    """Explain which routes match, which one is chosen and why, and where the message goes. Nothing is sent."""
     if (from_database is None) != from_outside:
         raise typer.BadParameter("give either --from-database or --from-outside")
     with open_database(instance, from_database or SYSTEM_DATABASE) as opened:

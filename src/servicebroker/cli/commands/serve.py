@@ -69,12 +69,14 @@ def serve(
         typer.Option(metavar="MODULE", help="A module or .py file with activation procedures; may be repeated."),
     ] = None,
     activation_interval: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Between two readers that are started for one queue under load.")
+        float,
+        typer.Option(metavar="SECONDS", help="Pause between two readers that are started for a queue under load."),
     ] = INTERVAL,
     alert_command: Annotated[
         str | None,
         typer.Option(
-            metavar="COMMAND", help="Run for each queue that is switched off by itself, the event as JSON on its input."
+            metavar="COMMAND",
+            help="Run for each queue that poison detection disables, with the event as JSON on its input.",
         ),
     ] = None,
     alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
@@ -88,12 +90,12 @@ def serve(
             metavar="N",
             min=1,
             max=MOST_PROCESSES,
-            help="Divide the conversations among so many processes; on more than four cores it is as load asks for.",
+            help="Shard the conversations over so many processes. Default on more than four cores: as load asks for.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
-    """Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C."""
+    """Run the daemon: start readers of queues, and exchange messages with other instances, until SIGTERM or Ctrl-C."""
     listener = None if listen is None else parse_listener(listen, encryption, authentication)
     alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)

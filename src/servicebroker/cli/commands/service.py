@@ -11,7 +11,7 @@ from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.operations.services import AlterService, CreateService, DropService
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: their queues, and what they answer to.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Services: their queues and contracts.")
 
 
 @app.command("list")

@@ -39,7 +39,7 @@ STOP_PATIENCE_S = 1.0  # for them to end after that; the transaction of one that
 def sql(
     instance: InstanceOption = DEFAULT_INSTANCE,
     database: Annotated[
-        str, typer.Option("--database", "-d", metavar="DATABASE", help="Made when missing.")
+        str, typer.Option("--database", "-d", metavar="DATABASE", help="The broker database, made if it is missing.")
     ] = "master",
     file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
     text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
@@ -48,7 +48,7 @@ def sql(
     ] = [],  # noqa: B006 # typer reads it
     as_json: JsonOption = False,
 ) -> None:
-    """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
+    """Run T-SQL: a script, a text, or typed batches. Exit code 1 after an error."""
     try:
         sqlcmd = Sqlcmd(variables_of(variables))
     except ValueError as wrong:

@@ -39,18 +39,16 @@ def status(
     instance: InstanceOption = DEFAULT_INSTANCE,
     statements: Annotated[
         bool,
-        typer.Option(
-            "--statements", help="Instead: the statements that all processes have run, what took most time first."
-        ),
+        typer.Option("--statements", help="Show the statements of all processes instead, the slowest in total first."),
     ] = False,
     since: Annotated[
         timedelta | None,
         typer.Option(
-            "--since", metavar="TIME", parser=span, help="Instead: what came and left in the last 10min, 1h, 7d."
+            "--since", metavar="TIME", parser=span, help="Show messages in and out in the last 10min, 1h, 7d instead."
         ),
     ] = None,
     watch: Annotated[
-        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Show it again and again.")
+        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Refresh every so many seconds.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

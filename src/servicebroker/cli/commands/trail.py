@@ -19,9 +19,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.store.running import in_transaction, run
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="The life of conversations, written while it happens."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Trails: a log of what happens to conversations.")
 
 _LOCK_TIMEOUT_S = 30.0  # to lock each table for a moment
 
@@ -30,15 +28,16 @@ _LOCK_TIMEOUT_S = 30.0  # to lock each table for a moment
 def on(
     service: Annotated[
         list[str] | None,
-        typer.Option(
-            "--service", metavar="DATABASE.SERVICE", help="Of the conversations of this one; may be repeated."
-        ),
+        typer.Option("--service", metavar="DATABASE.SERVICE", help="Conversations of this service; may be repeated."),
     ] = None,
     conversation: Annotated[
-        list[UUID] | None, typer.Option("--conversation", metavar="HANDLE", help="Of this one; may be repeated.")
+        list[UUID] | None, typer.Option("--conversation", metavar="HANDLE", help="This conversation; may be repeated.")
     ] = None,
     share: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Of this share of them. Default: all; none beside HANDLE.")
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="A share of the conversations, 0 to 1. Default: all, but 0 with --conversation."
+        ),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
@@ -53,7 +52,7 @@ def on(
 
 @app.command()
 def off(instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Write none any more. What was written is kept for its time."""
+    """Stop writing trails. Written ones are kept for their time."""
     with open_existing(instance) as opened:
         _switch(opened, TrailSettings(False, 1.0, [], []))
     say("The trail is off.")
@@ -61,7 +60,7 @@ def off(instance: InstanceOption = DEFAULT_INSTANCE) -> None:
 
 @app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
-    """Say of which conversations a trail is written."""
+    """Show which conversations have a trail."""
     with open_existing(instance) as opened, opened.connection() as connection:
         found = run(connection, trail.settings())
     say_json(found._asdict()) if as_json else say(_said(found))
@@ -69,11 +68,11 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
 
 @app.command()
 def show(
-    conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="Either side of it.")],
+    conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="Either side of the conversation.")],
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what has happened to a conversation."""
+    """Show the trail of a conversation."""
     with open_existing(instance) as opened, opened.connection() as connection:
         events = run(connection, trail.life(conversation))
         settings = run(connection, trail.settings())

@@ -16,24 +16,24 @@ from servicebroker.model.named_files import read_argument
 if TYPE_CHECKING:
     from servicebroker.tsql.check import Finding
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="T-SQL scripts: what runs here.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="T-SQL scripts: check which statements run here.")
 
 
 @app.callback()
 def _commands() -> None:
-    """T-SQL scripts: what runs here."""
+    """T-SQL scripts: check which statements run here."""
 
 
 @app.command("check")
 def check_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scripts.")],
     as_json: JsonOption = False,
-    every: Annotated[bool, typer.Option("--all", help="Also the statements that run as they are.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include the statements that run unchanged.")] = False,
     variables: Annotated[
         list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
     ] = [],  # noqa: B006 # typer reads it
 ) -> None:
-    """Say of each statement whether it runs, differs, or does not run. Exit code 1 when one does not run."""
+    """Report for each statement whether it runs, differs, or does not run. Exit code 1 if one does not run."""
     from servicebroker.cli.sqlcmd import variables_of
     from servicebroker.tsql.check import Verdict  # the translation takes its time to import
 

@@ -34,21 +34,21 @@ _log = logging.getLogger("servicebroker.worker")
 
 
 def worker(
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE[:NAME]", help="Where the worker is; without a name, all of the module.")
-    ],
+    target: Annotated[str, typer.Argument(metavar="MODULE[:NAME]", help="The worker, or all workers of a module.")],
     database: DatabaseOption,
     instance: InstanceOption = DEFAULT_INSTANCE,
-    concurrency: Annotated[int, typer.Option(min=1, help="How many messages each worker is at, in a process.")] = 4,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes do that.")] = 1,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Messages that each worker processes at a time, in each process.")
+    ] = 4,
+    processes: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Begin anew when a Python file below this folder changes.")
+        bool, typer.Option("--reload", help="Restart when a Python file below this folder changes.")
     ] = False,
     patience: PatienceOption = shutdown.PATIENCE_S,
     keys: KeysOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
-    """Run the workers of a module until SIGTERM or Ctrl-C; what they are at then is finished."""
+    """Run the workers of a module until SIGTERM or Ctrl-C; messages in progress are finished."""
     log_to_standard_error(as_json=as_json)
     must_exist(instance)
     over = threading.Event()
