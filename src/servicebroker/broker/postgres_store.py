@@ -222,13 +222,27 @@ class PostgresStore(Store):
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
         service, opening, now = header.to_service, header.opening, self._clock()
         assert opening is not None
+        key = ("find_place", service, header.to_broker, opening.contract)
+        answers = {} if self._answers is None else self._answers
+        if key in answers:
+            return cast("Place | ConversationFailure | Unroutable", answers[key])
         if not self._once(("lock_service", service), remote_opening.lock_service(service)):
             return BEING_ALTERED
         located, outside = self._once(
             ("locate", service, opening.contract),
             remote_opening.locate(self._catalog, service, opening.contract, now),
         )
-        return place_of(header, located, outside, now, pick)
+        was_asked = False
+
+        def noted_pick(count: int) -> int:
+            nonlocal was_asked
+            was_asked = True
+            return pick(count)
+
+        place = place_of(header, located, outside, now, noted_pick)
+        if not was_asked:  # else another conversation may go elsewhere
+            answers[key] = place
+        return place
 
     def new_handle(self) -> UUID:
         return uuid4()

@@ -187,9 +187,10 @@ def store(
     yield from _deliver(plans)
     yield from _conclude(plans, now)
     stored = [plan.endpoint.conversation_handle for plan in (*opened, *plans)]
+    done = gone.union(stored)
     return Result(
         stored,
-        [handle for handle in batches if handle not in gone.union(stored)],
+        [handle for handle in batches if handle not in done],
         gone,
         [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
         {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},

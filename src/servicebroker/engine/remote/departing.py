@@ -19,14 +19,14 @@ from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import close_endpoints
 from servicebroker.engine.conversation.failure import ConversationFailure, drop_waiting, fail_with, store_remote_error
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
-from servicebroker.engine.remote.local_topology import ChancePick, LocalInstance, LocalTopology, find_topology
+from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopology, Router, find_topology
 from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
-from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
+from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable
 from servicebroker.store.rows import made
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -197,14 +197,17 @@ def route_departures(
 ) -> dict[UUID, Decision]:
     """Return each departure's decision. `tables` are the routes of their databases, `outside` those of msdb."""
     decisions: dict[UUID, Decision] = {}
+    routers: dict[int, tuple[str, Router]] = {}  # by database, with its broker
+    for database_id, table in tables.items():
+        own = located.find(database_id)
+        routers[database_id] = own.broker, Router(table, outside, located.site_of(own), now)
     for one in departures:
-        if one.database_id not in tables:  # its database was dropped, and its conversations with it
+        if one.database_id not in routers:  # its database was dropped, and its conversations with it
             continue
-        own = located.find(one.database_id)
-        site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
+        own_broker, router = routers[one.database_id]
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
-            conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
-            decision = classify(conversation, tables[one.database_id], outside, site, now, ChancePick(chance))
+            conversation = Conversation(one.far_service, broker, own_broker, not one.is_initiator)
+            decision = router.decide(conversation, one.conversation_id)
             if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is gone
                 break
         decisions[one.conversation_handle] = decision

@@ -163,6 +163,31 @@ class ChancePick:
         return found
 
 
+class Router:
+    """Routes conversations by one set of tables at one moment.
+
+    Many conversations have the same names: if their routes leave no choice, they are classified once.
+    """
+
+    def __init__(self, own: RoutingTable, outside: RoutingTable, site: Site, now: datetime) -> None:
+        self._own = own
+        self._outside = outside
+        self._site = site
+        self._now = now
+        self._known: dict[Conversation, Decision] = {}
+
+    def decide(self, conversation: Conversation, conversation_id: UUID) -> Decision:
+        """Return the decision; the identifier replaces chance, so that asking again gives the same answer."""
+        known = self._known.get(conversation)
+        if known is not None:
+            return known
+        pick = ChancePick(conversation_id.int % 2**53 / 2**53)
+        decision = classify(conversation, self._own, self._outside, self._site, self._now, pick)
+        if not pick.was_asked:
+            self._known[conversation] = decision
+        return decision
+
+
 def own_addresses(host: str, port: int) -> frozenset[Address]:
     """Return the addresses by which routes mean a listener at `host` ('' for all of the machine) and `port`."""
     hosts = (host,) if host else ("localhost", "127.0.0.1", "::1", os.uname().nodename)
@@ -188,11 +213,10 @@ def route_headers(
     headers: Sequence[Header], located: LocalTopology, outside: RoutingTable, now: datetime
 ) -> list[Decision]:
     """Return the decision for each of these messages from outside, by the routes of msdb."""
-    site = located.site_of(located.msdb)
+    router = Router(RoutingTable(()), outside, located.site_of(located.msdb), now)
     decisions = []
     for header in headers:
         broker = None if header.to_broker is None else str(header.to_broker)
         conversation = Conversation(header.to_service, broker, None, not header.is_from_initiator)
-        chance = header.conversation_id.int % 2**53 / 2**53
-        decisions.append(classify(conversation, RoutingTable(()), outside, site, now, ChancePick(chance)))
+        decisions.append(router.decide(conversation, header.conversation_id))
     return decisions
