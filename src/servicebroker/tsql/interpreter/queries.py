@@ -587,7 +587,7 @@ def _check_row_limit(translation: Translation, result: Result) -> None:
     if 0 < translation.max_rows < result.touched:
         raise unsupported(
             f"MERGE that changes more than the {translation.max_rows} rows of SET ROWCOUNT",
-            "Write the TOP into the query behind USING.", 0,
+            "Write TOP into the query behind USING.", 0,
         )  # fmt: skip
 
 

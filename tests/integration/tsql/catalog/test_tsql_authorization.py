@@ -81,7 +81,7 @@ def test_who_may_act_as_the_owner_names_it(office: sb.Database, kind: str, owner
     ],
 )
 def test_an_owner_that_changes_nothing_is_told(office: sb.Database, text: str, what: str) -> None:
-    assert told(office, text) == [f"AUTHORIZATION Boss of a {what} changes nothing: dbo works for the owner."]
+    assert told(office, text) == [f"AUTHORIZATION Boss of a {what} changes nothing: dbo owns every {what}."]
     assert told(office, text.replace("Boss", "dbo").replace("Mine", "Theirs").replace("SCHEMA A", "SCHEMA x A")) == []
 
 

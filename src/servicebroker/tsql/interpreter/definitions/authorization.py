@@ -45,7 +45,7 @@ def check_authorization(machine: Machine, statement: Definition) -> None:
 def report_ignored_owner(machine: Machine, kind: str, owner: str | None) -> None:
     """Emit a warning that the named owner gets no permissions."""
     if owner is not None and owner.lower() != "dbo":
-        machine.emit(Message(f"AUTHORIZATION {owner} of a {kind} changes nothing: dbo works for the owner.", 0, 0))
+        machine.emit(Message(f"AUTHORIZATION {owner} of a {kind} changes nothing: dbo owns every {kind}.", 0, 0))
 
 
 @refuses("ALTER", "AUTHORIZATION")
@@ -66,7 +66,7 @@ def _alter_authorization(machine: Machine, statement: Definition) -> None:
     kind, name, owner = statement.clauses["kind"], statement.name, statement.clauses["owner"]
     if kind in _OWNER_CHECKS:
         _OWNER_CHECKS[kind](machine, name.object, owner)
-        machine.emit(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
+        machine.emit(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: its owner is not stored.", 0, 0))
         return
     if name.database.lower() not in ("", machine.database.name.lower()):
         raise BrokerError(15151, "find", "object", str(name))

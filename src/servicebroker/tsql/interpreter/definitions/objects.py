@@ -287,7 +287,7 @@ def _check_options(statement: Definition) -> None:
                 f"ALTER DATABASE SET {first_word}", _ADVICE.get(first_word, _DEFAULT_ADVICE), statement.line
             )
         if option == "RECURSIVE_TRIGGERS ON":
-            advice = "Leave it out: no trigger fires itself, but for those of two tables that fire each other."
+            advice = "Leave it out: no trigger fires itself directly. Triggers of two tables may fire each other."
             raise unsupported(f"ALTER DATABASE SET {option}", advice, statement.line)
 
 

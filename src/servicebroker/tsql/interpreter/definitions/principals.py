@@ -176,7 +176,7 @@ def _permission(machine: Machine, statement: Permission) -> None:
 
 
 def _split_permissions(statement: Permission) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the permissions that nothing here asks for, and those that are stored."""
+    """Return the permissions that are never checked here, and those that are stored."""
     unchecked = tuple(
         permission for permission in statement.permissions if is_unchecked_permission(statement.kind, permission)
     )
@@ -194,7 +194,7 @@ def check_permission(statement: Permission) -> None:
     """Refuse a GRANT, DENY or REVOKE that never runs. `tsql check` calls this too.
 
     Raises:
-        TsqlError: 40515, also for a DENY of a permission that nothing asks for, because it would prevent nothing.
+        TsqlError: 40515, also for a DENY of a permission that is never checked, because it would prevent nothing.
     """
     verb, kind, line = statement.verb, statement.kind, statement.line
     unchecked, _ = _split_permissions(statement)
@@ -204,13 +204,13 @@ def check_permission(statement: Permission) -> None:
         if statement.grant_option:
             raise unsupported("WITH GRANT OPTION on the instance", "Leave it out.", line)
     elif unchecked and verb == "DENY":
-        raise unsupported(f"DENY {', '.join(unchecked)}", "Nothing here asks for it: leave it out.", line)
+        raise unsupported(f"DENY {', '.join(unchecked)}", "Leave it out: the permission is never checked here.", line)
     elif len(unchecked) < len(statement.permissions) and kind not in ("", "DATABASE", "OBJECT", *_ARGUMENTS_BY_KIND):
         raise unsupported(f"{verb} ON {kind}", "Leave it out.", line)
 
 
 def is_unchecked_permission(kind: str, permission: str) -> bool:
-    """Return True if a permission on something of this kind is neither stored nor asked for."""
+    """Return True if a permission on something of this kind is neither stored nor checked."""
     return kind in KINDS_WITHOUT_PERMISSIONS or any(
         (permission_kind, permission) in UNASKED for permission_kind in _PERMISSION_KINDS.get(kind, ())
     )
@@ -296,7 +296,7 @@ def _is_queue(machine: Machine, name: Name) -> bool:
 
 
 def _report_unchecked(machine: Machine, statement: Permission) -> None:
-    """Emit that nothing changes, because nothing asks for these permissions."""
+    """Emit that nothing changes, because these permissions are never checked."""
     statement_text = f"{statement.verb} {', '.join(statement.permissions)}"
     statement_text += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
-    machine.emit(Message(f"{statement_text} changes nothing: nothing here asks for this permission.", 0, 0))
+    machine.emit(Message(f"{statement_text} changes nothing: the permission is never checked here.", 0, 0))

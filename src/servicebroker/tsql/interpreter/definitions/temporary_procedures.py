@@ -31,13 +31,13 @@ def is_temporary(name: str) -> bool:
 
 
 def check_temporary(statement: Procedure) -> None:
-    """Refuse a temporary procedure of all sessions, and one with EXECUTE AS.
+    """Refuse a global temporary procedure, and a temporary one with EXECUTE AS.
 
     Raises:
         TsqlError: 40515.
     """
     if statement.name.object.startswith("##"):
-        raise unsupported("A procedure of all sessions", "Give it a name without ##.", statement.line)
+        raise unsupported("A global temporary procedure", "Give it a name without ##.", statement.line)
     if is_temporary(statement.name.object) and statement.execute_as not in (None, "CALLER"):
         raise unsupported("EXECUTE AS of a temporary procedure", "Leave it out.", statement.line)
 

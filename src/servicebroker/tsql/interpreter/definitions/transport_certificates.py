@@ -51,8 +51,8 @@ def check_alteration(statement: Definition) -> None:
     """
     if set(statement.clauses) != {"private_key"} or "private_key_file" in statement.clauses["private_key"]:
         raise unsupported(
-            "ALTER CERTIFICATE in master, but for the passwords of its private key,",
-            "Create another one, and drop this one.",
+            "ALTER CERTIFICATE in master, except for the passwords of the private key,",
+            "Create a new certificate and drop this one.",
             statement.line,
         )
 
@@ -66,7 +66,7 @@ def check_endpoint_permission(statement: Permission) -> None:
     if statement.permissions != ("CONNECT",):
         raise unsupported(
             f"{statement.verb} {', '.join(statement.permissions)} ON ENDPOINT",
-            "Endpoints have CONNECT; they are altered by the owner of the instance.",
+            "Use CONNECT. Only the owner of the instance alters endpoints.",
             statement.line,
         )
 

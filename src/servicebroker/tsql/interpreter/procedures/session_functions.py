@@ -97,7 +97,8 @@ SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
 }
 
 
-PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {}  # by the prefix of a name with an argument
+# functions whose name contains their argument behind a prefix, by that prefix
+PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {}
 
 
 class SessionFunctions(Mapping[str, object]):
