@@ -38,12 +38,12 @@ class Function(NamedTuple):
     @property
     def letters(self) -> str:
         """The conversion of each argument of a plain function, as letters."""
-        return "".join(_LETTERS[each.strip(" [].")] for each in self.arguments.split(",") if each)
+        return "".join(_LETTERS[argument.strip(" [].")] for argument in self.arguments.split(",") if argument)
 
     @property
     def min_arguments(self) -> int:
         """The minimum number of arguments."""
-        return sum(not each.strip().startswith("[") for each in self.arguments.split(",") if each)
+        return sum(not argument.strip().startswith("[") for argument in self.arguments.split(",") if argument)
 
     @property
     def max_arguments(self) -> int:
@@ -51,7 +51,7 @@ class Function(NamedTuple):
         return (
             _UNLIMITED_ARGUMENTS
             if self.arguments.endswith("...")
-            else len([each for each in self.arguments.split(",") if each])
+            else len([argument for argument in self.arguments.split(",") if argument])
         )
 
     @property

@@ -106,7 +106,7 @@ _TYPES = {
 
 def _tsql_type_names(types: str) -> str:
     """Translate a list of PostgreSQL type names to T-SQL."""
-    return ", ".join(_TYPES.get(each, each) for each in types.split(", "))
+    return ", ".join(_TYPES.get(type_name, type_name) for type_name in types.split(", "))
 
 
 def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:

@@ -199,7 +199,7 @@ def _query(writer: Writer, node: exp.Expression) -> Translation:
     """Translate a query: an assignment, SELECT INTO, or a result set."""
     if not isinstance(node, exp.Query):
         raise syntax_error("SELECT", 0)
-    assigned = [isinstance(each, exp.EQ) and isinstance(each.this, exp.Parameter) for each in node.expressions]
+    assigned = [isinstance(item, exp.EQ) and isinstance(item.this, exp.Parameter) for item in node.expressions]
     if isinstance(node, exp.Select) and any(assigned):
         return translate_assignment(writer, node)
     target = find_into(node)

@@ -133,7 +133,7 @@ def make_type(written: str, first: str | None = None, second: str | None = None,
         if first is not None:
             raise TsqlError(2716, f"Column, parameter, or variable: Cannot specify a column width on data type {name}.")
         return SYSNAME if name == "sysname" else SqlType(name)
-    if "max" in [each.lower() for each in (first, second) if each] and (second or name not in _MAXIMUM_LENGTH):
+    if "max" in [size.lower() for size in (first, second) if size] and (second or name not in _MAXIMUM_LENGTH):
         raise TsqlError(102, "Incorrect syntax near 'max'.", severity=15)
     if name in _MAXIMUM_LENGTH:
         return SqlType(name, _length(name, first, second, default_length))

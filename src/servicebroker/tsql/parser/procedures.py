@@ -246,7 +246,7 @@ class ProcedureParser(ControlFlowParser):
         Raises:
             TsqlError: 119.
         """
-        if not arguments[-1].name and any(each.name for each in arguments):
+        if not arguments[-1].name and any(argument.name for argument in arguments):
             raise TsqlError(
                 119,
                 f"Must pass parameter number {len(arguments)} and subsequent parameters as '@name = value'. After the "

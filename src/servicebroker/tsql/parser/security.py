@@ -290,7 +290,7 @@ class SecurityParser(FunctionParser):
             name = self.single_name()
             self.expect("TRANSFER")
             kinds = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")
-            kind = next((each for each in kinds if self.take(*each.split(), "::")), "OBJECT")
+            kind = next((kind for kind in kinds if self.take(*kind.split(), "::")), "OBJECT")
             return Definition(line, verb, "SCHEMA", name, {"kind": kind, "object": self.name()})
         name = Name(("",)) if self.word == "AUTHORIZATION" else self.single_name()
         if self.take("AUTHORIZATION"):

@@ -157,7 +157,7 @@ class Writer:
         """Record what is done with a table, as statements of `NEEDS`. Temporary tables need no permission."""
         named = self.table_uses.get(table)
         if named is not None:
-            self.uses.update({named._replace(statement=each, shown=shown): None for each in statements})
+            self.uses.update({named._replace(statement=statement, shown=shown): None for statement in statements})
 
     def check_changes(self, table: str, *statements: str) -> None:
         """Check that `statements` may change a table, and record the use.
@@ -241,7 +241,7 @@ class Writer:
             yield
             return
         outer = self.sources
-        self.sources = [each for each in outer if each is not sources]
+        self.sources = [level for level in outer if level is not sources]
         try:
             yield
         finally:

@@ -323,7 +323,7 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
     """Write CREATE or ALTER VIEW. Its comment holds the T-SQL text."""
     view, qualified_name = _read_table(writer, reader, statement)
     named = read_names(reader.inside()) if reader.word == "(" else []
-    columns = f" ({', '.join(quote_identifier(each) for each in named)})" if named else ""
+    columns = f" ({', '.join(quote_identifier(column_name) for column_name in named)})" if named else ""
     while reader.take("WITH") or reader.take(","):
         if reader.word not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
             raise not_supported(f"WITH {reader.word} of a view")
@@ -346,7 +346,7 @@ def _create_view(writer: Writer, reader: PieceReader, statement: str) -> list[st
         )
     outputs = translated.outputs or []
     if named and len(named) == len(outputs):
-        outputs = [each._replace(name=name) for name, each in zip(named, outputs, strict=True)]
+        outputs = [output._replace(name=name) for name, output in zip(named, outputs, strict=True)]
     view_columns = columns_of(outputs)
     text = translated.text
     if set(writer.parameters) <= _CONNECTION_FUNCTIONS:  # other session values depend on who reads the view
@@ -381,10 +381,10 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     if not reader.take("ON"):
         raise reader.failure()
     table, qualified_name = _read_table(writer, reader, "CREATE INDEX")
-    columns = ", ".join("".join(read_key_column(each)) for each in reader.inside().split())
+    columns = ", ".join("".join(read_key_column(part)) for part in reader.inside().split())
     text = f"CREATE {unique}INDEX {_index_name(qualified_name, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
-        text += " INCLUDE (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
+        text += " INCLUDE (" + ", ".join(read_key_column(part)[0] for part in reader.inside().split()) + ")"
     text += f" {ONE_NULL}" if unique else ""
     if reader.take("WHERE"):
         end = reader.piece.find("WITH", "ON", after=reader.at)

@@ -58,16 +58,16 @@ def read_elements(writer: Writer, table: str, piece: Slice, written_name: str, *
     pieces = piece.split()
     if not pieces[-1].words:  # a trailing comma is allowed
         pieces.pop()
-    for each in pieces:
-        if not each.words:
-            raise syntax_error(",", each.line())
-    for each in pieces:  # columns first: constraints and computed columns refer to them
-        if each.words[0] not in _TABLE_WORDS and each.words[1:2] != ["AS"]:
-            _add_column(writer, each, table_elements)
+    for part in pieces:
+        if not part.words:
+            raise syntax_error(",", part.line())
+    for part in pieces:  # columns first: constraints and computed columns refer to them
+        if part.words[0] not in _TABLE_WORDS and part.words[1:2] != ["AS"]:
+            _add_column(writer, part, table_elements)
     _add_computed_columns(writer, pieces, table_elements, table)
-    for each in pieces:
-        if each.words[0] in _TABLE_WORDS:
-            _add_constraint(writer, PieceReader(each), table_elements, table)
+    for part in pieces:
+        if part.words[0] in _TABLE_WORDS:
+            _add_constraint(writer, PieceReader(part), table_elements, table)
     return table_elements
 
 
@@ -75,14 +75,14 @@ def _add_computed_columns(writer: Writer, pieces: list[Slice], table_elements: E
     """Add computed columns, which refer to the others, at their written positions."""
     columns, members = iter(table_elements.columns), iter(table_elements.members)
     ordered_columns, ordered_members = [], []
-    for each in pieces:
-        if each.words[0] in _TABLE_WORDS:
+    for part in pieces:
+        if part.words[0] in _TABLE_WORDS:
             continue
-        if each.words[1:2] != ["AS"]:
+        if part.words[1:2] != ["AS"]:
             ordered_columns.append(next(columns))
             ordered_members.append(next(members))
             continue
-        _add_computed_column(writer, each, table_elements, table)
+        _add_computed_column(writer, part, table_elements, table)
         ordered_columns.append(table_elements.columns.pop())
         ordered_members.append(table_elements.members.pop())
     table_elements.columns, table_elements.members = (
@@ -201,7 +201,7 @@ def _check_identity(name: str, sql_type: SqlType) -> None:
 def _read_seed(reader: PieceReader) -> tuple[int, int]:
     if reader.word != "(":
         return 1, 1
-    numbers = [each.text.replace(" ", "") for each in reader.inside().split()]
+    numbers = [part.text.replace(" ", "") for part in reader.inside().split()]
     if len(numbers) != 2 or not all(is_whole(number) for number in numbers):
         raise syntax_error("IDENTITY", reader.piece.line())
     start, step = (parse_whole_number(number) for number in numbers)
@@ -306,7 +306,7 @@ def _write_key(reader: PieceReader, columns: str) -> str:
         raise reader.failure()
     _skip_clustered(reader)
     if reader.word == "(":
-        columns = " (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
+        columns = " (" + ", ".join(read_key_column(part)[0] for part in reader.inside().split()) + ")"
     skip_storage(reader)
     return word + columns
 
@@ -340,10 +340,10 @@ _STORAGE_ADVICE = {
 
 
 def _check_storage(piece: Slice) -> None:
-    for each in piece.split():
-        instead = _STORAGE_ADVICE.get(each.words[0]) if each.words else None
+    for part in piece.split():
+        instead = _STORAGE_ADVICE.get(part.words[0]) if part.words else None
         if instead is not None:
-            raise not_supported(f"WITH ({each.words[0]})", instead)
+            raise not_supported(f"WITH ({part.words[0]})", instead)
 
 
 def read_key_column(piece: Slice) -> tuple[str, str]:
@@ -358,7 +358,7 @@ def read_key_column(piece: Slice) -> tuple[str, str]:
 
 
 def _write_foreign_key(writer: Writer, reader: PieceReader) -> str:
-    columns = ", ".join(read_key_column(each)[0] for each in reader.inside().split())
+    columns = ", ".join(read_key_column(part)[0] for part in reader.inside().split())
     return f"FOREIGN KEY ({columns}) {_write_references(writer, reader)}"
 
 
@@ -370,7 +370,7 @@ def _write_references(writer: Writer, reader: PieceReader) -> str:
     writer.record_use(target, "REFERENCES")
     columns = ""
     if reader.word == "(":
-        columns = " (" + ", ".join(read_key_column(each)[0] for each in reader.inside().split()) + ")"
+        columns = " (" + ", ".join(read_key_column(part)[0] for part in reader.inside().split()) + ")"
     text = f"REFERENCES {target}{columns}"
     while reader.word == "ON" and reader.peek(1) in ("DELETE", "UPDATE"):
         event = reader.peek(1)
@@ -475,7 +475,7 @@ def _add_index(reader: PieceReader, table_elements: Elements) -> None:
     unique = reader.take("UNIQUE")
     _skip_clustered(reader)
     is_by_columns = reader.take("COLUMNSTORE")
-    columns = ["".join(read_key_column(each)) for each in reader.inside().split()] if reader.word == "(" else []
+    columns = ["".join(read_key_column(part)) for part in reader.inside().split()] if reader.word == "(" else []
     if not columns and not is_by_columns:
         raise reader.failure()
     if reader.take("ORDER") or reader.take("INCLUDE"):

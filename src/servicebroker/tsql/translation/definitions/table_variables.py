@@ -55,9 +55,9 @@ def entry_lines(function: str, tables: Sequence[TableVariable]) -> Iterator[str]
     text = "A function with a table variable that calls itself is not supported here. Write a procedure."
     yield f"if current_setting('{_flag(function)}', true) = 'on' then perform tsql.refuse(40515, {quote_string(text)}); end if;"
     yield f"perform set_config('{_flag(function)}', 'on', true);"
-    for each in tables:
-        yield f"if to_regclass({quote_string(each.table)}) is null then {each.definition};"
-        yield f"else truncate {each.table} restart identity; end if;"
+    for variable in tables:
+        yield f"if to_regclass({quote_string(variable.table)}) is null then {variable.definition};"
+        yield f"else truncate {variable.table} restart identity; end if;"
 
 
 def exit_lines(function: str, tables: Sequence[TableVariable]) -> Iterator[str]:

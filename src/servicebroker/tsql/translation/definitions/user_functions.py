@@ -61,13 +61,13 @@ def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | Non
         raise TsqlError(208, f"Invalid object name '{written_name}': the function returns a value, not a table.")
     text = _write_call(writer, name, written_name, function, list(call.expressions))
     alias_name = alias.name if alias is not None and alias.name else _own_name(call)
-    renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
+    renamed = [column_node.name for column_node in (alias.args.get("columns") or [])] if alias is not None else []
     columns = None if function is None else {column.name.lower(): column for column in function.columns}
     if renamed and columns is not None and len(renamed) == len(columns):
         pairs = zip(renamed, columns.values(), strict=True)
         columns = {new.lower(): column._replace(name=new) for new, column in pairs}
     sources.append(Source(alias_name.lower(), columns))
-    column_list = f" ({', '.join(quote_identifier(each) for each in renamed)})" if renamed else ""
+    column_list = f" ({', '.join(quote_identifier(column_name) for column_name in renamed)})" if renamed else ""
     return f"{text} AS {quote_identifier(alias_name)}{column_list}"
 
 
@@ -138,7 +138,7 @@ def _write_call(
 ) -> str:
     """Write the call with its arguments, converted to the types of the parameters. DEFAULT becomes the default."""
     if function is None:
-        return f"{name}({', '.join(typed_text(write_value(writer, each)) for each in arguments)})"
+        return f"{name}({', '.join(typed_text(write_value(writer, argument)) for argument in arguments)})"
     if len(arguments) < len(function.parameters):
         raise TsqlError(
             313, f"An insufficient number of arguments were supplied for the procedure or function {written_name}."
@@ -146,8 +146,8 @@ def _write_call(
     if len(arguments) > len(function.parameters):
         raise TsqlError(8144, f"Procedure or function {written_name} has too many arguments specified.", state=2)
     texts = []
-    for each, sql_type, default in zip(arguments, function.parameters, function.defaults, strict=True):
-        if isinstance(each, exp.Column) and not each.table and each.name.upper() == "DEFAULT":
+    for argument, sql_type, default in zip(arguments, function.parameters, function.defaults, strict=True):
+        if isinstance(argument, exp.Column) and not argument.table and argument.name.upper() == "DEFAULT":
             if default is None:
                 raise TsqlError(
                     313,
@@ -155,5 +155,5 @@ def _write_call(
                 )
             texts.append(default)
         else:
-            texts.append(typed_text(cast_value(write_value(writer, each), sql_type)))
+            texts.append(typed_text(cast_value(write_value(writer, argument), sql_type)))
     return f"{name}({', '.join(texts)})"

@@ -37,8 +37,8 @@ def read_options(clause: exp.Expression, allowed: frozenset[str], clause_name: s
         TsqlError: 40515 unknown option, 102 no mode, or two modes.
     """
     options: dict[str, str] = {}
-    for each in clause.expressions:
-        option = each.this if isinstance(each, exp.QueryOption) else each
+    for option_node in clause.expressions:
+        option = option_node.this if isinstance(option_node, exp.QueryOption) else option_node
         value = ""
         if isinstance(option, exp.XMLKeyValueOption):
             value = option.expression.name if option.args.get("expression") is not None else ""

@@ -32,8 +32,10 @@ def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tup
     options = read_options(clause, _OPTIONS, "FOR XML")
     rows = translate_rows(writer, node)
     elements = any(option.startswith("ELEMENTS") for option in options) or "PATH" in options
-    paths = [_element_path(each, elements, is_path="PATH" in options) for each in rows.outputs]
-    members = [(path, f"c{number}", each) for number, (path, each) in enumerate(zip(paths, rows.outputs, strict=True))]
+    paths = [_element_path(output, elements, is_path="PATH" in options) for output in rows.outputs]
+    members = [
+        (path, f"c{number}", output) for number, (path, output) in enumerate(zip(paths, rows.outputs, strict=True))
+    ]
     nil = "ELEMENTS XSINIL" in options
     declared = _namespace_declarations(writer, nil)
     root = (options["ROOT"] or "root") if "ROOT" in options else ""
@@ -69,7 +71,7 @@ def _levels(node: exp.Expression, members: list[Member]) -> list[tuple[str, list
     """
     names = _table_names(node)
     groups: dict[str, list[Member]] = {}
-    source = next((each.source for _, _, each in members if each.source in names), next(iter(names)))
+    source = next((output.source for _, _, output in members if output.source in names), next(iter(names)))
     for member in members:
         source = member[2].source if member[2].source in names else source
         groups.setdefault(source, []).append(member)

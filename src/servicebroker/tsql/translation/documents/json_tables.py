@@ -36,8 +36,8 @@ def open_json(writer: Writer, node: exp.OpenJSON, alias: exp.Expression | None, 
         sources.append(Source(alias_name.lower(), {name: Column(name, sql_type) for name, sql_type in columns.items()}))
         return f"tsql.openjson({arguments}) AS {quote_identifier(alias_name)}"
     fields, columns_by_name = [], {}
-    for each in node.expressions:
-        name, sql_type, text = _field(each)
+    for item in node.expressions:
+        name, sql_type, text = _field(item)
         fields.append(f"{text} AS {quote_identifier(name)}")
         columns_by_name[name.lower()] = Column(name, sql_type)
     sources.append(Source(alias_name.lower(), columns_by_name))

@@ -115,7 +115,7 @@ def write_nodes_call(
     call = node.expression if isinstance(node, exp.Dot) else node.this if isinstance(node, exp.Table) else None
     if not isinstance(call, exp.Anonymous) or call.name.lower() != "nodes":
         return None
-    columns = [each.name for each in alias.args.get("columns") or []] if alias is not None else []
+    columns = [column.name for column in alias.args.get("columns") or []] if alias is not None else []
     if alias is None or len(columns) != 1 or len(call.expressions) != 1:
         raise TsqlError(102, "Incorrect syntax: nodes() is written as nodes('path') AS name(column).", severity=15)
     xml = _write_owner(writer, node.this) if isinstance(node, exp.Dot) else _table_owner(writer, node)

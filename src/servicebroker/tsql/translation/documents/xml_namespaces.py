@@ -14,8 +14,8 @@ def take_namespaces(writer: Writer, piece: Slice) -> Slice:
     if words[:3] != ["WITH", "XMLNAMESPACES", "("]:
         return piece
     end = piece.closing(2)
-    for each in piece.part(3, end).split():
-        _declare(writer, each)
+    for part in piece.part(3, end).split():
+        _declare(writer, part)
     rest = piece.part(end + 1, len(words))
     if rest.words[:1] != [","]:
         return rest
@@ -29,17 +29,17 @@ def _with_common(rest: Slice) -> Slice:
     return slice_text("WITH " + rest.part(1, len(rest.words)).text)
 
 
-def _declare(writer: Writer, each: Slice) -> None:
+def _declare(writer: Writer, declaration: Slice) -> None:
     """Store one prefix in the writer."""
-    words = each.words
+    words = declaration.words
     if len(words) == 2 and words[0] == "DEFAULT":
         prefix, place = "", 1
     elif len(words) == 3 and words[1] == "AS":
-        prefix, place = unquote(each.tokens.text(each.first + 2)), 0
+        prefix, place = unquote(declaration.tokens.text(declaration.first + 2)), 0
     else:
-        raise syntax_error(each.text[:40], each.line())
-    if each.tokens.kinds[each.first + place] != STRING:
-        raise syntax_error(each.text[:40], each.line())
+        raise syntax_error(declaration.text[:40], declaration.line())
+    if declaration.tokens.kinds[declaration.first + place] != STRING:
+        raise syntax_error(declaration.text[:40], declaration.line())
     if prefix in writer.namespaces:
         raise TsqlError(2341, f"WITH XMLNAMESPACES: the prefix '{prefix}' is declared twice.")
-    writer.namespaces[prefix] = string_value(each.tokens.text(each.first + place))
+    writer.namespaces[prefix] = string_value(declaration.tokens.text(declaration.first + place))

@@ -24,7 +24,7 @@ def translate_accumulation(writer: Writer, node: exp.Select, targets: list[str])
     Raises:
         TsqlError: 40515 the values contain aggregates or subqueries.
     """
-    values = [each.expression for each in node.expressions]
+    values = [item.expression for item in node.expressions]
     if any(value.find(exp.AggFunc, exp.Query, exp.Window, exp.Dot) is not None for value in values):
         raise not_supported(f"SELECT {targets[0]} = ... that accumulates over such a query", "Use STRING_AGG or SUM.")
     columns = list(
@@ -42,7 +42,7 @@ def translate_accumulation(writer: Writer, node: exp.Select, targets: list[str])
     }
     names = ", ".join(value_columns)
     start = ", ".join(_with_collation(writer.variable(name).text, writer.variable_type(name)) for name in targets)
-    steps = [value.transform(lambda each: _refer_to_row(each, columns)) for value in values]
+    steps = [value.transform(lambda inner: _refer_to_row(inner, columns)) for value in values]
     with writer.query(
         [Source(_ROWS, row_columns if len(row_columns) > len(columns) else None), Source(_VALUES, value_columns)]
     ):

@@ -169,11 +169,11 @@ def _string_agg(writer: Writer, node: exp.GroupConcat) -> Sql:
 def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = None) -> str:
     """Write ORDER BY. NULL sorts lowest, as in SQL Server. `named` maps names of result columns to their SQL."""
     parts = []
-    for each in node.expressions:
-        if not isinstance(each, exp.Ordered):
-            raise node_not_supported(each)
-        allow_only(each, "this", "desc", "nulls_first")
-        parts.append(_ordered(writer, each, named or {}))
+    for item in node.expressions:
+        if not isinstance(item, exp.Ordered):
+            raise node_not_supported(item)
+        allow_only(item, "this", "desc", "nulls_first")
+        parts.append(_ordered(writer, item, named or {}))
     return "ORDER BY " + ", ".join(parts)
 
 
@@ -246,7 +246,7 @@ def _definition(writer: Writer, node: exp.Expression, *, is_named: bool = False)
     base = [quote_identifier(node.args["alias"].name)] if node.args.get("alias") else []
     parts = []
     if node.args.get("partition_by"):
-        parts.append("PARTITION BY " + ", ".join(write_value(writer, each).text for each in node.args["partition_by"]))
+        parts.append("PARTITION BY " + ", ".join(write_value(writer, item).text for item in node.args["partition_by"]))
     if node.args.get("order"):
         parts.append(order_text(writer, node.args["order"]))
     spec = node.args.get("spec")

@@ -22,19 +22,19 @@ def translate_assignment(writer: Writer, node: exp.Select) -> Translation:
     """
     targets: list[str] = []
     replaced = node.copy()
-    for each in replaced.expressions:
-        if not isinstance(each, exp.EQ) or not isinstance(each.this, exp.Parameter):
+    for assignment in replaced.expressions:
+        if not isinstance(assignment, exp.EQ) or not isinstance(assignment.this, exp.Parameter):
             raise TsqlError(
                 141,
                 "A SELECT statement that assigns a value to a variable must not be combined with data-retrieval operations.",
                 severity=15,
             )
-        targets.append("@" + each.this.name.lower())
+        targets.append("@" + assignment.this.name.lower())
     if _accumulates(replaced, targets):
         return translate_accumulation(writer, replaced, targets)
     calls = [
-        exp.Anonymous(this=CALL_PREFIX + "assigned", expressions=[each.this, each.expression])
-        for each in replaced.expressions
+        exp.Anonymous(this=CALL_PREFIX + "assigned", expressions=[assignment.this, assignment.expression])
+        for assignment in replaced.expressions
     ]
     replaced.set("expressions", calls)
     translated = translate_query(writer, replaced, outermost=True)
@@ -54,7 +54,11 @@ def _accumulates(node: exp.Select, targets: list[str]) -> bool:
     """Check whether a variable depends on its own value over several rows."""
     if node.args.get("from_") is None or _is_one_row(node):
         return False
-    used = {"@" + each.name.lower() for part in node.expressions for each in part.expression.find_all(exp.Parameter)}
+    used = {
+        "@" + parameter.name.lower()
+        for part in node.expressions
+        for parameter in part.expression.find_all(exp.Parameter)
+    }
     return bool(used & set(targets)) and any(part.expression.find(exp.Column) for part in node.expressions)
 
 
@@ -62,7 +66,7 @@ def _is_one_row(node: exp.Select) -> bool:
     limit = node.args.get("limit")
     if isinstance(limit, exp.Limit) and limit.expression.name == "1":
         return True
-    return all(each.expression.find(exp.AggFunc) is not None for each in node.expressions)
+    return all(item.expression.find(exp.AggFunc) is not None for item in node.expressions)
 
 
 def _write_assigned(writer: Writer, nodes: list[exp.Expression]) -> Sql:

@@ -73,8 +73,8 @@ def make_common_target(writer: Writer, common_table: CommonTable) -> CommonTarge
 
 def _has_node(node: exp.Select, kind: type[exp.Window] | type[exp.AggFunc]) -> bool:
     """Check whether the select list contains a window function, or an aggregate outside of OVER (...)."""
-    nodes = [each for part in node.expressions for each in part.find_all(kind)]
-    return any(kind is exp.Window or not isinstance(each.parent, exp.Window) for each in nodes)
+    nodes = [inner for part in node.expressions for inner in part.find_all(kind)]
+    return any(kind is exp.Window or not isinstance(candidate.parent, exp.Window) for candidate in nodes)
 
 
 def _columns(writer: Writer, common_table: CommonTable, table: str) -> dict[str, str]:

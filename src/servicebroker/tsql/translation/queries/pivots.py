@@ -77,7 +77,7 @@ def _read_names(node: exp.Pivot, alias: str) -> list[str]:
     """Return the names listed in IN."""
     if len(node.args.get("fields") or []) != 1 or len(node.expressions) != 1:
         raise syntax_error(",", 0)
-    names = [_column_name(each) for each in node.args["fields"][0].expressions]
+    names = [_column_name(item) for item in node.args["fields"][0].expressions]
     for place, name in enumerate(names):
         if name.lower() in [other.lower() for other in names[:place]]:
             raise _duplicate_column(name, alias)
@@ -130,7 +130,7 @@ def _pivot(
 ) -> tuple[str, list[Column | None]]:
     """Write PIVOT. Each value of IN aggregates its rows. The columns not mentioned form the groups."""
     call = node.expressions[0]
-    operands = [each for each in (call.this, *call.expressions) if isinstance(each, exp.Expression)]
+    operands = [item for item in (call.this, *call.expressions) if isinstance(item, exp.Expression)]
     is_call = isinstance(call, exp.AggFunc | exp.Anonymous)
     if not is_call or len(operands) != 1:
         raise syntax_error(call.sql("tsql")[:40], 0)
@@ -138,7 +138,7 @@ def _pivot(
     _find_column(pivot_input, value)
     sql_type = _find_column(pivot_input, by)[1].type
     staying = _remaining_columns(pivot_input, (value, by), new_names, "PIVOT")
-    groups = [_column_text(writer, *each) for each in staying]
+    groups = [_column_text(writer, *source_column) for source_column in staying]
     parts = [f"{text} AS {quote_identifier(column.name)}" for text, (_, column) in zip(groups, staying, strict=True)]
     columns: list[Column | None] = [_result_column(column) for _, column in staying]
     for name in new_names:
@@ -171,7 +171,7 @@ def _unpivot(
 ) -> tuple[str, list[Column | None]]:
     """Write UNPIVOT. Each column of IN becomes a row with its name and value, unless the value is NULL."""
     value, name = _column_name(node.expressions[0]), _column_name(node.args["fields"][0].this)
-    unpivoted = [_find_column(pivot_input, each) for each in source_names]
+    unpivoted = [_find_column(pivot_input, column_name) for column_name in source_names]
     sql_type = unpivoted[0][1].type
     for _, column in unpivoted:
         if column.type != sql_type:
@@ -182,9 +182,15 @@ def _unpivot(
     if value.lower() == name.lower():
         raise _duplicate_column(name, "UNPIVOT")
     staying = _remaining_columns(pivot_input, source_names, (value, name), "UNPIVOT")
-    parts = [f"{_column_text(writer, *each)} AS {quote_identifier(each[1].name)}" for each in staying]
-    parts += [f"tsql_unpivoted.{quote_identifier(each)}" for each in (value, name)]
-    rows = ", ".join(f"({_column_text(writer, *each)}, {quote_string(each[1].name)}::text)" for each in unpivoted)
+    parts = [
+        f"{_column_text(writer, *source_column)} AS {quote_identifier(source_column[1].name)}"
+        for source_column in staying
+    ]
+    parts += [f"tsql_unpivoted.{quote_identifier(column_name)}" for column_name in (value, name)]
+    rows = ", ".join(
+        f"({_column_text(writer, *source_column)}, {quote_string(source_column[1].name)}::text)"
+        for source_column in unpivoted
+    )
     lateral = f"(VALUES {rows}) AS tsql_unpivoted ({quote_identifier(value)}, {quote_identifier(name)})"
     text = (
         f"(SELECT {', '.join(parts)} FROM {pivot_input.text} CROSS JOIN LATERAL {lateral} "

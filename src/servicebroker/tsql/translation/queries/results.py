@@ -90,7 +90,7 @@ def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> 
     Raises:
         TsqlError: 8155.
     """
-    places = [place for place, each in enumerate(outputs or [], 1) if not each.name]
+    places = [place for place, output in enumerate(outputs or [], 1) if not output.name]
     if places and not renamed:
         raise TsqlError(8155, f"No column name was specified for column {places[0]} of '{name}'.", state=2)
 

@@ -90,9 +90,11 @@ def write_with(writer: Writer, node: exp.With, level: dict[str, dict[str, Column
 def with_text(tables: list[CommonTable]) -> str:
     """Write WITH. PostgreSQL allows each expression to refer to itself under RECURSIVE."""
     parts = []
-    for each in tables:
-        columns = f" ({', '.join(quote_identifier(column) for column in each.names)})" if each.names else ""
-        parts.append(f"{quote_identifier(each.name)}{columns} AS ({each.text})")
+    for common_table in tables:
+        columns = (
+            f" ({', '.join(quote_identifier(column) for column in common_table.names)})" if common_table.names else ""
+        )
+        parts.append(f"{quote_identifier(common_table.name)}{columns} AS ({common_table.text})")
     return "WITH RECURSIVE " + ", ".join(parts)
 
 
@@ -101,12 +103,12 @@ def translate_common_tables(
 ) -> list[CommonTable]:
     """Translate common table expressions, and store their columns in `level`."""
     tables = []
-    for each in node.expressions:
-        alias = each.args["alias"]
+    for item in node.expressions:
+        alias = item.args["alias"]
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
         level[name.lower()] = None  # unknown inside its own query
-        inner = _count_recursion(writer, each.this, name, renamed, level) or translate_query(
-            writer, each.this, outermost=False
+        inner = _count_recursion(writer, item.this, name, renamed, level) or translate_query(
+            writer, item.this, outermost=False
         )
         check_named(inner.outputs, renamed, name)
         if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
@@ -115,7 +117,7 @@ def translate_common_tables(
             level[name.lower()] = {
                 column_name.lower(): Column(column_name, output.type) for column_name, output in pairs if output.type
             }
-        tables.append(CommonTable(name, renamed, each.this, inner.text))
+        tables.append(CommonTable(name, renamed, item.this, inner.text))
     return tables
 
 
@@ -133,7 +135,7 @@ def _count_recursion(
         return None
     recursive = node.expression.copy()
     itself = _find_self_reference(recursive, name)
-    if itself is None or any(recursive.args.get(each) for each in ("distinct", "group", "limit", "with_")):
+    if itself is None or any(recursive.args.get(clause) for clause in ("distinct", "group", "limit", "with_")):
         return None
     recursive.append("expressions", exp.column(_LEVEL_COLUMN, itself.alias_or_name, quoted=True))
     left = translate_query(writer, node.this, outermost=False)
@@ -146,11 +148,13 @@ def _count_recursion(
     if right.outputs is None or len(right.outputs) != len(names) + 1:
         level[name.lower()] = None
         return None
-    columns, quoted_name = ", ".join(quote_identifier(each) for each in names), quote_identifier(name)
-    firsts = ", ".join(_cast(quote_identifier(each), sql_type) for each, sql_type in zip(names, types, strict=True))
+    columns, quoted_name = ", ".join(quote_identifier(column_name) for column_name in names), quote_identifier(name)
+    firsts = ", ".join(
+        _cast(quote_identifier(column_name), sql_type) for column_name, sql_type in zip(names, types, strict=True)
+    )
     nexts = ", ".join(
-        _match_anchor(name, *each)
-        for each in zip(names, types, right.outputs, strict=False)  # the last output is the level
+        _match_anchor(name, *pair)
+        for pair in zip(names, types, right.outputs, strict=False)  # the last output is the level
     )
     return Query(
         f"WITH RECURSIVE {quoted_name} ({columns}, {_LEVEL_COLUMN}) AS ((SELECT {firsts}, 0 FROM ({left.text}) AS first_rows ({columns})) UNION ALL "
@@ -196,16 +200,16 @@ def _find_self_reference(node: exp.Select, name: str) -> exp.Table | None:
     """Return the table node by which a query reads the common table expression itself, or None."""
     from_ = node.args.get("from_")
     sources = [*([from_.this] if from_ is not None else []), *(join.this for join in node.args.get("joins") or [])]
-    for each in sources:
-        if not isinstance(each, exp.Table) or each.args.get("db") or not isinstance(each.this, exp.Identifier):
+    for source in sources:
+        if not isinstance(source, exp.Table) or source.args.get("db") or not isinstance(source.this, exp.Identifier):
             continue
-        identifier = each.this
+        identifier = source.this
         if (
             identifier.name.lower() == name.lower()
             and not identifier.args.get("temporary")
             and not identifier.args.get("global_")
         ):
-            return each
+            return source
     return None
 
 
@@ -244,7 +248,7 @@ def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: b
     texts = left.text, right.text
     if outputs is not None and right.outputs is not None and len(outputs) == len(right.outputs):
         columns = [_match_column(place, *pair) for place, pair in enumerate(zip(outputs, right.outputs, strict=True))]
-        names = [(quote_label if outermost else _inner_label)(each.name) for each in outputs]
+        names = [(quote_label if outermost else _inner_label)(output.name) for output in outputs]
         texts = (
             _rename_columns(texts[0], [text for _, text, _ in columns], names),
             _rename_columns(texts[1], [text for _, _, text in columns], names),
@@ -262,7 +266,7 @@ def _match_column(place: int, left: Output, right: Output) -> tuple[SqlType | No
     PostgreSQL combines neither strings with other types, nor the NULL of an inner UNION with a typed column.
     """
     field = f"c{place}"
-    values = [Sql(field, each.type) for each in (left, right)]
+    values = [Sql(field, operand.type) for operand in (left, right)]
     kinds = {value.kind for value in values}
     if "string" in kinds and kinds & {"number", "date", "uniqueidentifier"}:
         sql_type, (left_text, right_text) = unify_types(values)
@@ -297,7 +301,9 @@ def _write_select(writer: Writer, node: exp.Select, *, outermost: bool, into: st
     from_clause = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
     with writer.query(from_clause.sources):
         outputs = [
-            each for part in node.expressions for each in write_output(writer, part, from_clause, outermost=outermost)
+            output
+            for part in node.expressions
+            for output in write_output(writer, part, from_clause, outermost=outermost)
         ]
         assigned, writer.assigned = writer.assigned, {}  # visible in the select list only
         try:
@@ -315,7 +321,7 @@ def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: li
     parts = ["SELECT" + (" DISTINCT" if node.args.get("distinct") else "")]
     if node.args.get("distinct") is not None:
         allow_only(node.args["distinct"])
-    parts.append(", ".join(each.text for each in outputs))
+    parts.append(", ".join(output.text for output in outputs))
     locking, from_text = add_row_locks(writer, node, from_clause)
     if from_text:
         parts.append(from_text)
@@ -326,7 +332,7 @@ def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: li
     if node.args.get("having"):
         parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
     windows = windows_text(writer, node.args.get("windows") or [])
-    plain = {each.name.lower() for each in node.expressions if isinstance(each, exp.Column)}
+    plain = {item.name.lower() for item in node.expressions if isinstance(item, exp.Column)}
     named = {name: text for name, text in _result_names(outputs, outermost).items() if name not in plain}
     whole = " ".join(parts) + windows
     return whole + _write_tail(writer, node, named, whole) + locking
@@ -364,15 +370,15 @@ def _wait_policy(hints: Hints) -> str:
 
 def _has_aggregates(node: exp.Select) -> bool:
     return any(
-        isinstance(each, exp.AggFunc) and each.find_ancestor(exp.Select) is node
+        isinstance(inner, exp.AggFunc) and inner.find_ancestor(exp.Select) is node
         for part in node.expressions
-        for each in part.walk()
-    ) or any(isinstance(each, exp.Window) for part in node.expressions for each in part.walk())
+        for inner in part.walk()
+    ) or any(isinstance(inner, exp.Window) for part in node.expressions for inner in part.walk())
 
 
 def _write_group(writer: Writer, node: exp.Group) -> str:
     allow_only(node, "expressions", "rollup", "cube")
-    groups = ", ".join(_grouping(writer, each) for each in node.expressions)
+    groups = ", ".join(_grouping(writer, item) for item in node.expressions)
     for form in ("rollup", "cube"):
         if node.args.get(form):  # the old spelling: GROUP BY a, b WITH ROLLUP
             groups = f"{form}({groups})"
@@ -383,7 +389,7 @@ def _grouping(writer: Writer, node: exp.Expression) -> str:
     """Write an item of GROUP BY: a value, a list, or ROLLUP, CUBE and GROUPING SETS."""
     if isinstance(node, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
         form = {exp.Rollup: "rollup", exp.Cube: "cube", exp.GroupingSets: "grouping sets"}.get(type(node), "")
-        return f"{form}({', '.join(_grouping(writer, each) for each in node.expressions)})"
+        return f"{form}({', '.join(_grouping(writer, item) for item in node.expressions)})"
     if isinstance(node, exp.Paren):
         return f"({_grouping(writer, node.this)})"
     return write_value(writer, node).text
@@ -488,7 +494,9 @@ def _source_alias(node: exp.Expression, from_clause: From) -> str:
 
 def _source_column(node: exp.Expression, from_clause: From) -> Column | None:
     source = _source_alias(node, from_clause)
-    columns = next((each.columns for each in from_clause.sources if each.alias == source), None) if source else None
+    columns = (
+        next((visible.columns for visible in from_clause.sources if visible.alias == source), None) if source else None
+    )
     return (columns or {}).get(node.name.lower())
 
 
@@ -513,7 +521,7 @@ def _expand_star(writer: Writer, node: exp.Expression, from_clause: From, *, out
                 f"The column prefix '{prefix}' does not match with a table name or alias name used in the query.",
             )
         raise TsqlError(263, "Must specify table to select from.")
-    return [each for source in sources for each in _columns_of(writer, source, outermost)]
+    return [output for source in sources for output in _columns_of(writer, source, outermost)]
 
 
 def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]:

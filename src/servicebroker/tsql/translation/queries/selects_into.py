@@ -133,7 +133,7 @@ def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column]
     """
     if outputs is None:
         return None
-    alone = isinstance(node, exp.Select) and not any(node.args.get(each) for each in ("joins", "group", "distinct"))
+    alone = isinstance(node, exp.Select) and not any(node.args.get(name) for name in ("joins", "group", "distinct"))
     columns: list[Column] = []
     for output in outputs:
         if output.type is None or output.type.name == "xml_node":
@@ -143,7 +143,7 @@ def _columns(node: exp.Expression, outputs: list[Output] | None) -> list[Column]
             alone
             and source_column is not None
             and source_column.is_identity
-            and not any(each.is_identity for each in columns)
+            and not any(column.is_identity for column in columns)
         )
         columns.append(
             Column(
@@ -160,19 +160,19 @@ def _take_identity(node: exp.Expression) -> tuple[_IdentityRequest | None, exp.E
     """Return the request of IDENTITY(), if any, and the query without it."""
     if not isinstance(node, exp.Select):
         return None, node
-    places = [place for place, each in enumerate(node.expressions) if _identity(each) is not None]
+    places = [place for place, item in enumerate(node.expressions) if _identity(item) is not None]
     if not places:
         return None, node
     if len(places) > 1:
         raise TsqlError(8108, "Cannot add identity column, using the SELECT INTO statement, to a table that has one.")
     call, alias = _identity(node.expressions[places[0]]), node.expressions[places[0]].alias
     assert call is not None
-    type_text, *numbers = (each.sql("tsql") for each in call.expressions)
-    if not alias or len(numbers) not in (0, 2) or not all(is_whole(each) for each in numbers):
+    type_text, *numbers = (item.sql("tsql") for item in call.expressions)
+    if not alias or len(numbers) not in (0, 2) or not all(is_whole(number) for number in numbers):
         raise TsqlError(177, "The IDENTITY function can only be used when the SELECT statement has an INTO clause.")
-    start, step = (parse_whole_number(each) for each in numbers) if numbers else (1, 1)
+    start, step = (parse_whole_number(number) for number in numbers) if numbers else (1, 1)
     rest = node.copy()
-    others = [each for place, each in enumerate(rest.expressions) if place != places[0]]
+    others = [item for place, item in enumerate(rest.expressions) if place != places[0]]
     rest.set("expressions", others or [exp.alias_(exp.Literal.number(start), alias)])
     return _IdentityRequest(
         places[0], Column(alias, parse_type(type_text), is_nullable=False), start, step, not others

@@ -154,7 +154,7 @@ def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | Non
     with writer.hidden(from_clause.sources if not isinstance(node.parent, exp.Lateral) else None):
         text, outputs = write_query(writer, node.this)
     columns = columns_of(outputs)
-    renamed = [each.name for each in alias.args.get("columns") or []]
+    renamed = [column_node.name for column_node in alias.args.get("columns") or []]
     check_named(outputs, renamed, alias.name)
     if renamed and columns is not None and len(renamed) == len(columns):
         renamed_columns = zip(renamed, columns.values(), strict=True)
@@ -174,13 +174,13 @@ def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None
     rows = []
     for row in node.expressions:
         members = row.expressions if isinstance(row, exp.Tuple) else [row.this if isinstance(row, exp.Paren) else row]
-        rows.append([write_value(writer, each) for each in members])
+        rows.append([write_value(writer, member) for member in members])
     if len({len(row) for row in rows}) != 1:
         raise TsqlError(
             10709, "The number of columns for each row in a table value constructor must be the same.", severity=15
         )
     fields = [unify_types(list(field)) for field in zip(*rows, strict=True)]
-    renamed = [each.name for each in alias.args.get("columns") or []]
+    renamed = [column.name for column in alias.args.get("columns") or []]
     columns: dict[str, Column] | None = None
     if len(renamed) == len(fields) and all(sql_type is not None for sql_type, _ in fields):
         columns = {
@@ -189,7 +189,9 @@ def _write_values(writer: Writer, node: exp.Values, alias: exp.Expression | None
             if sql_type is not None
         }
     from_clause.sources.append(Source(alias.name.lower(), columns))
-    texts = ["(" + ", ".join(each[number] for _, each in fields) + ")" for number in range(len(rows))]
+    texts = [
+        "(" + ", ".join(texts_of_field[number] for _, texts_of_field in fields) + ")" for number in range(len(rows))
+    ]
     return f"(VALUES {', '.join(texts)}) AS {quote_identifier(alias.name)}{_column_list(renamed)}"
 
 
@@ -241,7 +243,7 @@ def _write_sample(writer: Writer, node: exp.Expression | None, table: str) -> st
     if node is None:
         return ""
     allow_only(node, "method", "size", "percent", "seed")
-    rows, percent, seed = (node.args.get(each) for each in ("size", "percent", "seed"))
+    rows, percent, seed = (node.args.get(name) for name in ("size", "percent", "seed"))
     size = rows if rows is not None else percent
     if not isinstance(size, exp.Literal) or size.is_string or (rows is None and float(size.name) > 100):
         raise TsqlError(498, "Invalid value in the TABLESAMPLE clause.", severity=15)
@@ -377,7 +379,7 @@ def _write_function(writer: Writer, node: exp.Expression, alias: exp.Expression 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
         raise argument_count_error("string_split", 2, 3)
-    text, separator = (write_argument(write_value(writer, each), "s") for each in node.expressions[:2])
+    text, separator = (write_argument(write_value(writer, item), "s") for item in node.expressions[:2])
     place = node.expressions[2].name if len(node.expressions) == 3 else "0"
     if place not in ("0", "1"):
         raise TsqlError(4199, "Argument value 3 of string_split is invalid: write 0 or 1.")
@@ -395,7 +397,7 @@ def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | 
 def _generate_series(writer: Writer, node: exp.Expression, alias: exp.Expression | None, from_clause: From) -> str:
     if not 2 <= len(node.expressions) <= 3:
         raise argument_count_error("generate_series", 2, 3)
-    values = [write_value(writer, each) for each in node.expressions]
+    values = [write_value(writer, item) for item in node.expressions]
     sql_type = functools.reduce(wider_type, (value.type for value in values))
     if sql_type is None or sql_type.name not in INTEGERS | {"decimal"}:
         raise TsqlError(
@@ -413,7 +415,7 @@ def _name_columns(
 ) -> str:
     """Write the alias of a function, and the columns listed behind it."""
     alias_name = alias.name if alias is not None and alias.name else function_name
-    renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
+    renamed = [column_node.name for column_node in (alias.args.get("columns") or [])] if alias is not None else []
     if renamed and len(renamed) == len(columns):
         columns = [column._replace(name=name) for column, name in zip(columns, renamed, strict=True)]
     from_clause.sources.append(Source(alias_name.lower(), {column.name.lower(): column for column in columns}))
@@ -454,8 +456,8 @@ def _write_system_function(
     if len(node.expressions) != len(letters):
         raise argument_count_error(name, len(letters), len(letters))
     arguments = ", ".join(
-        write_argument(write_value(writer, each), letter)
-        for each, letter in zip(node.expressions, letters, strict=True)
+        write_argument(write_value(writer, argument), letter)
+        for argument, letter in zip(node.expressions, letters, strict=True)
     )
     return _name_columns(f"tsql.{name}({arguments})", name, list(columns), alias, from_clause)
 
@@ -466,7 +468,7 @@ def _my_permissions(writer: Writer, node: exp.Expression, alias: exp.Expression 
     if len(node.expressions) != 2:
         raise argument_count_error(name, 2, 2)
     answer = writer.parameter(permissions_parameter(writer, name, node.expressions), NVARCHAR)
-    columns = [Column(each, SYSNAME) for each in ("entity_name", "subentity_name", "permission_name")]
+    columns = [Column(column_name, SYSNAME) for column_name in ("entity_name", "subentity_name", "permission_name")]
     column_list = ", ".join(f"{column.name} text" for column in columns)
     text = f"(SELECT * FROM jsonb_to_recordset({answer}::jsonb) AS known ({column_list}))"
     return _name_columns(text, name, columns, alias, from_clause)

@@ -54,7 +54,7 @@ def read_hints(table: exp.Expression) -> Hints:
     for hint in table.args.get("hints") or []:
         if not isinstance(hint, exp.WithTableHint):
             raise not_supported("This hint")
-        words |= {each.name.upper() for each in hint.expressions}
+        words |= {word.name.upper() for word in hint.expressions}
     return combine_hints(words)
 
 
@@ -123,4 +123,4 @@ def _equalities(writer: Writer, where: exp.Expression | None, alias: str) -> lis
 
 
 def _is_fixed(node: exp.Expression) -> bool:
-    return not any(isinstance(each, exp.Column | exp.Query) for each in node.walk())
+    return not any(isinstance(inner, exp.Column | exp.Query) for inner in node.walk())

@@ -50,7 +50,7 @@ def read_tables(piece: Slice) -> exp.Select:
 
 def read_names(piece: Slice) -> list[str]:
     """Parse a list of column names. Raises as `read_value`."""
-    return [_read_name(each) for each in piece.split()]
+    return [_read_name(part) for part in piece.split()]
 
 
 def read_common_tables(piece: Slice) -> exp.With:

@@ -71,12 +71,12 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
     if rest.words[:1] == ["VALUES"]:
         named = {name.lower() for name in columns}
         unlisted = [
-            each
-            for name, each in (table_columns or {}).items()
-            if each.sequence_default and columns and name not in named
+            column
+            for name, column in (table_columns or {}).items()
+            if column.sequence_default and columns and name not in named
         ]
         rows, added = _write_values(writer, rest, table, targets, unlisted, top)
-        columns = [*columns, *(each.name for each in added)]
+        columns = [*columns, *(column.name for column in added)]
     else:
         rows = _write_source(writer, common, rest, table, targets, top)
     column_list = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
@@ -286,12 +286,12 @@ def _add_returning(
     from_clause.sources = [Source("inserted", table_columns, table)]
     with writer.query(from_clause.sources):
         returned = write_returning(writer, outputs, from_clause)
-    text += " RETURNING " + ", ".join(each.text for each in returned)
+    text += " RETURNING " + ", ".join(output.text for output in returned)
     if outputs.into is not None:
         return Translation(
             write_output_into(writer, outputs, text, returned), tuple(writer.parameters), "count", before=before
         )
-    is_known = all(each.name != UNKNOWN_STAR for each in returned)
+    is_known = all(output.name != UNKNOWN_STAR for output in returned)
     identity = None
     if identities and is_known:
         text += f", inserted.{quote_identifier(identities[0].name)} AS {quote_label('tsql_identity')}"
@@ -300,8 +300,8 @@ def _add_returning(
         text,
         tuple(writer.parameters),
         "rows",
-        tuple(each.name for each in returned) if is_known else None,
-        tuple(each.type for each in returned) if is_known else None,
+        tuple(output.name for output in returned) if is_known else None,
+        tuple(output.type for output in returned) if is_known else None,
         before=before,
         identity=identity,
     )

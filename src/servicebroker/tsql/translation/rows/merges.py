@@ -73,7 +73,7 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
         with writer.query([target, *from_clause.sources]):
             clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], end], strict=True)]
             for clause in clauses:
-                writer.check_changes(target.table, *(each for each in _ACTIONS if each in clause.words))
+                writer.check_changes(target.table, *(action for action in _ACTIONS if action in clause.words))
             actions = [_write_clause(writer, clause, target, from_clause) for clause in clauses]
             condition = _write_condition(writer, piece.part(on + 1, starts[0]))
         if writer.sequence_draws:
@@ -112,7 +112,7 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
     outputs = outputs._replace(expressions=[_replace_action(node) for node in outputs.expressions])
     with writer.query(sight.sources):
         returned = write_returning(writer, outputs, sight)
-    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(each.text for each in returned)}"
+    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(output.text for output in returned)}"
     before = tuple(writer.statements_before)
     if outputs.into is not None:
         return Translation(
@@ -122,11 +122,11 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
             before=before,
             min_server_version=_RETURNING_OLD_VERSION,
         )
-    if any(each.name == UNKNOWN_STAR for each in returned):
+    if any(output.name == UNKNOWN_STAR for output in returned):
         return Translation(
             text, tuple(writer.parameters), "rows", before=before, min_server_version=_RETURNING_OLD_VERSION
         )
-    names, types = tuple(each.name for each in returned), tuple(each.type for each in returned)
+    names, types = tuple(output.name for output in returned), tuple(output.type for output in returned)
     return Translation(
         text, tuple(writer.parameters), "rows", names, types, before=before, min_server_version=_RETURNING_OLD_VERSION
     )
@@ -135,9 +135,9 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
 def _replace_action(node: exp.Expression) -> exp.Expression:
     """Replace $action by a call."""
 
-    def called(each: exp.Expression) -> exp.Expression:
-        is_action = isinstance(each, exp.Column) and not each.table and each.name.lower() == _ACTION
-        return exp.Anonymous(this=_ACTION) if is_action else each
+    def called(inner: exp.Expression) -> exp.Expression:
+        is_action = isinstance(inner, exp.Column) and not inner.table and inner.name.lower() == _ACTION
+        return exp.Anonymous(this=_ACTION) if is_action else inner
 
     if isinstance(node, exp.Column) and called(node) is not node:
         return exp.Alias(this=exp.Anonymous(this=_ACTION), alias=exp.Identifier(this=_ACTION, quoted=True))
@@ -211,12 +211,12 @@ def _write_settings(writer: Writer, piece: Slice, target: Source) -> str:
     from servicebroker.tsql.translation.rows.updates import read_settings  # at run time: the module imports this one
 
     members = []
-    for each in read_settings(piece, target.alias):
-        if each.variable:
+    for setting in read_settings(piece, target.alias):
+        if setting.variable:
             raise not_supported("A variable in SET of MERGE")
-        column = (target.columns or {}).get(each.column.lower())
-        value = "DEFAULT" if each.value is None else convert_for_column(write_value(writer, each.value), column)
-        members.append(f"{quote_identifier(each.column)} = {value}")
+        column = (target.columns or {}).get(setting.column.lower())
+        value = "DEFAULT" if setting.value is None else convert_for_column(write_value(writer, setting.value), column)
+        members.append(f"{quote_identifier(setting.column)} = {value}")
     return ", ".join(members)
 
 
@@ -241,8 +241,8 @@ def _write_insert(writer: Writer, piece: Slice, target: Source) -> str:
     if len(names) != len(members):
         raise TsqlError(213, "Column name or number of supplied values does not match table definition.")
     values = []
-    for name, each in zip(names, members, strict=True):
-        value = None if each.words == ["DEFAULT"] else read_value(each)
+    for name, member in zip(names, members, strict=True):
+        value = None if member.words == ["DEFAULT"] else read_value(member)
         column = table_columns.get(name.lower())
         text = "DEFAULT" if value is None else convert_for_column(write_value(writer, value), column)
         values.append(text if value is None else advance_identity(text, target.table, column))

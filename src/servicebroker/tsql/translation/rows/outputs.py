@@ -46,9 +46,9 @@ def read_outputs(piece: Slice) -> Outputs:
 def write_returning(writer: Writer, outputs: Outputs, from_clause: From) -> list[Output]:
     """Write the columns of the clause. `inserted` and `deleted` must be visible."""
     return [
-        each
+        output
         for node in outputs.expressions
-        for each in write_output(writer, node, from_clause, outermost=outputs.into is None)
+        for output in write_output(writer, node, from_clause, outermost=outputs.into is None)
     ]
 
 

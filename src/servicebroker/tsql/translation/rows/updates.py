@@ -132,7 +132,7 @@ def write_change(writer: Writer, change: Change) -> Translation:
 def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
     """Return the index of the common table expression to change, or None for a table."""
     qualified_name = object_name(change.table)
-    names = [each.name.lower() for each in tables]
+    names = [common_table.name.lower() for common_table in tables]
     return (
         None
         if qualified_name.schema or qualified_name.name.lower() not in names
@@ -151,7 +151,7 @@ def _resolve_common_target(writer: Writer, change: Change, common: CommonTarget)
         from_clause = From()
         from_clause.text = f"FROM {quote_identifier(name)}"
         from_clause.sources = [Source(name, common_columns(writer, name))]
-    source = next((each for each in from_clause.sources if each.alias == name and not each.table), None)
+    source = next((visible for visible in from_clause.sources if visible.alias == name and not visible.table), None)
     if source is None:
         raise not_supported(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
     return _Target(common.table, source, from_clause, False, common.columns)
@@ -170,13 +170,13 @@ def _resolve_target(writer: Writer, change: Change) -> _Target:
         return _Target(table, source, from_clause, is_alone=True)
     from_clause = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
     by_alias = [
-        each
-        for each in from_clause.sources
-        if each.table and not qualified_name.schema and each.alias == qualified_name.name.lower()
+        visible
+        for visible in from_clause.sources
+        if visible.table and not qualified_name.schema and visible.alias == qualified_name.name.lower()
     ]
     if not by_alias:
         table = resolve_table(writer, qualified_name)
-        by_alias = [each for each in from_clause.sources if each.table == table]
+        by_alias = [visible for visible in from_clause.sources if visible.table == table]
         if not by_alias:  # FROM does not contain the target: all its rows are changed
             source = Source(qualified_name.name.lower(), writer.table_columns(table), table)
             from_clause.sources.append(source)
@@ -194,7 +194,7 @@ def _reads_old_row(setting: Setting) -> bool:
 
 def read_settings(piece: Slice, target: str) -> list[Setting]:
     """Parse the members of SET. `target` is the alias of the changed table."""
-    return [_read_setting(each, target) for each in piece.split()]
+    return [_read_setting(part, target) for part in piece.split()]
 
 
 def _read_setting(piece: Slice, alias: str) -> Setting:
@@ -249,10 +249,10 @@ def _write_statement(
     where = change.rows.args.get("where") if change.rows is not None else None
     for source, hints in [*target.from_clause.hints, (target.source, change.hints)]:
         add_locks(writer, hints, source.table, source.alias, where)
-    variables = [each for each in settings if each.variable]
+    variables = [setting for setting in settings if setting.variable]
     change, others = _carry_other_columns(writer, change, target)
     reads_old = change.verb == "UPDATE" and (
-        any(not each.column for each in variables)
+        any(not setting.column for setting in variables)
         or (change.outputs is not None and _mentions_table(change.outputs, "deleted"))
     )
     if target.is_alone and change.top is None and not skips_locked and not reads_old:
@@ -261,7 +261,7 @@ def _write_statement(
         text, names = _write_by_address(writer, change, target, settings, skips_locked, others)
     returned, columns = _write_returned(writer, change, target, names, variables, others)
     if returned:
-        text += " RETURNING " + ", ".join(each.text for each in returned)
+        text += " RETURNING " + ", ".join(output.text for output in returned)
     if change.outputs is not None and change.outputs.into is not None:
         return _write_into(writer, change.outputs, prefix, text, returned)
     text = f"{prefix} {text}" if prefix else text
@@ -269,12 +269,12 @@ def _write_statement(
     if variables:
         if change.outputs is not None:
             raise not_supported("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
-        types = tuple(writer.variable_type(each.variable) for each in variables)
+        types = tuple(writer.variable_type(setting.variable) for setting in variables)
         accumulates = any(
-            each.value is not None and _uses_assigned_variable(each.value, variables) for each in settings
+            setting.value is not None and _uses_assigned_variable(setting.value, variables) for setting in settings
         )
         return Translation(
-            text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before,
+            text, tuple(writer.parameters), "assign", None, types, tuple(setting.variable for setting in variables), before,
             max_rows=int(accumulates),
         )  # fmt: skip
     if change.outputs is not None:
@@ -291,7 +291,7 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
     Raises:
         UnknownColumns: a star over a table with unknown columns.
     """
-    tables = {each.alias: each for each in target.from_clause.sources if each is not target.source}
+    tables = {source.alias: source for source in target.from_clause.sources if source is not target.source}
     if change.outputs is None or not tables:
         return change, []
     carried: list[Sql] = []
@@ -310,17 +310,17 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
             if columns is None:
                 raise UnknownColumns("A star in OUTPUT")
             members = [exp.column(column.name, table=node.table) for column in columns.values()]
-        for each in members:
-            name = each.name if isinstance(each, exp.Column) else ""
-            replaced = each.transform(carry)
-            expressions.append(exp.alias_(replaced, name, quoted=True) if name and replaced != each else replaced)
+        for member in members:
+            name = member.name if isinstance(member, exp.Column) else ""
+            replaced = member.transform(carry)
+            expressions.append(exp.alias_(replaced, name, quoted=True) if name and replaced != member else replaced)
     return change._replace(outputs=change.outputs._replace(expressions=expressions)), carried
 
 
 def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> bool:
     """Check whether a value uses a variable that SET assigns, so that it changes from row to row."""
-    return {"@" + each.name.lower() for each in value.find_all(exp.Parameter)} & {
-        each.variable for each in variables
+    return {"@" + parameter.name.lower() for parameter in value.find_all(exp.Parameter)} & {
+        setting.variable for setting in variables
     } != set()
 
 
@@ -343,7 +343,7 @@ def _write_plain(
     where = change.rows.args.get("where") if change.rows is not None else None
     if change.verb == "UPDATE":
         members = ", ".join(
-            f"{quote_identifier(each.column)} = {_new_value(writer, each, target)}" for each in settings
+            f"{quote_identifier(setting.column)} = {_new_value(writer, setting, target)}" for setting in settings
         )
         text = f"UPDATE {target.table} AS {alias} SET {members}"
     else:
@@ -378,17 +378,17 @@ def _write_by_address(
     alias = quote_identifier(target.source.alias)
     fields = [f"{target.address} AS tsql_row"] if target.column_map is None else [f"{alias}.*"]
     members = []
-    for number, each in enumerate(settings):
-        if each.column and each.value is None:
-            members.append(f"{target.column(each.column)} = DEFAULT")
-        elif each.column:
-            fields.append(f"{_new_value(writer, each, target, is_alone=True)} AS tsql_{number}")
-            members.append(f"{target.column(each.column)} = deleted.tsql_{number}")
+    for number, setting in enumerate(settings):
+        if setting.column and setting.value is None:
+            members.append(f"{target.column(setting.column)} = DEFAULT")
+        elif setting.column:
+            fields.append(f"{_new_value(writer, setting, target, is_alone=True)} AS tsql_{number}")
+            members.append(f"{target.column(setting.column)} = deleted.tsql_{number}")
         else:
-            assert each.value is not None
-            value = cast_value(write_value(writer, each.value), writer.variable_type(each.variable))
+            assert setting.value is not None
+            value = cast_value(write_value(writer, setting.value), writer.variable_type(setting.variable))
             fields.append(f"{value.text} AS tsql_{number}")
-    fields += [f"{each.text} AS {_OTHER_COLUMNS}_{number}" for number, each in enumerate(others)]
+    fields += [f"{other.text} AS {_OTHER_COLUMNS}_{number}" for number, other in enumerate(others)]
     if change.verb == "UPDATE" and target.column_map is None:
         fields.append(f"{alias}.*")
     where = change.rows.args.get("where") if change.rows is not None else None
@@ -421,7 +421,7 @@ def _unchanged_column(writer: Writer, target: _Target) -> str:
     columns = writer.table_columns(target.table)
     if columns is None:
         raise UnknownColumns("UPDATE of variables alone")
-    column = next((each for each in columns.values() if not each.is_computed), None)
+    column = next((candidate for candidate in columns.values() if not candidate.is_computed), None)
     if column is None or target.column_map is not None:
         raise not_supported("UPDATE that sets variables alone here", "Use SELECT.")
     return f"{quote_identifier(column.name)} = inserted.{quote_identifier(column.name)}"
@@ -463,17 +463,17 @@ def _write_returned(
     if variables:
         settings = read_settings(change.set, target.source.alias) if change.set is not None else []
         texts = []
-        for number, each in enumerate(settings):
-            if not each.variable:
+        for number, setting in enumerate(settings):
+            if not setting.variable:
                 continue
-            if each.column:
-                text = f"{quote_identifier(aliases['inserted'])}.{quote_identifier(each.column)}"
-                column = (target.source.columns or {}).get(each.column.lower())
-                if column is not None and column.type != writer.variable_type(each.variable):
-                    text = cast_value(Sql(text, column.type), writer.variable_type(each.variable)).text
+            if setting.column:
+                text = f"{quote_identifier(aliases['inserted'])}.{quote_identifier(setting.column)}"
+                column = (target.source.columns or {}).get(setting.column.lower())
+                if column is not None and column.type != writer.variable_type(setting.variable):
+                    text = cast_value(Sql(text, column.type), writer.variable_type(setting.variable)).text
             else:
                 text = f"deleted.tsql_{number}"
-            texts.append(Output(each.variable, f"{text} AS {quote_label(each.variable)}", None))
+            texts.append(Output(setting.variable, f"{text} AS {quote_label(setting.variable)}", None))
         return texts, (None, None)
     if change.outputs is None:
         return [], (None, None)
@@ -481,17 +481,17 @@ def _write_returned(
     from_clause.sources = [Source(name, _visible_columns(target, name), target.table) for name in aliases]
     if others:
         columns = {
-            f"{_OTHER_COLUMNS}_{n}": Column(f"{_OTHER_COLUMNS}_{n}", each.type)
-            for n, each in enumerate(others)
-            if each.type
+            f"{_OTHER_COLUMNS}_{n}": Column(f"{_OTHER_COLUMNS}_{n}", other.type)
+            for n, other in enumerate(others)
+            if other.type
         }
         from_clause.sources.append(Source(_OTHER_COLUMNS, columns if len(columns) == len(others) else None))
         is_deleted = change.verb == "DELETE" and target.column_map is None
         aliases = {**aliases, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
     with writer.renamed(aliases), writer.query(from_clause.sources):
         returned = write_returning(writer, change.outputs, from_clause)
-    if any(each.name == UNKNOWN_STAR for each in returned):
+    if any(output.name == UNKNOWN_STAR for output in returned):
         if target.column_map is not None:
             raise UnknownColumns("A star in OUTPUT")
         return returned, (None, None)
-    return returned, (tuple(each.name for each in returned), tuple(each.type for each in returned))
+    return returned, (tuple(output.name for output in returned), tuple(output.type for output in returned))

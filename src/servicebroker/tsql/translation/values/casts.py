@@ -61,7 +61,9 @@ def read_type(node: exp.Expression) -> SqlType:
     else:
         written = kind.value.lower()
     arguments = [parameter.name for parameter in node.expressions]
-    wrong = [each for each in arguments if each.lower() != "max" and not _SIZE.fullmatch(each)] or arguments[2:]
+    wrong = [
+        argument for argument in arguments if argument.lower() != "max" and not _SIZE.fullmatch(argument)
+    ] or arguments[2:]
     if wrong:
         raise syntax_error(wrong[0], 0)
     first, second = [*arguments, None, None][:2]
@@ -156,7 +158,7 @@ def _from_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> 
         return cast_value(Sql(f"tsql.{form}({value.text})", _ANY_TEXT), to, style=style, attempt=attempt)
     number = Sql(f"tsql.variant_number({value.text})", SqlType("decimal", None, 38, 10))
     text = Sql(f"tsql.variant_raw({value.text})", _ANY_TEXT)
-    from_number, from_text = (cast_value(each, to, attempt=attempt).text for each in (number, text))
+    from_number, from_text = (cast_value(source_value, to, attempt=attempt).text for source_value in (number, text))
     return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) IN (3, 4) THEN {from_number} ELSE {from_text} END)", to)
 
 

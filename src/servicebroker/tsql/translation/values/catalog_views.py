@@ -122,8 +122,8 @@ def find_catalog_view(writer: Writer, qualified_name: object) -> CatalogView | N
     else:
         view, named = f"{'tsql' if name in TSQL_VIEWS else 'sys'}.{quoted(name)}", _NAME_COLUMNS.get(name, ())
     columns = dict(writer.table_columns(view) or {})
-    for each in named if not columns else [name for name in named if name in columns]:
-        columns[each] = Column(each, SYSNAME)
+    for column_name in named if not columns else [name for name in named if name in columns]:
+        columns[column_name] = Column(column_name, SYSNAME)
     if database and database != writer.scope.database.lower() and name not in _SERVER_LEVEL_VIEWS:
         writer.uses[Use(ENTER, schema, name, database)] = None
         view = f"tsql.catalog_of({quote_string(database)}, {quote_string(str(qualified_name))}, null::{view})"

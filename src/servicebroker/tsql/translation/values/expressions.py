@@ -156,7 +156,7 @@ def _add(writer: Writer, node: exp.Add) -> Sql:
     _check_variant(left, right, "add")
     kinds = {left.kind, right.kind} - ({None} if left.is_untyped or right.is_untyped else set())
     if kinds <= {"string"} or kinds == {"binary"}:
-        texts = [typed_text(each) if each.is_untyped else pad_char(each) for each in (left, right)]
+        texts = [typed_text(operand) if operand.is_untyped else pad_char(operand) for operand in (left, right)]
         return Sql(f"({' || '.join(texts)})", concatenated_type(left.type, right.type))
     if kinds == {"number"}:
         _check_bits(left, right, "add")
@@ -190,7 +190,7 @@ def _shift_datetime(left: Sql, right: Sql, sign: str) -> Sql:
             raise _type_clash(other, date)
     sql_type = left.type if left.kind == "date" else right.type
     assert sql_type is not None
-    texts = [_datetime_operand(each, sql_type) for each in (left, right)]
+    texts = [_datetime_operand(operand, sql_type) for operand in (left, right)]
     return Sql(f"tsql.{'plus' if sign == '+' else 'minus'}({', '.join(texts)})", sql_type)
 
 
@@ -390,7 +390,7 @@ def _comparison(writer: Writer, node: exp.Binary) -> str:
 def _null_safe(writer: Writer, node: exp.Binary) -> str:
     word = "IS NOT DISTINCT FROM" if isinstance(node, exp.NullSafeEQ) else "IS DISTINCT FROM"
     left_text, right_text = _write_comparison(
-        *((each, write_value(writer, each)) for each in (node.this, node.expression))
+        *((side, write_value(writer, side)) for side in (node.this, node.expression))
     )
     return f"({left_text} {word} {right_text})"
 
@@ -521,7 +521,7 @@ def _in(writer: Writer, node: exp.In) -> str:
     query = node.args.get("query")
     if query is not None:
         return f"({value.text} IN {write_value(writer, query).text})"
-    pairs = [_write_comparison((node.this, value), (each, write_value(writer, each))) for each in node.expressions]
+    pairs = [_write_comparison((node.this, value), (item, write_value(writer, item))) for item in node.expressions]
     if len({left_text for left_text, _ in pairs}) == 1:
         return f"({pairs[0][0]} IN ({', '.join(right_text for _, right_text in pairs)}))"
     return "(" + " OR ".join(f"{left_text} = {right_text}" for left_text, right_text in pairs) + ")"
@@ -582,7 +582,7 @@ def _iif(writer: Writer, node: exp.If) -> Sql:
 @writes_value(exp.Coalesce)
 def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
     allow_only(node, "this", "expressions")
-    kind, texts = unify_types([write_value(writer, each) for each in [node.this, *node.expressions]])
+    kind, texts = unify_types([write_value(writer, item) for item in [node.this, *node.expressions]])
     return Sql(f"COALESCE({', '.join(texts)})", kind)
 
 

@@ -63,11 +63,11 @@ def _json_object(writer: Writer, node: exp.JSONObject) -> Sql:
 def _write_members(writer: Writer, node: exp.Expression, name: str) -> list[str]:
     nulls = str(node.args.get("null_handling") or "NULL ON NULL").upper() != "ABSENT ON NULL"
     members = []
-    for each in node.expressions:
-        if not isinstance(each, exp.JSONKeyValue):
+    for item in node.expressions:
+        if not isinstance(item, exp.JSONKeyValue):
             raise TsqlError(102, f"Incorrect syntax near '{name}'. A member is key:value.", severity=15)
-        key = write_argument(write_value(writer, each.this), "s")
-        members.append(f"tsql.json_text({key}) || ':' || {_write_member(writer, each.expression, nulls)}")
+        key = write_argument(write_value(writer, item.this), "s")
+        members.append(f"tsql.json_text({key}) || ':' || {_write_member(writer, item.expression, nulls)}")
     return members
 
 
@@ -89,7 +89,7 @@ def _json_array_of_group(writer: Writer, node: exp.JSONArrayAgg) -> Sql:
 
 def _json_array(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     nulls = bool(nodes) and isinstance(nodes[-1], exp.Anonymous) and nodes[-1].name == NULL_ON_NULL
-    members = [_write_member(writer, each, nulls) for each in (nodes[:-1] if nulls else nodes)]
+    members = [_write_member(writer, node, nulls) for node in (nodes[:-1] if nulls else nodes)]
     return _escape_document(f"'[' || concat_ws(',', {', '.join(members) or quote_string('')}) || ']'")
 
 

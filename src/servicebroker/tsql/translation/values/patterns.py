@@ -32,8 +32,8 @@ def write_like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
         raise TsqlError(506, f'The invalid escape character "{sign}" was specified in a LIKE predicate.')
     text = cast_value(value, NVARCHAR).text
     if value.type is not None and value.type.name == "char" and not (_literal_text(pattern) or "").endswith("%"):
-        texts = (Sql(each, NVARCHAR) for each in (text, f"rtrim({text}, ' ')"))
-        return f"({' OR '.join(write_like(each, pattern, escape) for each in texts)})"
+        texts = (Sql(variant, NVARCHAR) for variant in (text, f"rtrim({text}, ' ')"))
+        return f"({' OR '.join(write_like(candidate, pattern, escape) for candidate in texts)})"
     folded = value.type is not None and value.type.name == "sysname"
     pattern_text = _literal_text(pattern)
     if pattern_text is None or sign is None:
