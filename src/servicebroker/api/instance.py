@@ -260,7 +260,7 @@ class Instance(Network, Rights):
                 self._tell(self._pool)
             self.watchers.stop()
             self._pool.close()
-            self.doorbell.close()  # last: readers that it wakes find the instance closed
+            self.doorbell.close()  # after the pool: readers that it wakes find the instance closed
             self.watchers.join()
         if self._server is not None:
             in_thread(self._server.close)

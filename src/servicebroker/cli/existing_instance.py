@@ -31,7 +31,7 @@ def must_exist(target: str) -> None:
         EmbeddedServer.must_exist(target)
         return
     with connect(target) as connection:
-        # not to_regclass, which a role without rights may not call here
+        # not to_regclass, which fails without rights on the schema: opening the instance reports those
         if not execute(
             connection,
             "existing_instance.must_exist",

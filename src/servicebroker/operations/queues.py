@@ -81,7 +81,7 @@ class AlterQueue(Definition[None]):
         poison_message_handling: True lets five rollbacks in a row of transactions that received disable the queue.
         activation: its fields that are given change; "DROP" takes it away.
         rebuild: give back the unused space of the queue's tables, also of kept messages. Readers and senders wait.
-        reorganize: give back the space at the end of the tables, without a lock.
+        reorganize: give back the space at the end of the tables. No reader or sender waits.
         move_to: the filegroup PRIMARY, or DEFAULT, in which the queue is.
 
     Raises:

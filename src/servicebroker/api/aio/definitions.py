@@ -292,7 +292,7 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         await alone(lambda: set_read_only(number, definitions.name))
 
 
-_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # definitions that need more than one transaction on their own
+_RUNNERS: Mapping[type[Definition[Any]], Runner] = {  # definitions that retry, or need several transactions or files
     operations.DropContract: _retry_locked,
     operations.CreateQueue: _create_queue,
     operations.AlterQueue: _alter_queue,

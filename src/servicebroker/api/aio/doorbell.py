@@ -96,9 +96,8 @@ class Doorbell:
         if queue_id in self._waiting:
             async with self._lock:
                 bells = self._waiting.get(queue_id, ())
-                if len(bells) > 1 or any(
-                    bell.is_asleep for bell in bells
-                ):  # otherwise the only bell is the caller's own
+                # a single bell that is not asleep is the caller's own
+                if len(bells) > 1 or any(bell.is_asleep for bell in bells):
                     _wake_one(bells, wakes_next=False)
 
     def count_asleep(self, queue_id: int) -> int:

@@ -260,7 +260,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
                 await self._tell(self._pool)
             self.watchers.stop()
             await self._pool.close()
-            await self.doorbell.close()  # last: readers that it wakes find the instance closed
+            await self.doorbell.close()  # after the pool: readers that it wakes find the instance closed
             await self.watchers.join()
         if self._server is not None:
             await in_thread(self._server.close)
