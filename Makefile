@@ -102,18 +102,18 @@ simulate: install
 	$(BIN)/python -m servicebroker_lab.simulation --fleet 1000:100000 --seeds 0:20
 	$(BIN)/python -m servicebroker_lab.simulation --mirrors --seeds 0:20000
 	$(BIN)/python -m pytest -q tests/integration/conversation/test_model.py tests/integration/tsql/test_tsql_model.py tests/integration/conversation/test_leaks.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000
-	$(PYTEST) -q --full tests/integration/conversation/test_cut.py --cuts 1000
+	$(PYTEST) -q --full tests/integration/conversation/test_interruptions.py --cuts 1000
 	$(BIN)/python -m pytest -q tests/unit/tsql/test_tsql_translation_fuzz.py tests/unit/tsql/test_tsql_script_fuzz.py --fuzz-examples 50000
 	$(BIN)/python -m servicebroker_lab.fuzzing --seconds 3600
 
 soak: install
-	$(BIN)/python -m pytest -q tests/integration/conversation/test_crowded.py --crowd-seconds 600 --timeout 3600 -k sixteen
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_contention.py --crowd-seconds 600 --timeout 3600 -k sixteen
 	$(BIN)/python -m pytest -q tests/integration/between_instances/test_brokers.py --messages 200000
 	$(BIN)/python -m pytest -q tests/integration/between_instances/test_open_dialogs.py --open-dialogs 1000000
 	$(BIN)/python -m pytest -q tests/integration/conversation/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/workers/test_poison_policy.py --good-messages 100000 -k among
 	$(BIN)/python -m pytest -q tests/integration/pipeline/test_pipeline_faults.py --kills 50
-	$(BIN)/python -m pytest -q tests/integration/conversation/test_space.py --space-messages 1000000 -k ten_times
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_queue_space.py --space-messages 1000000 -k ten_times
 	$(BIN)/python -m pytest -q tests/integration/between_instances/test_hostile.py tests/integration/security/test_fence.py --hostile-seconds 600 --timeout 3600
 
 chaos: install

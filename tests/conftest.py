@@ -76,7 +76,7 @@ COUNTS = {
     "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
     "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),
     "good-messages": Count(500, 1_000, "good messages among which poison is found"),
-    "cuts": Count(2, 4, "at how many exchanges test_cut.py cuts each of its cases"),
+    "cuts": Count(2, 4, "at how many exchanges test_interruptions.py cuts each of its cases"),
     "kills": Count(1, 2, "how often test_pipeline_faults.py kills the pipeline"),
     "ledger-batches": Count(8, 300, "batches of a stream that test_pipeline_ledger.py cuts off and meddles with"),
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),

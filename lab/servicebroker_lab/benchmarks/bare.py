@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 
 from servicebroker_lab.benchmarks.measured_system import Way, text_body
-from servicebroker_lab.benchmarks.ours import READER_COUNT
 from servicebroker_lab.benchmarks.scenarios import BARE
+from servicebroker_lab.benchmarks.servicebroker_system import READER_COUNT
 
 
 class BareCommits:

@@ -14,7 +14,7 @@ from uuid import UUID
 from servicebroker.api.instance import Instance
 from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks.measured_system import text_body
-from servicebroker_lab.benchmarks.ours import DATABASE, QUEUE, TYPE
+from servicebroker_lab.benchmarks.servicebroker_system import DATABASE, QUEUE, TYPE
 
 _WAITFOR_S = 1.0  # seconds of a reader's WAITFOR
 _WARMUP_MESSAGES = 20  # messages that each sender sends, and readers take, before the clock starts

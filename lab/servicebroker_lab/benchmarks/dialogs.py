@@ -11,9 +11,9 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.messages import Message
 from servicebroker_lab.benchmarks.measured_system import System, Way, batches, text_body
-from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, TARGET, TYPE
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import JOBS_TOGETHER
+from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, TARGET, TYPE
 
 DATABASE = "Dialogs"
 REQUEST_QUEUE, ANSWER_QUEUE = "RequestQueue", "AnswerQueue"

@@ -10,9 +10,9 @@ from uuid import UUID
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker_lab.benchmarks.measured_system import BATCH_MESSAGES, System, Way, batches, text_body
-from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import BASELINE
+from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE
 
 ROLE = "servicebroker_bench"
 DATABASE, INITIATOR_QUEUE = "Fence", "InitiatorQueue"

@@ -19,11 +19,19 @@ from servicebroker.store.running import execute
 from servicebroker_lab.benchmarks.jdbc import Jdbc
 from servicebroker_lab.benchmarks.measure import Meter, Sample, figures
 from servicebroker_lab.benchmarks.measured_system import Way, batches, text_body
-from servicebroker_lab.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker_lab.benchmarks.processes import Memory
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.runner import Field, Progress, with_ratios
 from servicebroker_lab.benchmarks.scenarios import BASELINE, PIPELINE, Scenario
+from servicebroker_lab.benchmarks.servicebroker_system import (
+    CONTRACT,
+    DATABASE,
+    INITIATOR,
+    QUEUE,
+    TARGET,
+    TYPE,
+    ServiceBroker,
+)
 from servicebroker_lab.benchmarks.storage import fill_rows
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
-from servicebroker_lab.benchmarks.aside import Aside, all_during, shares
 from servicebroker_lab.benchmarks.measured_system import free_port
+from servicebroker_lab.benchmarks.sender_process import SenderProcess, all_during, shares
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -66,7 +66,7 @@ class Shovelled:
             self._start(server, place / "source", names, self._ports[0], shovel)
             self._declare(self._ports[0], OUT)
             self._senders = [
-                self._stack.enter_context(closing(Aside(_publishing, self._ports[0]))) for _ in range(many)
+                self._stack.enter_context(closing(SenderProcess(_publishing, self._ports[0]))) for _ in range(many)
             ]
             self.carry(PREFETCH_MESSAGES, 100)  # the shovel has found its queue
         except BaseException:

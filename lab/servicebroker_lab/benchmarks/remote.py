@@ -25,13 +25,13 @@ from servicebroker.api.shared.open import open_instance
 from servicebroker.broker.shares import cores
 from servicebroker.model.errors import InstanceError
 from servicebroker_lab.benchmarks import processes
-from servicebroker_lab.benchmarks.aside import Aside, all_during, senders, shares
 from servicebroker_lab.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
 from servicebroker_lab.benchmarks.measured_system import free_port
 from servicebroker_lab.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.runner import NEEDS_EXTRA, with_ratios
 from servicebroker_lab.benchmarks.scenarios import BASELINE, LOCAL, RABBITMQ, REMOTE, Scenario
+from servicebroker_lab.benchmarks.sender_process import SenderProcess, all_during, senders, shares
 
 Progress = Callable[[str], None]
 
@@ -98,13 +98,13 @@ class Linked:
         self._next: defaultdict[UUID, int] = defaultdict(int)  # of each conversation: what is to be read next
         self._taken: Synchronized[int] = multiprocessing.get_context("spawn").Value("q", 0)
         self._senders = [
-            (service, self._stack.enter_context(closing(Aside(_sending, database.instance.url, self._taken))))
+            (service, self._stack.enter_context(closing(SenderProcess(_sending, database.instance.url, self._taken))))
             for service, database in self.sources.items()
             for _ in range(senders)
         ]
         many = min(MAX_READERS, cores() // CORES_OF_READER)
         self._readers = [
-            self._stack.enter_context(closing(Aside(_reading, self.url, self._taken)))
+            self._stack.enter_context(closing(SenderProcess(_reading, self.url, self._taken)))
             for _ in range(many if many > 1 else 0)
         ]
         self.carry(CONVERSATION_COUNT * sources, 1)  # every conversation has its target

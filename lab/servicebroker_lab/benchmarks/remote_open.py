@@ -14,7 +14,6 @@ from servicebroker.api.database import Database
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
-from servicebroker_lab.benchmarks.aside import Aside
 from servicebroker_lab.benchmarks.measure import Figures, Meter, figures
 from servicebroker_lab.benchmarks.remote import (
     BODY,
@@ -32,6 +31,7 @@ from servicebroker_lab.benchmarks.remote import (
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.runner import with_ratios
 from servicebroker_lab.benchmarks.scenarios import ANSWERED, BASELINE, JOBS_TOGETHER, Scenario
+from servicebroker_lab.benchmarks.sender_process import SenderProcess
 
 LOOK_INTERVAL_S = 0.02
 _ARRIVED = "select count(*) from servicebroker.conversation_endpoints where not is_initiator"
@@ -72,8 +72,8 @@ class Openings:
         ((service, west),) = linked.sources.items()
         self._east = linked.east
         self._looks = psycopg.connect(linked.url, autocommit=True)
-        self._opener = Aside(_opening, west.instance.url, service, linked.target, linked.is_secured)
-        self._finisher = Aside(_finishing, west.instance.url)
+        self._opener = SenderProcess(_opening, west.instance.url, service, linked.target, linked.is_secured)
+        self._finisher = SenderProcess(_finishing, west.instance.url)
 
     def open(self, count: int) -> int:
         """Begin so many, and wait until all have their targets; nobody reads."""

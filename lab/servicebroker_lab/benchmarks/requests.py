@@ -12,12 +12,12 @@ from importlib.metadata import version
 
 import servicebroker as sb
 from servicebroker.api.instance import Instance
-from servicebroker_lab.benchmarks.aside import Aside
 from servicebroker_lab.benchmarks.dialogs import REQUEST_QUEUE, set_up
 from servicebroker_lab.benchmarks.measured_system import System, Way, text_body
-from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, TARGET, TYPE
 from servicebroker_lab.benchmarks.report import OURS
 from servicebroker_lab.benchmarks.scenarios import AT_A_TIME
+from servicebroker_lab.benchmarks.sender_process import SenderProcess
+from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, TARGET, TYPE
 
 DATABASE = "Requests"
 _ANSWERER_COUNT, _GROUP_COUNT = 2, 50  # readers of the process that answers, conversations in a transaction of theirs
@@ -34,7 +34,7 @@ class Requests:
         self.version = version("servicebroker")
         self._database = set_up(instance, DATABASE)
         self._body = text_body().encode()
-        self._answerer: Aside | None = None
+        self._answerer: SenderProcess | None = None
         self._threads = ThreadPoolExecutor(AT_A_TIME)
 
     def ways(self, scenario: str) -> list[Way]:
@@ -53,7 +53,7 @@ class Requests:
 
     def _begin(self, messages: int) -> None:
         if self._answerer is None:
-            self._answerer = Aside(_answering, self._database.instance.url)
+            self._answerer = SenderProcess(_answering, self._database.instance.url)
             self._answerer.during(lambda: None)
         self._ask_in_threads(_WARM_UP)
 

@@ -16,12 +16,12 @@ from servicebroker_lab.benchmarks.dialogs import dialog_systems
 from servicebroker_lab.benchmarks.fence import fence_systems
 from servicebroker_lab.benchmarks.measure import Figures, Meter, Sample, figures
 from servicebroker_lab.benchmarks.measured_system import System, Way
-from servicebroker_lab.benchmarks.ours import ServiceBroker
 from servicebroker_lab.benchmarks.report import OURS, Line
 from servicebroker_lab.benchmarks.requests import request_systems
 from servicebroker_lab.benchmarks.routing import network_systems
 from servicebroker_lab.benchmarks.scale import scaled_systems
 from servicebroker_lab.benchmarks.scenarios import BARE, CPU, SCALE, Scenario
+from servicebroker_lab.benchmarks.servicebroker_system import ServiceBroker
 from servicebroker_lab.benchmarks.storage import storage_systems
 from servicebroker_lab.benchmarks.tsql import tsql_systems
 

@@ -11,11 +11,19 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.instance import Instance
-from servicebroker_lab.benchmarks.aside import Aside, Job
 from servicebroker_lab.benchmarks.competitors import Pgmq
 from servicebroker_lab.benchmarks.measured_system import Way, batches, text_body
-from servicebroker_lab.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker_lab.benchmarks.scenarios import SCALE
+from servicebroker_lab.benchmarks.sender_process import Job, SenderProcess
+from servicebroker_lab.benchmarks.servicebroker_system import (
+    CONTRACT,
+    DATABASE,
+    INITIATOR,
+    QUEUE,
+    TARGET,
+    TYPE,
+    ServiceBroker,
+)
 
 _WARMUP_CALLS = 20  # times that each process does it before the clock starts
 _LABELS = {  # by verb, ours and pgmq's
@@ -45,7 +53,7 @@ class Scaled:
     def __init__(self, system: Filled, which: int, job: Job, url: str) -> None:
         self.name, self.version = system.name, system.version
         self._system, self._which, self._job, self._url = system, which, job, url
-        self._processes: list[Aside] = []
+        self._processes: list[SenderProcess] = []
 
     def ways(self, scenario: str) -> list[Way]:
         """One for each verb and number of processes."""
@@ -85,12 +93,12 @@ class Scaled:
     def _run(self, verb: str, many: int, messages: int) -> None:
         """Let so many processes do it, each with its part of the messages, which it does or fails."""
         while len(self._processes) < many:
-            self._processes.append(Aside(self._job, self._url))
+            self._processes.append(SenderProcess(self._job, self._url))
         shares = [len(range(number, messages, many)) for number in range(many)]
         _all_at_once(self._processes[:many], verb, shares)
 
 
-def _all_at_once(processes: Sequence[Aside], verb: str, shares: Sequence[int]) -> None:
+def _all_at_once(processes: Sequence[SenderProcess], verb: str, shares: Sequence[int]) -> None:
     if processes:
         processes[0].during(lambda: _all_at_once(processes[1:], verb, shares[1:]), verb, shares[0])
 

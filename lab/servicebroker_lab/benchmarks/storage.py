@@ -16,8 +16,8 @@ from servicebroker.model.poison import Policy, give_up_after
 from servicebroker.store import locks
 from servicebroker_lab.benchmarks.crowd import Crowd
 from servicebroker_lab.benchmarks.measured_system import Way, text_body
-from servicebroker_lab.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker_lab.benchmarks.scenarios import BASELINE
+from servicebroker_lab.benchmarks.servicebroker_system import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 
 DEPTH_FACTOR = 10_000  # times the measured messages: 10,000,000 at scale 1
 CROWD_FACTOR = 1_000  # times the measured messages: 1,000,000 at scale 1

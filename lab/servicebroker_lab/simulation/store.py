@@ -1,6 +1,6 @@
 """The tables of one instance in memory, and the operations of rounds on them. They survive every crash of a daemon.
 
-A second implementation of what PostgreSQL does for a round. test_stores.py compares both.
+A second implementation of what PostgreSQL does for a round. test_store_equivalence.py compares both.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker_lab.benchmarks.aside import Aside, all_during
+from servicebroker_lab.benchmarks.sender_process import SenderProcess, all_during
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def wait_for_messages() -> None:
 
 
 def test_a_sender_that_has_failed_is_why_its_messages_have_not_come() -> None:
-    well, ill = asides = [Aside(sending), Aside(sending)]
+    well, ill = asides = [SenderProcess(sending), SenderProcess(sending)]
     try:
         assert all_during(lambda: "read", [(well, (1,)), (ill, (2,))]) == "read"
         assert (well.answer, ill.answer) == (1, 2)

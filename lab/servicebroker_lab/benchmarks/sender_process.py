@@ -20,7 +20,7 @@ def senders(batch: int) -> int:
     return 16 if batch == 1 else 4
 
 
-class Aside:
+class SenderProcess:
     """Does what `job` gives to do: it is entered once, with `arguments`, in the process, and called for each order.
 
     Nobody waits for its start: the first order does, which should be one that is not measured.
@@ -69,7 +69,7 @@ class Aside:
             raise self.answer
 
 
-def all_during(work: Callable[[], T], orders: Iterable[tuple[Aside, tuple[Any, ...]]]) -> T:
+def all_during(work: Callable[[], T], orders: Iterable[tuple[SenderProcess, tuple[Any, ...]]]) -> T:
     """Return the result of `work`, while each of them is called with its order."""
     for aside, order in orders:
         work = partial(aside.during, work, *order)
