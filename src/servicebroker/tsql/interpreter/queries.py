@@ -479,7 +479,7 @@ class Queries:
         parameters: dict[str, object] = {}
         lists: list[str] = []
         for row in rows:
-            names = [f"@insert${len(parameters) + place}" for place in range(len(row))]
+            names = [f"@insert${len(parameters) + index}" for index in range(len(row))]
             parameters.update(zip(names, row, strict=True))
             lists.append(f"({', '.join(names)})")
         frame.values.update(parameters)
