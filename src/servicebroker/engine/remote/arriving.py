@@ -210,7 +210,7 @@ class FirstPlan(NamedTuple):
 def _plan_first(
     catalog: Catalog, batches: Mapping[UUID, Batch], targets: Mapping[UUID, NewTarget], large: int
 ) -> Steps[list[FirstPlan]]:
-    """Those of the targets whose first messages all go into their queue at once."""
+    """Return plans for the targets whose first messages all go into their queue at once."""
     plans = []
     for handle, target in targets.items():
         batch, home = batches.get(handle), target.home
@@ -523,7 +523,7 @@ def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: 
     after = {end.handle: TRANSITIONS.get((end.state, end.event), end.state) for end in ends}
     if failed := [end.handle for end in ends if end.event is Event.ERROR_ARRIVED]:
         yield drop_waiting(failed)
-    # those have ended here too; targets stay, or their first message, coming late, would open them anew
+    # endpoints that have ended here, too; targets stay, or a late first message would open them anew
     if closed := [handle for handle, state in after.items() if state is REMOVED]:
         yield from close_endpoints(closed, now)
     changed = {

@@ -59,7 +59,7 @@ class NewTarget(NamedTuple):
 
     @property
     def opening(self) -> Opening:
-        """What its initiator says of the conversation."""
+        """Return the initiator's description of the conversation."""
         assert self.header.opening is not None
         return self.header.opening
 
@@ -97,7 +97,7 @@ class NewTarget(NamedTuple):
 
 
 class MadeTarget(NamedTuple):
-    """What the database adds to a target that it has made."""
+    """Values that the database adds to a target that it has made."""
 
     priority: int
     honors_priority: bool
@@ -122,7 +122,7 @@ def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Step
 def place_of(
     header: Header, located: LocalTopology, outside: RoutingTable, now: datetime, pick: Pick
 ) -> Place | ConversationFailure | Unroutable:
-    """Return where the target of a conversation that begins in another instance is to be.
+    """Return the place for the target of a conversation that begins in another instance.
 
     `outside`: the routes of msdb, which say whether the service is here (docs/reference/rules.md#routing).
     """
@@ -156,7 +156,7 @@ def lifetime_of(header: Header, now: datetime) -> datetime:
 
 
 class FirstMessages(NamedTuple):
-    """What the first messages of a conversation do to its target: the next number, and the token of the last one."""
+    """The effect of a conversation's first messages on its target: the next number, and the token of the last one."""
 
     reached: int
     token: bytes | None
