@@ -93,10 +93,12 @@ _NOT_A_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation 
 _YEAR_OUT_OF_RANGE = re.compile(r"too (?:large|small) \((?:after year 10K|before year 1)\)")
 _INTEGER_OVERFLOW = re.compile(r"(smallint|integer|bigint) out of range")
 _RAISED_MESSAGE = re.compile(r"Msg (\d{1,9}), Level (\d{1,3}), State (\d{1,3}): (.*)", re.DOTALL)
-_NAME = r"(?:\[[^\]]+\]|[\w$#]+)(?:\s*\.\s*(?:\[[^\]]+\]|[\w$#]+))*"
-_DROPPED_INDEX = re.compile(rf"\s*DROP\s+INDEX\s+(?P<index>{_NAME})(?:\s+ON\s+(?P<table>{_NAME}))?", re.IGNORECASE)
-_TRUNCATED = re.compile(rf"\s*TRUNCATE\s+TABLE\s+({_NAME})", re.IGNORECASE)
-_DROPS = (["DROP", "TABLE"], ["DROP", "VIEW"], ["DROP", "SEQUENCE"])
+_QUALIFIED_NAME = r"(?:\[[^\]]+\]|[\w$#]+)(?:\s*\.\s*(?:\[[^\]]+\]|[\w$#]+))*"
+_DROP_INDEX = re.compile(
+    rf"\s*DROP\s+INDEX\s+(?P<index>{_QUALIFIED_NAME})(?:\s+ON\s+(?P<table>{_QUALIFIED_NAME}))?", re.IGNORECASE
+)
+_TRUNCATE_TABLE = re.compile(rf"\s*TRUNCATE\s+TABLE\s+({_QUALIFIED_NAME})", re.IGNORECASE)
+_DROP_STATEMENTS = (["DROP", "TABLE"], ["DROP", "VIEW"], ["DROP", "SEQUENCE"])
 UNMAPPED_ERROR = 50000
 _TYPES = {
     "timestamp without time zone": "datetime2", "timestamp with time zone": "datetimeoffset", "integer": "int",
@@ -142,7 +144,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
             "A computed column whose value depends on more than its row", "Write the expression into a view.", 0
         )
     if problem.sqlstate == "0A000" and message.startswith("cannot truncate"):
-        truncated = _TRUNCATED.match(source)
+        truncated = _TRUNCATE_TABLE.match(source)
         return TsqlError(
             4712, f"Cannot truncate table '{truncated[1] if truncated else ''}' because it is being referenced by a "
             "FOREIGN KEY constraint."
@@ -178,13 +180,13 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if message == "input is out of range":  # ASIN, ACOS and similar functions
         return TsqlError(3623, "An invalid floating point operation occurred.")
     verb = source.split(None, 2)[:2]
-    truncated = _TRUNCATED.match(source) if problem.sqlstate in ("42P01", "3F000") else None
+    truncated = _TRUNCATE_TABLE.match(source) if problem.sqlstate in ("42P01", "3F000") else None
     if truncated is not None:
         name = re.sub(r"[\[\]]", "", truncated[1])
         return TsqlError(
             4701, f'Cannot find the object "{name}" because it does not exist or you do not have permissions.'
         )
-    if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in verb] in _DROPS:
+    if problem.sqlstate in ("42P01", "3F000") and [word.upper() for word in verb] in _DROP_STATEMENTS:
         name = find_spelling(message.split('"')[1], source)
         return TsqlError(
             3701, f"Cannot drop the {verb[1].lower()} '{name}', because it does not exist or you do not have "
@@ -193,7 +195,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     no_constraint = _UNKNOWN_CONSTRAINT.fullmatch(message)
     if no_constraint is not None and verb[:1] and verb[0].upper() == "ALTER":
         return TsqlError(3728, f"'{find_spelling(no_constraint[1], source)}' is not a constraint.")
-    index = _DROPPED_INDEX.match(source) if problem.sqlstate in ("42704", "3F000") else None
+    index = _DROP_INDEX.match(source) if problem.sqlstate in ("42704", "3F000") else None
     if index is not None:
         dropped = index["index"] if index["table"] is None else f"{index['table']}.{index['index']}"
         dropped = re.sub(r"[\[\]]", "", dropped)

@@ -94,5 +94,5 @@ UNSUPPORTED_ERROR = 40515
 
 
 def unsupported(feature: str, advice: str, line: int) -> TsqlError:
-    """Build error 40515: the construct is known and not supported. `instead` is the advice."""
+    """Build error 40515: the construct is known and not supported. `advice` tells what to use instead."""
     return TsqlError(UNSUPPORTED_ERROR, f"{feature} is not supported here. {advice}", line=line)

@@ -69,12 +69,12 @@ _SYNONYMS = {
     "national text": "ntext",
     "binary varying": "varbinary",
 }
-_MAXIMUM_LENGTH = {"char": 8000, "varchar": 8000, "binary": 8000, "varbinary": 8000, "nchar": 4000, "nvarchar": 4000}
+_MAX_LENGTHS = {"char": 8000, "varchar": 8000, "binary": 8000, "varbinary": 8000, "nchar": 4000, "nvarchar": 4000}
 _TYPES_WITHOUT_ARGUMENTS = frozenset(
     {"bit", "tinyint", "smallint", "int", "bigint", "money", "smallmoney", "real", "date", "datetime", "smalldatetime"}
     | {"uniqueidentifier", "xml", "text", "ntext", "image", "sysname", "sql_variant"}
 )
-_REFUSED = {
+_UNSUPPORTED_TYPES = {
     "hierarchyid": "Use a column with the key of the parent row.",
     "geography": "Use columns of float.",
     "geometry": "Use columns of float.",
@@ -107,7 +107,7 @@ def parse_type(text: str, default_length: int = 1) -> SqlType:
     return make_type(written, match["first"], match["second"], default_length)
 
 
-_NAME = re.compile(
+_TYPE_NAME = re.compile(
     r"\s*(?:(?:\[(?P<s1>[^\]]+)\]|\"(?P<s2>[^\"]+)\"|(?P<s3>[\w$#@]+))\s*\.\s*)?"
     r"(?:\[(?P<n1>[^\]]+)\]|\"(?P<n2>[^\"]+)\"|(?P<n3>[\w$#@]+))\s*"
 )
@@ -115,7 +115,7 @@ _NAME = re.compile(
 
 def type_key(text: str) -> str | None:
     """Return the key of a user-defined type, 'dbo.name' in lower case, or None if the text is no such name."""
-    match = _NAME.fullmatch(text)
+    match = _TYPE_NAME.fullmatch(text)
     if match is None:
         return None
     schema = match["s1"] or match["s2"] or match["s3"] or "dbo"
@@ -125,17 +125,17 @@ def type_key(text: str) -> str | None:
 def make_type(written: str, first: str | None = None, second: str | None = None, default_length: int = 1) -> SqlType:
     """Build a type from its name and the numbers in parentheses. Raises as `parse_type`."""
     name = _SYNONYMS.get(written, written)
-    if name in _REFUSED:
-        raise TsqlError(40515, f"The type {name} is not supported here. {_REFUSED[name]}")
+    if name in _UNSUPPORTED_TYPES:
+        raise TsqlError(40515, f"The type {name} is not supported here. {_UNSUPPORTED_TYPES[name]}")
     if name in ROWVERSIONS and first is None:
         return SqlType("binary", 8)
     if name in _TYPES_WITHOUT_ARGUMENTS:
         if first is not None:
             raise TsqlError(2716, f"Column, parameter, or variable: Cannot specify a column width on data type {name}.")
         return SYSNAME if name == "sysname" else SqlType(name)
-    if "max" in [size.lower() for size in (first, second) if size] and (second or name not in _MAXIMUM_LENGTH):
+    if "max" in [size.lower() for size in (first, second) if size] and (second or name not in _MAX_LENGTHS):
         raise TsqlError(102, "Incorrect syntax near 'max'.", severity=15)
-    if name in _MAXIMUM_LENGTH:
+    if name in _MAX_LENGTHS:
         return SqlType(name, _length(name, first, second, default_length))
     if name == "decimal":
         return _decimal(first, second)
@@ -161,11 +161,11 @@ def _length(name: str, first: str | None, second: str | None, default: int) -> i
     length = int(first)
     if length == 0:
         raise TsqlError(1001, "Line 1: Length or precision specification 0 is invalid.", severity=15)
-    if length > _MAXIMUM_LENGTH[name]:
+    if length > _MAX_LENGTHS[name]:
         raise TsqlError(
             131,
             f"The size ({length}) given to the type '{name}' exceeds the maximum allowed for any data type "
-            f"({_MAXIMUM_LENGTH[name]}).",
+            f"({_MAX_LENGTHS[name]}).",
             severity=15,
         )
     return length

@@ -10,13 +10,13 @@ import re
 
 from servicebroker.tsql.statement_errors import TsqlError
 
-MAXIMUM_DIGITS = 38
-_WHOLE = re.compile(r"[-+]?[0-9]+")
+MAX_DIGITS = 38
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
 
 
 def is_whole(text: str) -> bool:
     """Check that a text consists of digits, with an optional sign."""
-    return _WHOLE.fullmatch(text) is not None
+    return _WHOLE_NUMBER.fullmatch(text) is not None
 
 
 def parse_whole_number(text: str, line: int = 0) -> int:
@@ -26,11 +26,11 @@ def parse_whole_number(text: str, line: int = 0) -> int:
         TsqlError: 1007 more than 38 digits.
     """
     digits = text.lstrip("+-").lstrip("0")
-    if len(digits) > MAXIMUM_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise TsqlError(
             1007,
-            f"The number '{text[:MAXIMUM_DIGITS]}...' is out of the range for numeric representation "
-            f"(maximum precision {MAXIMUM_DIGITS}).",
+            f"The number '{text[:MAX_DIGITS]}...' is out of the range for numeric representation "
+            f"(maximum precision {MAX_DIGITS}).",
             severity=15,
             line=line,
         )

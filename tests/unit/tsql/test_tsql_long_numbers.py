@@ -14,7 +14,7 @@ from servicebroker.tsql.parser.token_reader import parse_number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import batches
 from servicebroker.tsql.types import NVARCHAR, parse_type
-from servicebroker.tsql.whole_numbers import MAXIMUM_DIGITS, is_whole, parse_whole_number
+from servicebroker.tsql.whole_numbers import MAX_DIGITS, is_whole, parse_whole_number
 
 GRAMMAR = Path(__file__).parents[2] / "grammar"
 LONG = "9" * 5000
@@ -52,7 +52,7 @@ def test_no_number_of_the_grammar_ends_the_reader(form: str) -> None:
 
 
 def test_a_whole_number_has_38_digits() -> None:
-    most = "9" * MAXIMUM_DIGITS
+    most = "9" * MAX_DIGITS
     assert parse_whole_number(most) == int(most)
     assert parse_whole_number(f"-000{most}") == -int(most)
     for text in (f"9{most}", f"-9{most}", LONG, "1" + "0" * 4400):

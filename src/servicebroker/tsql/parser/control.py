@@ -49,7 +49,7 @@ _CURSOR_OPTIONS = split_words(
 )
 _READ_ONLY_OPTIONS = frozenset({"INSENSITIVE", "STATIC", "READ_ONLY", "FAST_FORWARD"})
 _FIXED_ROWS_OPTIONS = frozenset({"INSENSITIVE", "STATIC", "KEYSET"})
-_CLAUSES = frozenset(
+_SELECT_CLAUSES = frozenset(
     {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
 )
 _ASSIGNMENT_OPERATORS = frozenset({"=", *COMPOUND_OPERATORS})
@@ -464,7 +464,7 @@ class ControlFlowParser(DialogParser):
         while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _ASSIGNMENT_OPERATORS:
             name, operator = self.variable(), self._assignment_operator()
             value_at = self.at
-            value_end = expression_end(self.tokens, value_at, _CLAUSES)
+            value_end = expression_end(self.tokens, value_at, _SELECT_CLAUSES)
             if value_end == value_at:
                 break
             self.at = value_end

@@ -16,11 +16,11 @@ from servicebroker.tsql.types import NVARCHAR, XML, SqlType
 _OPTIONS = frozenset(
     {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
 )
-_INLINE = frozenset({"", "*", "text()", "node()", "data()"})
+_INLINE_NAMES = frozenset({"", "*", "text()", "node()", "data()"})
 # delimit values of data(), so that a blank can be put between adjacent ones; XML cannot contain these characters
 _DATA_BEGIN, _DATA_END = "chr(1)", "chr(2)"
 _INSTRUCTION = re.compile(r"processing-instruction\(([\w.\-]+)\)")
-_NIL = "http://www.w3.org/2001/XMLSchema-instance"
+_XSI_NAMESPACE = "http://www.w3.org/2001/XMLSchema-instance"
 
 
 def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
@@ -136,7 +136,7 @@ def _write_nested(levels: list[tuple[str, list[Member]]], rows: str, declared: s
 def _namespace_declarations(writer: Writer, nil: bool) -> str:
     namespaces = dict(sorted(writer.namespaces.items()))
     if nil:
-        namespaces["xsi"] = _NIL
+        namespaces["xsi"] = _XSI_NAMESPACE
     return "".join(f' xmlns{":" if prefix else ""}{prefix}="{_escaped(uri)}"' for prefix, uri in namespaces.items())
 
 
@@ -152,7 +152,7 @@ def _element_path(output: Output, elements: bool, *, is_path: bool) -> list[str]
                 "Unnamed tables cannot be used as XML identifiers as well as unnamed columns cannot be used for attribute names.",
             )
         return [output.name if elements else f"@{output.name}"]
-    return output.name.split("/") if output.name not in _INLINE else [output.name]
+    return output.name.split("/") if output.name not in _INLINE_NAMES else [output.name]
 
 
 def _xml_name(text: str) -> str:
@@ -210,7 +210,7 @@ def _write_leaf(name: str, field: str, output: Output, nil: bool) -> str:
         )
     if name == "data()":
         return f"coalesce({_DATA_BEGIN} || {inside} || {_DATA_END}, '')"
-    if name in _INLINE:
+    if name in _INLINE_NAMES:
         return f"coalesce({inside}, '')"
     instruction = _INSTRUCTION.fullmatch(name)
     if name == "comment()" or instruction is not None:

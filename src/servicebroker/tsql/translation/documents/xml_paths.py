@@ -36,10 +36,10 @@ from servicebroker.tsql.translation.documents.xquery_parser import (
 from servicebroker.tsql.translation.text_writer import Writer, not_supported, type_family
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
-_SIGNS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_JSONPATH_COMPARISONS = {"=": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _BINARIES = frozenset({"xs:hexBinary", "xs:base64Binary"})  # applied to a variable they encode its bytes
-_AROUND = frozenset({"string", "data", "count", "local-name", "number"}) | _BINARIES
-_KINDS = {ELEMENT: "e", TEXT: "t", COMMENT: "c", INSTRUCTION: "i"}
+_PATH_FUNCTIONS = frozenset({"string", "data", "count", "local-name", "number"}) | _BINARIES
+_KIND_CODES = {ELEMENT: "e", TEXT: "t", COMMENT: "c", INSTRUCTION: "i"}
 _AXES = {CHILD: ".c[*]", DESCENDANT: ".c[*].**", OR_SELF: ".**", SELF: ""}
 
 
@@ -115,7 +115,9 @@ def to_jsonpath(expression: Expression, is_number: Callable[[str], bool]) -> Pat
         case Filter(Call("data") as call, (Literal("1", True),)):
             expression, only_first = call, True
     match expression:
-        case Call(name, (inside,)) if name in _AROUND and not (name in _BINARIES and isinstance(inside, SqlReference)):
+        case Call(name, (inside,)) if name in _PATH_FUNCTIONS and not (
+            name in _BINARIES and isinstance(inside, SqlReference)
+        ):
             function, stages = name, _stages(builder, inside)
         case _:
             stages = _stages(builder, expression)
@@ -221,7 +223,7 @@ def node_filter(axis: str, test: Test) -> str:
     if test.kind == NODE:
         wanted = " || ".join(f'@.k == "{kind}"' for kind in "detci")
     else:
-        wanted = f'@.k == "{_KINDS[test.kind]}"'
+        wanted = f'@.k == "{_KIND_CODES[test.kind]}"'
     if test.local is not None and test.uri is not None:
         wanted += f" && @.n == {_quoted(_expanded(test.uri, test.local))}"
     elif test.local is not None:
@@ -279,16 +281,18 @@ def _condition(builder: _PathBuilder, expression: Expression) -> str:
                 return f'({_value(builder, operand)} like_regex {_quoted(sought)} flag "q")'
             case Call("starts-with", (operand, Literal(sought, False))):
                 return f"({_value(builder, operand)} starts with {_quoted(sought)})"
-            case Binary(sign, Call("position", ()), Literal(text, True)) if sign in _SIGNS and text.isdigit():
-                return f"@.p {_SIGNS[sign]} {text}"
-            case Binary(sign, operand, Literal(text, True)) if sign in _SIGNS:
-                return f"({_value(builder, operand)}.double() {_SIGNS[sign]} {text})"
-            case Binary(sign, operand, Literal(text, False)) if sign in _SIGNS:
-                return f"({_value(builder, operand)} {_SIGNS[sign]} {_quoted(text)})"
-            case Binary(sign, operand, SqlReference("variable", name)) if sign in _SIGNS:
+            case Binary(sign, Call("position", ()), Literal(text, True)) if (
+                sign in _JSONPATH_COMPARISONS and text.isdigit()
+            ):
+                return f"@.p {_JSONPATH_COMPARISONS[sign]} {text}"
+            case Binary(sign, operand, Literal(text, True)) if sign in _JSONPATH_COMPARISONS:
+                return f"({_value(builder, operand)}.double() {_JSONPATH_COMPARISONS[sign]} {text})"
+            case Binary(sign, operand, Literal(text, False)) if sign in _JSONPATH_COMPARISONS:
+                return f"({_value(builder, operand)} {_JSONPATH_COMPARISONS[sign]} {_quoted(text)})"
+            case Binary(sign, operand, SqlReference("variable", name)) if sign in _JSONPATH_COMPARISONS:
                 value, number = _value(builder, operand), _variable(builder, name)
                 numeric = ".double()" if builder.is_number(builder.variables[number - 1]) else ""
-                return f"({value}{numeric} {_SIGNS[sign]} $v{number})"
+                return f"({value}{numeric} {_JSONPATH_COMPARISONS[sign]} $v{number})"
             case Steps():
                 return f"exists ({_relative(builder, expression)})"
         raise NotJsonpath

@@ -21,13 +21,13 @@ _SPACE = re.compile(r"(?:\s|\(:(?:(?!:\)).)*:\))*", re.DOTALL)
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _STRING = re.compile(r'"((?:[^"]|"")*)"|\'((?:[^\']|\'\')*)\'')
 _QUALIFIED = re.compile(rf"{_NAME}(?::{_NAME})?")
-_TEST = re.compile(rf"(?:\*|{_NAME}):(?:\*|{_NAME})|\*|{_NAME}")
-_KIND = re.compile(r"(text|node|comment|processing-instruction)\s*\(\s*\)")
+_NAME_TEST = re.compile(rf"(?:\*|{_NAME}):(?:\*|{_NAME})|\*|{_NAME}")
+_KIND_TEST = re.compile(r"(text|node|comment|processing-instruction)\s*\(\s*\)")
 _AXIS = re.compile(r"(child|descendant-or-self|descendant|attribute|self|parent)\s*::\s*")
 _OTHER_AXIS = re.compile(r"(ancestor|ancestor-or-self|following|following-sibling|preceding|preceding-sibling)\s*::")
-_SQL = re.compile(r"sql:(variable|column)\s*\(\s*(?:\"([^\"]*)\"|'([^']*)')\s*\)")
+_SQL_REFERENCE = re.compile(r"sql:(variable|column)\s*\(\s*(?:\"([^\"]*)\"|'([^']*)')\s*\)")
 _COMPARISON = re.compile(r"!=|<=|>=|=|<(?![A-Za-z_/!?])|>|(?:eq|ne|lt|le|gt|ge)(?![\w.:(-])")
-_NODES = re.compile(r"<<|>>|is(?![\w.:(-])")
+_NODE_COMPARISON = re.compile(r"<<|>>|is(?![\w.:(-])")
 PROLOG = re.compile(
     r"""\s*declare\s+(?:namespace\s+([\w.-]+)\s*=|default\s+element\s+namespace)\s*(?:"([^"]*)"|'([^']*)')\s*;""",
     re.VERBOSE,
@@ -347,7 +347,7 @@ class _XQueryReader:
 
     def _comparison(self) -> Expression:
         left = self._sum()
-        if self._match(_NODES) is not None:
+        if self._match(_NODE_COMPARISON) is not None:
             raise not_supported("The comparison of nodes by their place in XQuery", USE_TSQL)
         match = self._match(_COMPARISON)
         if match is None:
@@ -419,7 +419,7 @@ class _XQueryReader:
         return Steps(None if of == ContextItem() else of, False, self._steps(deep))
 
     def _is_step(self) -> bool:
-        return self.text.startswith((".", "@"), self.place) or _TEST.match(self.text, self.place) is not None
+        return self.text.startswith((".", "@"), self.place) or _NAME_TEST.match(self.text, self.place) is not None
 
     def _steps(self, deep: bool) -> tuple[Step, ...]:
         steps = []
@@ -453,10 +453,10 @@ class _XQueryReader:
         return axis[1], self._test(ATTRIBUTE if axis[1] == ATTRIBUTE_OF else ELEMENT)
 
     def _test(self, kind: str) -> Test:
-        kind_match = self._match(_KIND)
+        kind_match = self._match(_KIND_TEST)
         if kind_match is not None:
             return Test(INSTRUCTION if kind_match[1].startswith("processing") else kind_match[1])
-        named = self._match(_TEST)
+        named = self._match(_NAME_TEST)
         if named is None or self._sees("("):
             raise self.wrong()
         prefix, _, local = named[0].rpartition(":")
@@ -480,7 +480,7 @@ class _XQueryReader:
 
     def _primary(self) -> Expression | None:
         """Parse the start of a path. Return None if a step comes next."""
-        if (outside := self._match(_SQL)) is not None:
+        if (outside := self._match(_SQL_REFERENCE)) is not None:
             return SqlReference(outside[1], outside[2] if outside[2] is not None else outside[3])
         if (number := self._match(_NUMBER)) is not None:
             return Literal(number[0], True)
@@ -510,7 +510,7 @@ class _XQueryReader:
 
     def _call(self) -> Expression | None:
         place = self.place
-        if _KIND.match(self.text, place) is not None or _AXIS.match(self.text, place) is not None:
+        if _KIND_TEST.match(self.text, place) is not None or _AXIS.match(self.text, place) is not None:
             return None
         named = self._match(_QUALIFIED)
         if named is None or not self._take("("):

@@ -21,8 +21,8 @@ HINTS = split_words(
     "ROWLOCK SERIALIZABLE TABLOCK TABLOCKX UPDLOCK XLOCK"
 )
 
-_BEHIND_HINT = HINTS | {")", ","}
-_WITH_ARGUMENTS = split_words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
+_AFTER_HINT = HINTS | {")", ","}
+_HINTS_WITH_ARGUMENTS = split_words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
 MAX_RECURSION_LEVELS = 32_767  # SQL Server's maximum of MAXRECURSION
 _JOIN_HINTS = split_words("LOOP HASH MERGE REMOTE REDUCE REPLICATE REDISTRIBUTE")
 _BEFORE_JOIN_HINT = split_words("INNER LEFT RIGHT FULL OUTER")
@@ -42,7 +42,7 @@ def find_ignored_places(tokens: Tokens, first: int, last: int) -> set[int]:
             places.update(range(at, _option_end(tokens, at + 1)))
         elif word in _JOIN_HINTS and words[at + 1] == "JOIN" and words[at - 1] in _BEFORE_JOIN_HINT:
             places.add(at)
-        elif word in _WITH_ARGUMENTS and words[at - 1] in ("(", ",") and words[at + 1] in ("(", "="):
+        elif word in _HINTS_WITH_ARGUMENTS and words[at - 1] in ("(", ",") and words[at + 1] in ("(", "="):
             end = at + 3 if words[at + 1] == "=" else _require_closing(tokens, at + 1) + 1
             places.update(range(at + 1, end))
         elif word == "ALL" and words[at - 1] == "SELECT" and words[at + 1] == "TOP":
@@ -56,7 +56,7 @@ def find_ignored_places(tokens: Tokens, first: int, last: int) -> set[int]:
 
 def opens_hints(words: list[str], at: int) -> bool:
     """Check whether table hints in the old form, without WITH, open here."""
-    return words[at] == "(" and words[at + 1] in HINTS and words[at + 2] in _BEHIND_HINT
+    return words[at] == "(" and words[at + 1] in HINTS and words[at + 2] in _AFTER_HINT
 
 
 def read_max_recursion(tokens: Tokens) -> int:

@@ -45,7 +45,7 @@ NULL_ON_NULL = CALL_PREFIX + "nulls"  # last argument of JSON_ARRAY, stands for 
 
 _BEFORE_NAMES = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
 _BEFORE_HINT = HINTS | {")"}
-_BEHIND_HINT = HINTS | {")", ","}
+_AFTER_HINT = HINTS | {")", ","}
 _BEFORE_SOURCES = frozenset(
     {"FROM", "JOIN", "APPLY"}
 )  # behind these, a user-defined function may have the name of a built-in one
@@ -284,7 +284,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             alias = _alias_after(tokens, at, piece.last)
             out.append(" ".join(["", *map(tokens.text, alias), "WITH ("]))
             without |= {*alias}
-        elif word in HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _BEHIND_HINT:
+        elif word in HINTS and at > piece.first and words[at - 1] in _BEFORE_HINT and words[at + 1] in _AFTER_HINT:
             out.append(f", {text}")  # hints may stand without commas
         elif word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")

@@ -28,7 +28,7 @@ from servicebroker.tsql.translation.text_writer import (
 )
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
-_SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
+_ROW_SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
 
 
 def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation:
@@ -56,7 +56,7 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
         rest = rest.part(close + 1, len(rest.words))
     outputs: Outputs | None = None
     if rest.words[:1] == ["OUTPUT"]:
-        source = rest.find(*_SOURCES, after=1)
+        source = rest.find(*_ROW_SOURCES, after=1)
         if source is None:
             raise syntax_error("OUTPUT", rest.line())
         outputs = read_outputs(rest.part(1, source))

@@ -20,7 +20,7 @@ from servicebroker.tsql.types import BIGINT, DATETIME, DATETIME2, INT, NVARCHAR,
 
 DATETIMEOFFSET = SqlType("datetimeoffset", None, None, 7)
 
-_PARTS = {
+_DATE_PARTS = {
     **dict.fromkeys(("year", "yy", "yyyy"), "year"),
     **dict.fromkeys(("quarter", "qq", "q"), "quarter"),
     **dict.fromkeys(("month", "mm", "m"), "month"),
@@ -40,9 +40,9 @@ _PARTS = {
 
 def _date_part(node: exp.Expression, function: str) -> str:
     written = node.name.lower()
-    if written not in _PARTS:
+    if written not in _DATE_PARTS:
         raise TsqlError(155, f"'{written}' is not a recognized {function} option.", severity=15)
-    return quote_string(_PARTS[written])
+    return quote_string(_DATE_PARTS[written])
 
 
 def _dateadd(writer: Writer, nodes: list[exp.Expression]) -> Sql:

@@ -107,7 +107,7 @@ def _json_modify(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"tsql.json_modify({write_argument(document, 's')}, {write_argument(path, 's')}, {new})", NVARCHAR)
 
 
-_KINDS = frozenset({"value", "array", "object", "scalar"})
+_JSON_KINDS = frozenset({"value", "array", "object", "scalar"})
 
 
 def _isjson(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -117,7 +117,7 @@ def _isjson(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if len(nodes) == 1:
         return Sql(f"tsql.isjson({text})", INT)
     kind = nodes[1].name.lower()
-    if kind not in _KINDS:
+    if kind not in _JSON_KINDS:
         raise TsqlError(102, f"Incorrect syntax near '{nodes[1].name[:60]}'.", severity=15)
     return Sql(f"tsql.isjson({text}, {quote_string(kind)})", INT)
 
