@@ -26,6 +26,7 @@ import psycopg
 from servicebroker.api.shared.polling_mode import PollingMode
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.model.errors import InstanceError
+from servicebroker.store import lost_sessions
 from servicebroker.store.concurrency import Background, Event, Lock
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run_alone
@@ -179,6 +180,7 @@ class Doorbell:
                 with connect(self._url, application_name="servicebroker doorbell") as connection:
                     connection.interval = _CLOSE_CHECK_S
                     connection.execute("listen servicebroker")
+                    lost_sessions.note_listener(connection)
                     self._listens.set()
                     if self.losses:
                         with self._lock:

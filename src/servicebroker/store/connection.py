@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from servicebroker.model.errors import InstanceError, Unreachable
+from servicebroker.store import lost_sessions
 from servicebroker.store.direct import DirectConnection, DirectPool
 
 # UTC everywhere. The rules rely on READ COMMITTED, whatever the server's default is. JIT takes seconds to compile a
@@ -71,7 +73,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         version = connection.info.server_version // 10000
         connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
-    _set_up(connection)
+    _set_up(url, connection)
     if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
         connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
     return connection
@@ -87,14 +89,16 @@ def pool(url: str, size: int) -> DirectPool:
         max_size=size,
         max_idle=_IDLE_S,
         reconnect_timeout=5,  # then the next caller tries again, instead of waiting out ever longer pauses
-        configure=_set_up,
+        configure=partial(_set_up, url),
         open=False,
         name="servicebroker",
     )
 
 
-def _set_up(connection: DirectConnection) -> None:
-    """Apply the session settings if PGTZ or a proxy that ignores startup options has overridden them."""
+def _set_up(url: str, connection: DirectConnection) -> None:
+    """Watch the session. Apply its settings if PGTZ or a proxy that ignores startup options has overridden them."""
+    ((pid, start),) = (connection.execute(lost_sessions.SESSION)).fetchall()
+    lost_sessions.watch(connection, url, (pid, start))
     if connection.info.parameter_status("TimeZone") != "UTC":
         connection.execute("set timezone = 'UTC'")
         connection.execute("set default_transaction_isolation = 'read committed'")

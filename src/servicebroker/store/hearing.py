@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import psycopg
 
+from servicebroker.store import lost_sessions
 from servicebroker.store.connection import connect
 from servicebroker.store.running import execute
 
@@ -48,6 +46,7 @@ def hearing(
         connection.interval = _FOREVER
         for channel in channels:
             execute(connection, "store.hearing", f"listen {channel}")
+        lost_sessions.note_listener(connection)
         ear = Ear()
 
         def hear() -> None:
@@ -62,14 +61,5 @@ def hearing(
         try:
             yield ear
         finally:
-            _hang_up(connection)
+            lost_sessions.hang_up(connection)
             thread.join()
-
-
-def _hang_up(connection: psycopg.Connection[Any]) -> None:
-    """End the wait on the connection, in another thread."""
-    with (
-        contextlib.suppress(OSError, psycopg.Error),  # a lost connection has ended the wait
-        socket.socket(fileno=os.dup(connection.fileno())) as line,
-    ):
-        line.shutdown(socket.SHUT_RDWR)

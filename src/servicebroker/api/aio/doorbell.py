@@ -25,6 +25,7 @@ import psycopg
 from servicebroker.api.shared.polling_mode import PollingMode
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.model.errors import InstanceError
+from servicebroker.store import lost_sessions
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import run_alone
@@ -178,6 +179,7 @@ class Doorbell:
                 async with await connect(self._url, application_name="servicebroker doorbell") as connection:
                     connection.interval = _CLOSE_CHECK_S
                     await connection.execute("listen servicebroker")
+                    lost_sessions.note_listener(connection)
                     self._listens.set()
                     if self.losses:
                         async with self._lock:

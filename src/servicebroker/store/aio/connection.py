@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from servicebroker.model.errors import InstanceError, Unreachable
+from servicebroker.store import lost_sessions
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 
 # UTC everywhere. The rules rely on READ COMMITTED, whatever the server's default is. JIT takes seconds to compile a
@@ -70,7 +72,7 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         version = connection.info.server_version // 10000
         await connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
-    await _set_up(connection)
+    await _set_up(url, connection)
     if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
         await connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
     return connection
@@ -86,14 +88,16 @@ def pool(url: str, size: int) -> AsyncDirectPool:
         max_size=size,
         max_idle=_IDLE_S,
         reconnect_timeout=5,  # then the next caller tries again, instead of waiting out ever longer pauses
-        configure=_set_up,
+        configure=partial(_set_up, url),
         open=False,
         name="servicebroker",
     )
 
 
-async def _set_up(connection: AsyncDirectConnection) -> None:
-    """Apply the session settings if PGTZ or a proxy that ignores startup options has overridden them."""
+async def _set_up(url: str, connection: AsyncDirectConnection) -> None:
+    """Watch the session. Apply its settings if PGTZ or a proxy that ignores startup options has overridden them."""
+    ((pid, start),) = await (await connection.execute(lost_sessions.SESSION)).fetchall()
+    lost_sessions.watch(connection, url, (pid, start))
     if connection.info.parameter_status("TimeZone") != "UTC":
         await connection.execute("set timezone = 'UTC'")
         await connection.execute("set default_transaction_isolation = 'read committed'")

@@ -1,0 +1,137 @@
+"""Connections whose session on the server is gone while their socket stays open.
+
+A proxy that loses its way to the server may keep the client's socket open and answer its keepalives. A statement then
+waits for ever for its result, and a listener for notifications. One thread of the process looks for such connections:
+if a statement has waited for `SUSPICION_S`, or a listener for `LISTENER_CHECK_S`, it asks the server over a new
+connection whether the session still exists. If not, it shuts the socket down, so that the waiting thread or task gets
+the error of a lost connection. A server that cannot be asked is down or slow, and nothing is shut down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+SAMPLE_INTERVAL_S = 1.0
+SUSPICION_S = 5.0  # a busy connection rarely waits at so many samples in a row, and a question is cheap
+LISTENER_CHECK_S = 20.0  # keeps the time until a new connection listens below half a minute
+_CONNECT_TIMEOUT_S = 5
+
+# of a session: its process id, and when that began, since ids are used again; NULL where the role may not see it
+SESSION = "select pid, backend_start from pg_stat_get_activity(pg_backend_pid())"
+_EXISTING = "select pid, backend_start from pg_stat_get_activity(null) where pid = any(%s)"
+
+AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+Session: TypeAlias = tuple[int, datetime | None]
+
+_LOG = logging.getLogger("servicebroker")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A connection of this process. `waits_since`, `asked_at`: by time.monotonic()."""
+
+    url: str
+    session: Session
+    is_listening: bool
+    waits_since: float | None = None
+    asked_at: float = 0.0
+
+
+_watched: WeakKeyDictionary[AnyConnection, _Watched] = WeakKeyDictionary()
+_lock = threading.Lock()
+_is_running = False
+
+
+def watch(connection: AnyConnection, url: str, session: Session) -> None:
+    """Watch a connection until it is closed."""
+    global _is_running
+    with _lock:
+        _watched[connection] = _Watched(url, session, is_listening=False, asked_at=time.monotonic())
+        if not _is_running:
+            _is_running = True
+            threading.Thread(target=_run, name="servicebroker lost sessions", daemon=True).start()
+
+
+def note_listener(connection: AnyConnection) -> None:
+    """Watch a connection that waits for notifications, too."""
+    if connection in _watched:
+        _watched[connection].is_listening = True
+
+
+def hang_up(connection: AnyConnection) -> None:
+    """Shut the socket of a connection down: whoever waits for the server there gets an error."""
+    with (
+        contextlib.suppress(OSError, psycopg.Error),  # it is closed already
+        socket.socket(fileno=os.dup(connection.fileno())) as line,
+    ):
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _run() -> None:
+    global _is_running
+    while True:
+        time.sleep(SAMPLE_INTERVAL_S)
+        with _lock:
+            watched = {connection: each for connection, each in _watched.items() if not connection.closed}
+            if not watched:
+                _watched.clear()
+                _is_running = False
+                return
+        by_url: dict[str, dict[AnyConnection, _Watched]] = defaultdict(dict)
+        for connection in _suspects(watched, time.monotonic()):
+            by_url[watched[connection].url][connection] = watched[connection]
+        for url, suspects in by_url.items():
+            _judge(url, suspects)
+
+
+def _suspects(watched: dict[AnyConnection, _Watched], now: float) -> Iterable[AnyConnection]:
+    """Return the connections to ask the server about, once in a while for each."""
+    for connection, each in watched.items():
+        is_waiting = connection.pgconn.transaction_status == TransactionStatus.ACTIVE
+        each.waits_since = (each.waits_since or now) if is_waiting else None
+        has_waited = each.waits_since is not None and now - each.waits_since >= SUSPICION_S
+        pause = SUSPICION_S if has_waited else LISTENER_CHECK_S
+        if (has_waited or each.is_listening) and now - each.asked_at >= pause:
+            each.asked_at = now
+            yield connection
+
+
+def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
+    try:
+        with psycopg.connect(
+            url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="servicebroker lost sessions"
+        ) as connection:
+            pids = [each.session[0] for each in suspects.values()]
+            existing = dict(connection.execute(_EXISTING, (pids,)).fetchall())
+    except psycopg.Error as problem:
+        _LOG.debug("whether sessions still exist is not known: %s", problem)
+        return
+    for connection, (pid, start) in ((connection, each.session) for connection, each in suspects.items()):
+        is_replaced = pid in existing and start and existing[pid] and existing[pid] != start
+        if (pid not in existing or is_replaced) and not connection.closed:
+            _LOG.warning("PostgreSQL has no session %s any more, and nobody closed the connection: it is closed.", pid)
+            hang_up(connection)
+
+
+def _forget() -> None:
+    """Start with nothing in a forked child: its parent's connections are not its own, and the thread is gone."""
+    global _is_running, _lock
+    _watched.clear()
+    _is_running, _lock = False, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
