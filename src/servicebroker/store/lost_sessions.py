@@ -114,9 +114,9 @@ def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
     try:
         with psycopg.connect(
             url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="servicebroker lost sessions"
-        ) as connection:
+        ) as other:
             pids = [each.session[0] for each in suspects.values()]
-            existing = dict(connection.execute(_EXISTING, (pids,)).fetchall())
+            existing: dict[int, datetime | None] = dict(other.execute(_EXISTING, (pids,)).fetchall())
     except psycopg.Error as problem:
         _LOG.debug("whether sessions still exist is not known: %s", problem)
         return
