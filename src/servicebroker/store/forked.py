@@ -14,6 +14,12 @@ from typing import Any
 from weakref import WeakSet
 
 _CONNECTIONS: WeakSet[Any] = WeakSet()
+_process_id = os.getpid()
+
+
+def process_id() -> int:
+    """Return what `os.getpid()` does, without its system call: every verb asks."""
+    return _process_id
 
 
 def protect(connection: Any) -> None:
@@ -22,6 +28,8 @@ def protect(connection: Any) -> None:
 
 
 def _cut_off() -> None:
+    global _process_id
+    _process_id = os.getpid()
     with contextlib.suppress(OSError):
         nowhere, other = socket.socketpair()
         other.close()

@@ -48,9 +48,9 @@ from servicebroker.store.aio.running import run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.concurrency import is_interrupt
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.forked import process_id
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
-from servicebroker.store.process_id import process_id
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.statements import Steps
 
