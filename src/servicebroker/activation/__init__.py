@@ -6,10 +6,10 @@ own transaction and nothing else.
 
 **The flow.** `Host` (`host.py`) is one thread in a process. It sleeps until a SEND or a changed definition notifies it,
 and checks its queues once a second. For each queue whose lease it holds it runs the queue's monitor
-(`protocol/queue_monitor.py`). To start a reader, it resolves the procedure (`procedures.py`: registered Python
-functions, further resolvers, T-SQL procedures) and runs a task (`task.py`) in a thread or in a process of its own
-(`child.py`). A task calls the procedure until the queue is empty, the procedure fails or the task is asked to stop. It
-works in one session, as the principal of EXECUTE AS.
+(`protocol/queue_monitor.py`). To start a reader, it resolves the procedure (`procedures.py`): a registered Python
+function, a T-SQL procedure, or the result of a further resolver. Then it runs a task (`task.py`) in a thread or in a
+process of its own (`child.py`). A task calls the procedure until the queue is empty, the procedure fails or the task is
+asked to stop. It works in one session, as the principal of EXECUTE AS.
 
 **The rules.**
 

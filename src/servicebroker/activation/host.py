@@ -202,7 +202,7 @@ class Host:
         self._for_all_tasks(StopSignal.request_stop)
         if self._wait_for_tasks(0.0):
             return
-        _log.warning("Activated procedures did not end in %g seconds: they are undone.", self._patience)
+        _log.warning("Activated procedures did not end in %g seconds: their work is rolled back.", self._patience)
         self._for_all_tasks(StopSignal.terminate)
         if not self._wait_for_tasks(TERMINATION_TIMEOUT_S):
             _log.warning("Activated procedures go on without a database, since nothing ends their threads.")

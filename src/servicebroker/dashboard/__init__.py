@@ -7,7 +7,7 @@ of another site must not be able to act.
 
 **The flow.** A request passes `AccessControl` (`access.py`: host, session, role, form token). Then `application.py`
 finds the page or the action. The queries of a page (`pages.py`) run through the cache of an `ObservedInstance`
-(`snapshot_cache.py`): all viewers of a page share one query, and see the last snapshot while the database is down.
+(`snapshot_cache.py`). All viewers of a page share one query, and see the last snapshot while the database is down.
 Templates of jinja2 write HTML; changes are sent as a stream of events.
 
 **The rules.**

@@ -235,7 +235,7 @@ class AccessControl:
         if scope["method"] != "POST":
             return PlainTextResponse("Method not allowed.", 405)
         if headers.get("origin", "").lower() != f"{scope['scheme']}://{host}":
-            return PlainTextResponse("That form is not of this dashboard.", 403)
+            return PlainTextResponse("This form does not belong to this dashboard.", 403)
         return None
 
     def _check_proxied_name(self, headers: Headers, proxied_name: str | None) -> Response | None:

@@ -97,9 +97,9 @@ def _replay_edited(database: Database, fields: Fields) -> str:
     return _replayed(fields, database.replay_message(_number(fields, "number"), body=body), " with another body")
 
 
-def _replayed(fields: Fields, new_conversation: UUID | None, how: str = "") -> str:
+def _replayed(fields: Fields, new_conversation: UUID | None, suffix: str = "") -> str:
     conversation = "" if new_conversation is None else f", on the new conversation {new_conversation}"
-    return f"Message {fields['number']} is in its queue again{how}{conversation}."
+    return f"Message {fields['number']} is in its queue again{suffix}{conversation}."
 
 
 def _replay_all(database: Database, fields: Fields) -> str:

@@ -250,7 +250,7 @@ class Dashboard:
     def _refusal(self, request: Request, fields: Mapping[str, str]) -> Response | None:
         """Return a refusal if the form is not of this dashboard, or its sender may not act; else None."""
         if not self._sessions.is_own_form(request.state.session, fields):
-            return PlainTextResponse("That form is not of this dashboard, or too old: load the page again.", 403)
+            return PlainTextResponse("This form is not of this dashboard, or is too old: load the page again.", 403)
         if _role(request) < Role.ACT:
             return PlainTextResponse("Your role may not act: see the option --role, or the file of --people.", 403)
         return None
@@ -301,7 +301,7 @@ class Dashboard:
 
     async def _logout(self, request: Request) -> Response:
         if not self._sessions.is_own_form(request.state.session, await _fields(request) or {}):
-            return PlainTextResponse("That form is not of this dashboard.", 403)
+            return PlainTextResponse("This form does not belong to this dashboard.", 403)
         self._sessions.end(request.state.session)
         return RedirectResponse(f"{_base(request)}/login", 303)
 

@@ -76,7 +76,7 @@ class Summary(NamedTuple):
     course: Course | None
 
 
-def overview(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], Summary]:
+def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], Summary]:
     """Return the query for findings and rates."""
 
     def look(instance: Instance) -> Summary:
@@ -84,7 +84,7 @@ def overview(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance
         with instance.connection() as connection:
             links = [] if instance.engine is RestrictedVerbs else run(connection, dashboard_queries.links())
             course = (
-                None if instance.engine is RestrictedVerbs else run(connection, whole_course(*_span(facts.now, asked)))
+                None if instance.engine is RestrictedVerbs else run(connection, whole_course(*_span(facts.now, fields)))
             )
         came, left = _rates(observed, instance)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
@@ -107,7 +107,7 @@ def overview(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance
     return look
 
 
-def queues(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def queues(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for all queues of applications."""
 
     def look(instance: Instance) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def queues(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance],
         if instance.engine is not RestrictedVerbs:
             with instance.connection() as connection:
                 named = run(connection, dashboard_queries.queue_names())
-                past = run(connection, courses(*_span(now, asked)))
+                past = run(connection, courses(*_span(now, fields)))
         lines = []
         for queue in facts:
             database, name, services = named.get(queue.name) or (*_split(queue.name), [])
@@ -135,28 +135,28 @@ def queues(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance],
                     past.get((database, name)),
                 )
             )
-        wanted = asked.get("name", "").lower()
-        found = [line for line in lines if wanted in line.name.lower()]
-        if len(found) > MAX_QUEUES:
-            found = sorted(found, key=lambda line: line.messages, reverse=True)[:MAX_QUEUES]
-        return {"now": now, "queues": found, "all": len(lines), "most": MAX_QUEUES}
+        name_part = fields.get("name", "").lower()
+        shown_lines = [line for line in lines if name_part in line.name.lower()]
+        if len(shown_lines) > MAX_QUEUES:
+            shown_lines = sorted(shown_lines, key=lambda line: line.messages, reverse=True)[:MAX_QUEUES]
+        return {"now": now, "queues": shown_lines, "all": len(lines), "most": MAX_QUEUES}
 
     return look
 
 
-def queue(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for one queue, and the messages at its head."""
 
     def look(instance: Instance) -> dict[str, Any]:
         now = instance.clock()
         came, left = _rates(observed, instance)
         with instance.connection() as connection:
-            details = run(connection, dashboard_queries.queue_look(asked["database"], asked["queue"]))
+            details = run(connection, dashboard_queries.queue_look(fields["database"], fields["queue"]))
             facts = _queue_facts(instance, details.queue_id)
             full_name = f"{details.database}.{details.name}"
             facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
-            histories = run(connection, courses(*_span(now, asked), details.queue_id))
-            message_type, text = asked.get("type", ""), asked.get("text", "")
+            histories = run(connection, courses(*_span(now, fields), details.queue_id))
+            message_type, text = fields.get("type", ""), fields.get("text", "")
             return {
                 "now": now,
                 "queue": details,
@@ -175,25 +175,25 @@ def queue(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], 
     return look
 
 
-def conversations(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def conversations(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for conversations by service and state."""
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
-            found = run(connection, dashboard_queries.endpoints(asked.get("service", ""), asked.get("state", "")))
-            return {"now": instance.clock(), "endpoints": found, "most": dashboard_queries.MAX_ROWS}
+            endpoints = run(connection, dashboard_queries.endpoints(fields.get("service", ""), fields.get("state", "")))
+            return {"now": instance.clock(), "endpoints": endpoints, "most": dashboard_queries.MAX_ROWS}
 
     return look
 
 
-def conversation(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for one side of a conversation, and the other side if it is in this instance."""
 
     def look(instance: Instance) -> dict[str, Any]:
         try:
-            handle = UUID(asked["handle"].strip())
+            handle = UUID(fields["handle"].strip())
         except ValueError:
-            raise BrokerError(402, "handle", shown(asked["handle"]), "an identifier") from None
+            raise BrokerError(402, "handle", shown(fields["handle"]), "an identifier") from None
         gather_facts = gather_own_conversation if instance.engine is RestrictedVerbs else gather_conversation
         with instance.connection() as connection:
             past = [] if instance.engine is RestrictedVerbs else run(connection, life(handle))
@@ -225,15 +225,15 @@ def conversation(observed: ObservedInstance, asked: PageQuery) -> Callable[[Inst
     return look
 
 
-def way(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for undelivered messages, and the routes, links and certificates that they depend on."""
 
     def look(instance: Instance) -> dict[str, Any]:
         now = instance.clock()
         explained: list[str] = []
-        service, database = asked.get("service", ""), asked.get("database", "")
+        service, database = fields.get("service", ""), fields.get("database", "")
         if service and database:
-            explanation = instance.database(database).explain_route(service, asked.get("broker") or None)
+            explanation = instance.database(database).explain_route(service, fields.get("broker") or None)
             explained = words(explanation, _brokers(instance))
         with instance.connection() as connection:
             return {
@@ -251,7 +251,7 @@ def way(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], di
     return look
 
 
-def poison(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def poison(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for queues that are off, failing messages, and messages that were set aside."""
 
     def look(instance: Instance) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def poison(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance],
     return look
 
 
-def statements(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def statements(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for the statements that the instance's processes have run, by name."""
 
     def look(instance: Instance) -> dict[str, Any]:
@@ -277,13 +277,13 @@ def statements(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instan
     return look
 
 
-def audit(observed: ObservedInstance, asked: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def audit(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
     """Return the query for definitions and operators' actions in the audit."""
 
     def look(instance: Instance) -> dict[str, Any]:
         with instance.connection() as connection:
             acts = run(
-                connection, find_acts(None, asked.get("who", ""), asked.get("what", ""), dashboard_queries.MAX_ROWS)
+                connection, find_acts(None, fields.get("who", ""), fields.get("what", ""), dashboard_queries.MAX_ROWS)
             )
         return {"now": instance.clock(), "acts": acts, "most": dashboard_queries.MAX_ROWS}
 
@@ -316,10 +316,10 @@ def _disk(observed: ObservedInstance) -> list[Finding]:
     return judge_disk(observed.target, used.free, used.total)
 
 
-def _span(now: datetime, asked: PageQuery) -> tuple[datetime, timedelta]:
+def _span(now: datetime, fields: PageQuery) -> tuple[datetime, timedelta]:
     """Return end and length of the shown history. The end is the last whole sample, so that it rarely changes."""
     last_sample = datetime.fromtimestamp(now.timestamp() // SAMPLE_INTERVAL_S * SAMPLE_INTERVAL_S, tz=now.tzinfo)
-    return last_sample, SPANS.get(asked.get("span", ""), SPANS["hour"])
+    return last_sample, SPANS.get(fields.get("span", ""), SPANS["hour"])
 
 
 def _rates(observed: ObservedInstance, instance: Instance) -> tuple[dict[CounterName, float], dict[CounterName, float]]:

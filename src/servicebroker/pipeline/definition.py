@@ -118,7 +118,7 @@ class MessageRule:
             from servicebroker.pipeline.schema_registry import fetch_schema
 
             if self.message:
-                raise ValueError("beside a registry bodies say themselves which message they are: leave it out")
+                raise ValueError("with a registry each body names its message: leave message out")
             check_arguments(self.format, (), message="", encoding=self.encoding, refuse_extra=False)
             return RegisteredDecoder(
                 *(self.format, self.columns, partial(fetch_schema, self.registry)),
@@ -212,7 +212,7 @@ class Pipeline:
         folder = self.checkpoints or self.warehouse / "_checkpoints"
         if isinstance(folder, StoreFolder):
             raise DefinitionError(
-                f"beside tables at '{self.warehouse}' the checkpoints need a local folder: say it as checkpoints",
+                f"with tables at '{self.warehouse}' the checkpoints need a local folder: set it as checkpoints",
                 *("pipeline", "warehouse"),
             )
         return folder / safe
@@ -277,17 +277,17 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
     for name in names:
         if spelled.count(name.lower()) > 1:
             raise DefinitionError(
-                f"the column '{name}' is there twice, upper and lower case being the same to most readers",
+                f"the column '{name}' is there twice: most readers ignore case",
                 *("message", number, "columns"),
             )
     for column in rule.partition_by:
         if column not in [*names, "_queue", "_date"]:
-            raise DefinitionError(f"there is no column '{column}' to divide by", "message", number, "partition_by")
+            raise DefinitionError(f"there is no column '{column}' to partition by", "message", number, "partition_by")
     kinds = {column.name: column for column in columns}
     for column in rule.partition_by:
         if table_format == "delta" and column in kinds and kinds[column].kind == "binary":
             raise DefinitionError(
-                f"a table of Delta cannot be divided by '{column}', which is binary: its log has these values as texts",
+                f"a Delta table cannot be partitioned by '{column}', which is binary: its log has values as texts",
                 *("message", number, "partition_by"),
             )
     for column in rule.key:

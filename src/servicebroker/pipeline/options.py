@@ -108,14 +108,14 @@ _NAMES = (
 )
 
 
-def source_options(given: Mapping[str, str]) -> SourceOptions:
+def source_options(raw_options: Mapping[str, str]) -> SourceOptions:
     """Return the options of a reader. Names are case-insensitive.
 
     Raises:
         InstanceError: an unknown or missing name, or an invalid value.
     """
-    queue_option = "queue" if "queuepattern" not in {name.lower() for name in given} else "queuePattern"
-    values = known_options("source", given, _NAMES, ("instance", "database", queue_option))
+    queue_option = "queue" if "queuepattern" not in {name.lower() for name in raw_options} else "queuePattern"
+    values = known_options("source", raw_options, _NAMES, ("instance", "database", queue_option))
     options = SourceOptions(
         instance=values["instance"],
         database=values["database"],
@@ -197,13 +197,13 @@ _WRITER_NAMES = (
 _SPARK_OPTIONS = ("checkpointlocation", "queryname")  # Spark passes its own options to a sink too
 
 
-def writer_options(given: Mapping[str, str]) -> WriterOptions:
+def writer_options(raw_options: Mapping[str, str]) -> WriterOptions:
     """Return the options of a writer. Names are case-insensitive.
 
     Raises:
         InstanceError: an unknown or missing name, or an invalid value.
     """
-    values = known_options("writer", without_spark_options(given), _WRITER_NAMES, _WRITER_NEEDS)
+    values = known_options("writer", without_spark_options(raw_options), _WRITER_NAMES, _WRITER_NEEDS)
     return WriterOptions(
         instance=values["instance"],
         database=values["database"],
@@ -249,24 +249,24 @@ def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def without_spark_options(given: Mapping[str, str]) -> dict[str, str]:
+def without_spark_options(raw_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options without those that Spark adds for itself."""
-    return {name: value for name, value in given.items() if name.lower() not in _SPARK_OPTIONS}
+    return {name: value for name, value in raw_options.items() if name.lower() not in _SPARK_OPTIONS}
 
 
 def known_options(
-    format_: str, given: Mapping[str, str], known: Sequence[str], needed: Sequence[str]
+    format_: str, raw_options: Mapping[str, str], known_names: Sequence[str], required_names: Sequence[str]
 ) -> dict[str, str]:
     """Return the options, their names in lower case.
 
     Raises:
         InstanceError: an unknown option, or a required one without a value.
     """
-    values = {name.lower(): value for name, value in given.items()}
-    for name in given:
-        if name.lower() not in {option.lower() for option in known}:
-            raise InstanceError(f"The servicebroker {format_} has no option '{name}'; it has {', '.join(known)}.")
-    for name in needed:
+    values = {name.lower(): value for name, value in raw_options.items()}
+    for name in raw_options:
+        if name.lower() not in {option.lower() for option in known_names}:
+            raise InstanceError(f"The servicebroker {format_} has no option '{name}'; it has {', '.join(known_names)}.")
+    for name in required_names:
         if not values.get(name.lower(), "").strip():
             raise InstanceError(f"The servicebroker {format_} needs the option '{name}'.")
     return values

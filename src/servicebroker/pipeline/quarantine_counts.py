@@ -110,8 +110,8 @@ def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allow
         problems.append(f"{counted(counts.total(), 'message')} went into quarantine in this run ({describe(counts)}).")
     if problems:
         raise TooManyQuarantined(
-            f"{' '.join(problems)} What could be read has landed. Look at the table '{table}', mend the rule, and run "
-            "'servicebroker pipeline replay'."
+            f"{' '.join(problems)} Readable messages have landed. Look at the table '{table}', correct the rule, and "
+            "run 'servicebroker pipeline replay'."
         )
 
 

@@ -120,8 +120,8 @@ class QueueLease:
             return _position(self.connection, self.queue_id)
         except psycopg.errors.UndefinedTable:
             raise InstanceError(
-                f"The queue '{self.queue_name}' was dropped while it was read: one of the same name that was made "
-                "since is another queue, and needs a checkpoint of its own."
+                f"The queue '{self.queue_name}' was dropped while it was read. A queue created since under "
+                "the same name is another one, and needs a checkpoint of its own."
             ) from None
 
     def find_page_end(self, start: Frontier, max_rows: int | None, max_bytes: int | None = None) -> Frontier | None:

@@ -42,7 +42,7 @@ def checked_url(given: str) -> str:
         raise ValueError(f"no registry is named: give its URL, or set {URL} in the environment")
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
-        raise ValueError(f"credentials belong into the environment, as {USER_INFO} or {TOKEN}, not into the URL")
+        raise ValueError(f"credentials belong in the environment, as {USER_INFO} or {TOKEN}, not in the URL")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"'{url}' is no URL of a registry: it begins with http:// or https://")
     return url
@@ -115,7 +115,7 @@ def _content(url: str, answer: dict[str, Any], query: str) -> bytes:
             f"The schema registry at '{url}' gives the text of a Protobuf schema instead of its descriptor: it "
             "does not know format=serialized, and no body of this rule can be read."
             if query
-            else f"What answers at '{url}' is no schema registry: a schema is no text."
+            else f"The server at '{url}' is no schema registry: a schema is no text."
         ) from None
 
 
@@ -150,7 +150,7 @@ class _Session:
         """Return an answer that contains a schema. Raises as `fetch_schema`."""
         answer = self.get(path)
         if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
-            self._refuse("there is no schema in what it says")
+            self._refuse("its answer has no schema")
         if not isinstance(answer.get("schemaType") or "", str):
             self._refuse(f"a schema is of the type {_shown(answer['schemaType'])}")
         references = answer.get("references") or []
@@ -163,7 +163,7 @@ class _Session:
         return answer
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise InstanceError(f"What answers at '{self.url}' is no schema registry: {reason}.")
+        raise InstanceError(f"The server at '{self.url}' is no schema registry: {reason}.")
 
     def get(self, path: str) -> Any:
         """Return the decoded answer to one GET.
@@ -193,7 +193,7 @@ class _Session:
             if self._is_over or isinstance(cause, TimeoutError):
                 cause = f"it has not answered within {TIMEOUT_S:g} s"
             raise InstanceError(
-                f"The schema registry at '{self.url}' cannot be asked ({cause}): what needs it is read later."
+                f"The schema registry at '{self.url}' cannot be reached ({cause}): bodies that need it wait."
             ) from None
 
 
@@ -269,5 +269,5 @@ def _refusal(url: str, path: str, refused: HTTPError) -> Exception:
         )
         message += f"{URL} names there"
     return InstanceError(
-        f"The schema registry at '{url}' answers {refused.code} to {path} ({message}): what needs it is read later."
+        f"The schema registry at '{url}' answers {refused.code} to {path} ({message}): bodies that need it wait."
     )

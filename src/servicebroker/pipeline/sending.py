@@ -94,7 +94,7 @@ class Sender:
 def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime) -> Steps[bool]:
     """Send the staged rows of all tasks in the order of `staged`; of a batch job, then end every stream.
 
-    Returns False, without any effect, if the batch was sent before.
+    Returns False, and sends nothing, if the batch was sent before.
 
     Raises:
         InstanceError: the stage has lost rows, as after a server crash; too many bodies are refused; the sendId belongs
@@ -108,9 +108,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
         return False
     pieces = yield from _pieces(staged)
     if sum(piece.messages for piece in pieces) != expected:
-        raise InstanceError(
-            "What the tasks have staged is not there any more, as after a crash of the server: run the batch again."
-        )
+        raise InstanceError("The staged rows are gone, as after a crash of the server: run the batch again.")
     for slot, slot_pieces in groupby(pieces, lambda piece: piece.slot):
         yield from _send_slot(sender, slot, list(slot_pieces), now)
     yield from _end_streams(sender, now, 0 if sender.is_job else sender.options.conversations)
@@ -295,7 +293,7 @@ def _check_target(sender: Sender, now: datetime) -> Steps[None]:
     reasons = [destination.number for destination in destinations if isinstance(destination, Delayed)]
     if len(reasons) == len(destinations):
         raise InstanceError(
-            f"The service '{service}' leads nowhere, so nothing is sent: {RULES[reasons[0]].text.format(service)} Mend "
+            f"No route leads to '{service}', so nothing is sent: {RULES[reasons[0]].text.format(service)} Correct "
             "the option 'toService', create the service or a route to it, or let the messages wait for that with "
             "the option 'unknownTarget' = 'wait'."
         )

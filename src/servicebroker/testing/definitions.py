@@ -134,7 +134,7 @@ def _create_message_type(session: Session, broker: Broker, operation: operations
 
 
 def _alter_message_type(session: Session, broker: Broker, operation: operations.AlterMessageType) -> None:
-    """Messages in queues keep their validation."""
+    """ALTER MESSAGE TYPE: change the validation of new messages. Messages in queues keep theirs."""
     letter = operation.letter()
     kind = _user_object("alter", "message type", broker.message_types, operation.name)
     kind.validation = letter
@@ -159,7 +159,7 @@ def _create_contract(session: Session, broker: Broker, operation: operations.Cre
 
 
 def _drop_contract(session: Session, broker: Broker, operation: operations.DropContract) -> None:
-    """Open conversations of the contract get the Error -8487."""
+    """DROP CONTRACT: drop the contract. Its open conversations get the Error -8487."""
     name = operation.name
     contract = _user_object("drop", "service contract", broker.contracts, name)
     if any(name in service.contracts for service in broker.services.values()):
@@ -209,7 +209,7 @@ def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:
 
 
 def _alter_queue(session: Session, broker: Broker, operation: operations.AlterQueue) -> None:
-    """Switching a queue on delivers its undelivered messages."""
+    """ALTER QUEUE: change the options. Switching a queue on delivers its undelivered messages."""
     operation.check()
     queue, status = find_queue(broker, operation.name, "alter"), operation.status
     if operation.poison_message_handling is not None:
@@ -231,7 +231,7 @@ def _drop_queue(session: Session, broker: Broker, operation: operations.DropQueu
 
 
 def _create_service(session: Session, broker: Broker, operation: operations.CreateService) -> None:
-    """Undelivered messages for the service are delivered."""
+    """CREATE SERVICE: create the service, and deliver undelivered messages for it."""
     queue = find_queue(broker, operation.queue)
     name = names.checked("service", operation.name)
     contracts = _find_contracts(broker, operation.contracts)
@@ -241,7 +241,7 @@ def _create_service(session: Session, broker: Broker, operation: operations.Crea
 
 
 def _alter_service(session: Session, broker: Broker, operation: operations.AlterService) -> None:
-    """Its messages move to the new queue, and get a new order of arrival."""
+    """ALTER SERVICE: change the queue or contracts. Messages move to the new queue, in a new order of arrival."""
     name, queue = names.checked("service", operation.name), operation.queue
     to_add = arguments.checked_contracts(operation.add_contracts)
     to_drop = arguments.checked_contracts(operation.drop_contracts)
@@ -267,7 +267,7 @@ def _alter_service(session: Session, broker: Broker, operation: operations.Alter
 
 
 def _drop_service(session: Session, broker: Broker, operation: operations.DropService) -> None:
-    """Its messages and conversations are dropped, and their peers get the Error -8470."""
+    """DROP SERVICE: drop the service with its messages and conversations. Their peers get the Error -8470."""
     name = names.checked("service", operation.name)
     service = _find_service(broker, name, "drop")
     if any(priority.local_service is service for priority in broker.priorities.values()):
@@ -306,7 +306,7 @@ def _create_broker_priority(session: Session, broker: Broker, operation: operati
 
 
 def _alter_broker_priority(session: Session, broker: Broker, operation: operations.AlterBrokerPriority) -> None:
-    """Only the given values change."""
+    """ALTER BROKER PRIORITY: change only the given values."""
     old = _find_priority(broker, operation.name, "alter")
     contract, service, remote_service, level = _resolve(broker, criteria(operation))
     new = Priority(

@@ -202,7 +202,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
 
 
 def _missing_service(memory: Memory, initiator: Endpoint) -> tuple[BrokerError | None, str]:
-    """An addressed database that is here without the service is an error. Otherwise the messages wait."""
+    """Return an error if the addressed database is here without the service; else the reason to wait."""
     enabled = [broker for broker in memory.brokers if broker.is_enabled]
     if initiator.far_broker_instance in [str(broker.service_broker_guid) for broker in enabled]:
         return BrokerError(8490, initiator.far_service), ""

@@ -121,10 +121,12 @@ def drop_late(session: Session, queue: Queue) -> None:
 def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswers) -> Sequence[UUID]:
     """Return the requests whose answer lies in the queue and is late, the oldest first."""
     lowest, highest = late_groups(now, late)
-    found = sorted(
+    candidates = sorted(
         (message.conversation_group_id, message.conversation_handle) for message in session.messages_in(queue)
     )
-    return list(dict.fromkeys(handle for group, handle in found if lowest <= group <= highest and is_request(group)))
+    return list(
+        dict.fromkeys(handle for group, handle in candidates if lowest <= group <= highest and is_request(group))
+    )
 
 
 def _begin(verbs: Verbs, operation: Request | BeginRequest) -> UUID:

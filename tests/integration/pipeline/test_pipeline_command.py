@@ -178,7 +178,8 @@ def test_a_registry_that_is_away_is_waited_for_and_nothing_is_quarantined(feed, 
     path = write(feed, rule=f'registry = "http://127.0.0.1:{unused_port}"')
     with begun(path, "--once") as (run, events, said):
         failed = until(events, "queue restarts")
-        assert failed["reason"].startswith(f"The schema registry at 'http://127.0.0.1:{unused_port}' cannot be asked (")
+        unreachable = f"The schema registry at 'http://127.0.0.1:{unused_port}' cannot be reached ("
+        assert failed["reason"].startswith(unreachable)
         with serving(unused_port) as registry:
             registry.has(1, "JSON", {"properties": {"id": {"type": "integer"}}})
             assert until(events, "batch")["batch"] == 0
@@ -385,7 +386,7 @@ def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     assert "there is no key 'colour'" in pipeline("check", write(feed, rule='colour = "red"'), code=1).stderr
     assert "cannot be read: No such file" in pipeline("run", tmp_path / "none.toml", code=1).stderr
     away = write(feed, rule='registry = "http://127.0.0.1:9"')
-    assert "The schema registry at 'http://127.0.0.1:9' cannot be asked" in pipeline("check", away, code=1).stderr
+    assert "The schema registry at 'http://127.0.0.1:9' cannot be reached" in pipeline("check", away, code=1).stderr
     path = write(feed)
     path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("check", path, code=1).stderr

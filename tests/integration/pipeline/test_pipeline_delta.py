@@ -253,9 +253,9 @@ def test_an_option_that_would_not_be_heeded_is_refused(tmp_path, name):
     [
         ({}, "needs the option 'path'"),
         ({"path": "ftp://host/table"}, "tables are in local folders, or at s3://, .*, not at ftp://"),
-        ({"path": "s3://key:secret@bucket/table"}, "credentials belong into the environment"),
+        ({"path": "s3://key:secret@bucket/table"}, "credentials belong in the environment"),
         ({"path": "gs:///table"}, "names no bucket"),
-        ({"path": "abfss://lake@account.dfs.core.windows.net/t?sig=secret"}, "credentials belong into the environment"),
+        ({"path": "abfss://lake@account.dfs.core.windows.net/t?sig=secret"}, "credentials belong in the environment"),
     ],
 )
 def test_a_wrong_path_is_refused(options, complaint):

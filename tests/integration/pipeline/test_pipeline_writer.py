@@ -265,7 +265,7 @@ def test_a_batch_that_fails_on_the_way_to_another_service_leaves_the_old_convers
     unheard = rows(b"2", b"3", message_type_name=pa.array([None, "Unheard"]))
     with pytest.raises(BrokerError):
         write(feed, unheard, batch=1, **how, **changed)
-    with pytest.raises(InstanceError, match="'Nowhere' leads nowhere"):
+    with pytest.raises(InstanceError, match="No route leads to 'Nowhere'"):
         write(feed, rows(b"2"), batch=1, toService="Nowhere", **how)
     assert (bodies(everything(feed)), everything(far)) == ([b"1"], [])
     assert write(feed, rows(b"2"), batch=1, **how, **changed)
@@ -379,7 +379,7 @@ def test_of_a_send_id_of_an_earlier_version_the_count_alone_is_known(feed):
 
 def test_a_service_that_leads_nowhere_is_told_and_nothing_is_sent(feed):
     nowhere = {"toService": "Nowhere", "writer": "nowhere"}
-    with pytest.raises(InstanceError, match=r"'Nowhere' leads nowhere, so nothing is sent: .* 'toService'"):
+    with pytest.raises(InstanceError, match=r"No route leads to 'Nowhere', so nothing is sent: .* 'toService'"):
         write(feed, rows(b"a"), **nowhere)
     assert write(feed, rows(b"a"), unknownTarget="wait", **nowhere)
     with feed.database.instance.connection() as connection:
@@ -412,7 +412,7 @@ def test_a_stage_that_a_crash_has_emptied_is_noticed_and_nothing_is_sent(feed):
     written = write_rows(chosen, "crash", iter([rows(b"a")]))
     with feed.database.instance.connection() as connection:
         connection.execute("truncate servicebroker.writer_stage")
-    with pytest.raises(InstanceError, match="not there any more"):
+    with pytest.raises(InstanceError, match="staged rows are gone"):
         commit_rows(chosen, [written], 0, finish=False)
     assert write(feed, rows(b"a"), writer="crash")
     assert bodies(everything(feed)) == [b"a"]

@@ -109,7 +109,7 @@ def test_a_whole_file_is_read(write, tmp_path):
             'warehouse = "tables"',
             'warehouse = "s3://key:secret@lake/tables"',
             3,
-            "credentials belong into the environment",
+            "credentials belong in the environment",
         ),
         ('warehouse = "tables"', 'warehouse = "s3://lake/tables"', 3, "the checkpoints need a local folder"),
         ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "no name of a table"),
@@ -145,7 +145,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('format = "json"', 'format = "json"\nregistry = true', 22, "set SCHEMA_REGISTRY_URL in the environment"),
         ('format = "json"', 'format = "json"\nregistry = 5', 22, "'registry' must be true or false"),
         ('format = "json"', 'format = "json"\nregistry = "registry:8081"', 22, "is no URL of a registry"),
-        ('format = "json"', 'format = "json"\nregistry = "http://a:b@registry"', 22, "credentials belong into"),
+        ('format = "json"', 'format = "json"\nregistry = "http://a:b@registry"', 22, "credentials belong in the"),
         ('format = "json"', 'format = "xml"\nregistry = "http://registry"', 21, "none of xml"),
         ('format = "binary"', 'format = "text"\nencoding = "klingon"', 36, "no encoding"),
         ('format = "json"', 'format = "text"', 21, "text has one column of its own"),
@@ -187,7 +187,7 @@ def test_a_registry_is_that_of_the_file_or_of_the_environment(write, monkeypatch
         path = write(WHOLE.replace('format = "json"', f'format = "json"\nregistry = {said}', 1))
         assert read_pipeline(path).rule("//shop/Order").registry == url
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", "https://user:secret@registry:8081/")
-    with pytest.raises(InstanceError, match="credentials belong into the environment"):
+    with pytest.raises(InstanceError, match="credentials belong in the environment"):
         read_pipeline(write(WHOLE.replace('format = "json"', 'format = "json"\nregistry = true', 1)))
 
 
@@ -218,7 +218,7 @@ def test_a_schema_that_is_none_is_said_with_its_line(write, tmp_path):
 def test_a_table_of_delta_is_not_divided_by_bytes(write):
     """Its log holds the values as texts, and readers take them for UTF-8."""
     text = WHOLE.replace('"string?"', '"binary?"').replace('partition_by = "_date"', 'partition_by = "note"')
-    with pytest.raises(InstanceError, match=r":23: .*cannot be divided by 'note', which is binary"):
+    with pytest.raises(InstanceError, match=r":23: .*cannot be partitioned by 'note', which is binary"):
         read_pipeline(write(text))
     lake = 'format = "iceberg"\ncatalog = "lake"\nnamespace = "shop"\ntrigger_seconds = 0.5'
     assert read_pipeline(write(text.replace("trigger_seconds = 0.5", lake))).messages[0].partition_by == ("note",)

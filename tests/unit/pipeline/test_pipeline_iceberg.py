@@ -317,7 +317,7 @@ def test_a_column_that_divides_a_table_keeps_its_type(lake, make_pipe):
     rule = replace(ORDER, partition_by=("id",))
     land(make_pipe(rule), "q", 0, batch(order(1)))
     other = replace(rule, columns=(Column("id", "string"), Column("note", "string", True)))
-    with pytest.raises(InstanceError, match=r"'id' divides the Iceberg table .+ and cannot get another"):
+    with pytest.raises(InstanceError, match=r"'id' partitions the Iceberg table .+ and cannot get another"):
         rebuild(make_pipe(other), "orders")
     assert [row["id"] for row in lake.rows("orders")] == [1]
 

@@ -131,7 +131,7 @@ def test_more_than_may_be_is_refused(limits, allows_none, said):
     with pytest.raises(TooManyQuarantined, match=said) as refusal:
         check_limits(Counter(BAD), limits, "quarantine", allows_none=allows_none)
     assert refusal.value.exit_code == 3
-    assert "Look at the table 'quarantine', mend the rule" in str(refusal.value)
+    assert "Look at the table 'quarantine', correct the rule" in str(refusal.value)
 
 
 def test_nothing_in_quarantine_is_always_allowed():

@@ -287,7 +287,7 @@ def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(
         ((404, b"<html>no such page"), "answers 404 to schemas/ids/1 (Not Found)"),
         ((404, {"error_code": 404, "message": "HTTP 404 Not Found"}), "answers 404"),
         ((401, {"error_code": 401, "message": "Unauthorized"}), f"credentials come from {USER_INFO} or {TOKEN}"),
-        (b"<html>", "cannot be asked (Expecting value"),
+        (b"<html>", "cannot be reached (Expecting value"),
         ({"hello": 1}, "is no schema registry"),
         ([1], "is no schema registry"),
         ({"schema": "{}", "references": [{"subject": "a"}]}, "is no schema registry: it refers to {'subject': 'a'}"),
@@ -307,9 +307,9 @@ def test_a_registry_that_is_not_there_is_waited_for(registry, tmp_path):
     with serving() as gone:
         pass
     pipe = pipeline(tmp_path, rule(gone, "json"))
-    with pytest.raises(InstanceError, match=r"cannot be asked .*refused.*: what needs it is read later"):
+    with pytest.raises(InstanceError, match=r"cannot be reached .*refused.*: bodies that need it wait"):
         land(pipe, "q", 0, batch(message(1, headed(1, b'{"id": 1}'))))
-    with pytest.raises(InstanceError, match="cannot be asked"):
+    with pytest.raises(InstanceError, match="cannot be reached"):
         check_registry(gone.url)
     check_registry(registry.url)
     registry.answers.clear()
@@ -461,8 +461,8 @@ def test_a_registry_that_sends_a_byte_now_and_then_is_given_up(monkeypatch, head
     ("given", "said"),
     [
         ({"format_": "xml"}, "none of xml"),
-        ({"format_": "json", "schema": b"{}"}, "only Avro has a schema of its own"),
-        ({"format_": "protobuf", "message": "A"}, "which message they are"),
+        ({"format_": "json", "schema": b"{}"}, "only Avro takes a schema of its own"),
+        ({"format_": "protobuf", "message": "A"}, "each body names its message"),
         ({"format_": "avro", "columns": ()}, "columns are needed"),
         ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
     ],

@@ -1,8 +1,8 @@
 """Limits of an Avro body, checked before the library decodes it.
 
-fastavro recurses in C and makes a Python object of every value. So a few kilobytes could crash the process (a record
-nested in itself 5,000 times), take gigabytes (many records of 200 fields of type null), or compute for minutes (a
-decimal of a megabyte). `AvroLimits.check` walks such a body first, without recursion and without making values.
+fastavro recurses in C and makes a Python object of every value. A few kilobytes could crash the process (a record
+nested in itself 5,000 times) or take gigabytes (many records of 200 fields of type null). A decimal of a megabyte could
+compute for minutes. `AvroLimits.check` walks such a body first, without recursion and without making values.
 
 Most schemas allow none of that. Their bodies are walked only if they are large enough for more than `MAX_VALUES`
 values.
@@ -53,9 +53,9 @@ class AvroLimits:
         try:
             depth = survey.depth(schema)
         except RecursionError:
-            raise ValueError("its types are too deep in each other") from None
+            raise ValueError("its types are nested too deeply") from None
         if depth > MAX_DEPTH:
-            raise ValueError(f"its types are {depth} deep in each other; {MAX_DEPTH} is the most")
+            raise ValueError(f"its types are nested {depth} deep, and {MAX_DEPTH} is the maximum")
         self._walks_all = survey.is_recursive or survey.has_empty
         self._max_unwalked_bytes = MAX_VALUES // (depth * (1 + added_fields))
         if survey.has_decimal:

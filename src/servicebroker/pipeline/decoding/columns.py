@@ -156,7 +156,7 @@ def convert_column(column: Column, value: Any, conversion: Callable[[str, Any, b
     if value is MISSING or value is None:
         if column.is_optional:
             return None
-        raise Undecodable("missing field", f"'{column.path}' is {'null' if value is None else 'not there'}")
+        raise Undecodable("missing field", f"'{column.path}' is {'null' if value is None else 'missing'}")
     try:
         return conversion(column.kind, value, column.rounds)
     except RecursionError:

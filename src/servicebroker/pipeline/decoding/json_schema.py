@@ -59,14 +59,14 @@ class JsonSchema:
         except ArithmeticError:
             raise Undecodable("invalid", "a number is too large to be compared") from None
         except UnicodeEncodeError as surrogate:
-            raise Undecodable("invalid", f"a text is none: {surrogate.reason}") from None
+            raise Undecodable("invalid", f"a text is invalid: {surrogate.reason}") from None
         if problem is not None:
             place = f"'{_path(problem.instance_path)}'" if problem.instance_path else "the body"
             raise Undecodable("invalid", f"{place}: {_short(problem.message)}")
 
 
 def _with_numbers(value: Any) -> Any:
-    """Replace the texts of numbers by exact numbers."""
+    """Replace every `JsonNumber` in the value by an exact number."""
     if isinstance(value, JsonNumber):
         return Decimal(value.text)
     if isinstance(value, dict):

@@ -65,7 +65,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         ((repeated, count),) = Counter(name for name, _ in pairs).most_common(1)
-        raise Undecodable("duplicate key", f"'{repeated}' is there {count} times in one object")
+        raise Undecodable("duplicate key", f"'{repeated}' occurs {count} times in one object")
     return fields
 
 

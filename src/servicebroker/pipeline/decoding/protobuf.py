@@ -55,19 +55,19 @@ class ProtobufDecoder:
         return [convert_column(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
 
 
-def _check_extra(message: Any, taken: Container[str]) -> None:
+def _check_extra(message: Any, taken_fields: Container[str]) -> None:
     """Refuse a field that is not in the schema, or that no column takes."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     unknown = UnknownFieldSet(message)
     if len(unknown):
         raise Undecodable("extra field", f"number {unknown[0].field_number} is not in the schema")
-    extra = [field.name for field, _ in message.ListFields() if field.name not in taken]
+    extra = [field.name for field, _ in message.ListFields() if field.name not in taken_fields]
     if extra:
         raise Undecodable("extra field", f"'{extra[0]}' has no column")
 
 
-def message_at(file: bytes, way: Sequence[int]) -> str:
+def message_at(file: bytes, path: Sequence[int]) -> str:
     """Return the full name of a message of a `FileDescriptorProto`, by its index on each level.
 
     Raises:
@@ -76,9 +76,9 @@ def message_at(file: bytes, way: Sequence[int]) -> str:
     file_descriptor = _file(file)
     names = [file_descriptor.package] if file_descriptor.package else []
     messages = file_descriptor.message_type
-    for index in way:
+    for index in path:
         if not 0 <= index < len(messages):
-            raise ValueError(f"it has no message {'.'.join(map(str, way))}")
+            raise ValueError(f"the schema has no message {'.'.join(map(str, path))}")
         names.append(messages[index].name)
         messages = messages[index].nested_type
     return ".".join(names)

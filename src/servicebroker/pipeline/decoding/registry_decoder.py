@@ -52,11 +52,11 @@ class RegisteredDecoder:
         if format_ not in _KINDS:
             raise ValueError(f"a registry has schemas of {', '.join(_KINDS)}, and none of {format_}")
         if reader is not None and format_ != "avro":
-            raise ValueError("beside a registry only Avro has a schema of its own, by which bodies are read")
+            raise ValueError("with a registry only Avro takes a schema of its own, as the reader's schema")
         if reader is not None:
             columns = AvroDecoder(columns, reader, refuse_extra).columns
         if not columns:
-            raise ValueError("beside a registry columns are needed: each body may have another schema")
+            raise ValueError("with a registry columns are needed, since each body may have another schema")
         self.columns = tuple(columns)
         self._format = format_
         self._find = find

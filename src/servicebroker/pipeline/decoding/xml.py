@@ -78,7 +78,7 @@ def _value(root: etree._Element, xpath: etree.XPath, path: str) -> Any:
     if not nodes:
         return MISSING
     if len(nodes) > 1:
-        raise Undecodable("wrong type", f"'{path}' is there {len(nodes)} times")
+        raise Undecodable("wrong type", f"'{path}' occurs {len(nodes)} times")
     (node,) = nodes
     if isinstance(node, str):
         return str(node)

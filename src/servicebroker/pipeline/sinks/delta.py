@@ -86,7 +86,7 @@ class DeltaSink(DataSource):
         if overwrite:
             raise InstanceError("The servicebroker_delta sink only appends: use outputMode('append').")
         if self._version is not None:
-            raise InstanceError("The option 'versionAsOf' is for reading: rows go behind the newest version.")
+            raise InstanceError("The option 'versionAsOf' is for reading: new rows follow the newest version.")
         return DeltaWriter(self._folder, schema)
 
 

@@ -94,17 +94,17 @@ def check_readable(folder: Folder, table: DeltaTable) -> None:
 
     features = set(table.protocol().reader_features or ())
     if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        why = "its columns have other names in its files (column mapping)"
+        reason = "its columns have other names in its files (column mapping)"
     elif unknown := features - _SUPPORTED - _UNUSED:
-        why = f"it needs features that are not supported here: {', '.join(sorted(unknown))}"
+        reason = f"it needs features that are not supported here: {', '.join(sorted(unknown))}"
     elif "deletionVectors" in features and pa.table(table.deletion_vectors()).num_rows:
-        why = (
+        reason = (
             "rows of its files are marked as deleted elsewhere (deletion vectors): write these files anew, by "
             "REORG TABLE ... APPLY (PURGE), and set delta.enableDeletionVectors to false"
         )
     else:
         return
-    raise InstanceError(f"The Delta table '{folder}' cannot be read: {why}.")
+    raise InstanceError(f"The Delta table '{folder}' cannot be read: {reason}.")
 
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:

@@ -67,14 +67,14 @@ def plan_change(
                 continue
             if has_rows and not _holds(new, old):
                 raise InstanceError(
-                    f"The column '{field.name}' of the table '{name}' is {old} and cannot become {new}: say {old}, "
+                    f"The column '{field.name}' of the table '{name}' is {old} and cannot become {new}: keep {old}, "
                     f"give the new column another name, or {_REBUILD}."
                 )
             widened.append(Widened(field.name, old, new))
         elif field.name.lower() in spelled:
             existing = spelled[field.name.lower()]
             raise InstanceError(
-                f"The table '{name}' has a column '{existing}', which most readers do not tell from '{field.name}': "
+                f"The table '{name}' has a column '{existing}', which most readers cannot tell from '{field.name}': "
                 f"call the column '{existing}', or give it another name."
             )
         elif has_rows and field.name not in optional:

@@ -140,8 +140,8 @@ class IcebergLocation:
         except Exception as problem:  # a catalog raises errors of its protocol, driver and store
             if isinstance(problem, InstanceError | Conflict) or not _is_foreign(problem):
                 raise
-            raising_instance_errors = plain(problem) or type(problem).__name__
-            raise InstanceError(f"The Iceberg table '{self}' cannot be {done}: {raising_instance_errors}.") from None
+            text = plain(problem) or type(problem).__name__
+            raise InstanceError(f"The Iceberg table '{self}' cannot be {done}: {text}.") from None
 
 
 def _is_foreign(problem: Exception) -> bool:
@@ -169,8 +169,8 @@ def catalog(name: str) -> Catalog:
         if not _is_foreign(problem):
             raise
         raise InstanceError(
-            f"The Iceberg catalog '{name}' cannot be opened: {plain(problem)}. pyiceberg knows it by the environment, "
-            f"PYICEBERG_CATALOG__{name.upper()}__URI, or ~/.pyiceberg.yaml."
+            f"The Iceberg catalog '{name}' cannot be opened: {plain(problem)}. Configure it for pyiceberg in "
+            f"the environment, PYICEBERG_CATALOG__{name.upper()}__URI, or in ~/.pyiceberg.yaml."
         ) from None
 
 
@@ -281,7 +281,7 @@ class IcebergVersion:
         for name in self._unpromotable(columns):
             if name in self.partition_by:
                 raise InstanceError(
-                    f"The column '{name}' divides the Iceberg table '{self.name}' and cannot get another type: give "
+                    f"The column '{name}' partitions the Iceberg table '{self.name}' and cannot get another type: give "
                     "the rule a table of another name."
                 )
 

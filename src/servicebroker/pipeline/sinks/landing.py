@@ -233,10 +233,10 @@ def _meeting(target: Target, table: TableVersion, queue: str | None, positions: 
 
 def _meets(file_range: tuple[Any, Any], rows_range: dict[str, Any]) -> bool:
     """True if two ranges overlap, as far as they are known."""
-    lowest, highest = file_range
-    if isinstance(highest, datetime):
-        highest += timedelta(milliseconds=1)  # Delta's statistics cut times off to milliseconds
-    return lowest is None or highest is None or not (highest < rows_range["min"] or lowest > rows_range["max"])
+    file_min, file_max = file_range
+    if isinstance(file_max, datetime):
+        file_max += timedelta(milliseconds=1)  # Delta's statistics cut times off to milliseconds
+    return file_min is None or file_max is None or not (file_max < rows_range["min"] or file_min > rows_range["max"])
 
 
 def _queue_of(target: Target, files: list[DataFile]) -> str | None:
@@ -315,7 +315,7 @@ def _replacement(target: Target, table: TableVersion, rows: pa.Table) -> tuple[l
 
 
 def fold_by_key(target: Target, existing: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return the rows that count of existing and new rows, which each have one row per key."""
+    """Return the rows that count, from existing and new rows, which each have one row per key."""
     import pyarrow as pa
     from pyarrow import compute
 

@@ -150,7 +150,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
             changed, while the others are done.
     """
     if not 0 <= keep_hours < math.inf:
-        raise InstanceError(f"Versions are kept for some hours from 0 on, not for {keep_hours:g}.")
+        raise InstanceError(f"The hours that versions are kept must be at least 0, not {keep_hours:g}.")
     if pipeline.format == "parquet":
         raise InstanceError("Only tables of Delta or Iceberg can be compacted.")
     results, errors = [], []

@@ -55,9 +55,9 @@ def folder_at(text: str, base: Path) -> Folder:
         stores = ", ".join(f"{store}://" for store in STORE_SCHEMES)
         raise ValueError(f"tables are in local folders, or at {stores}, not at {parts.scheme}://")
     if parts.password is not None or (parts.username is not None and parts.scheme != "abfss"):
-        raise ValueError("credentials belong into the environment, not into a URL")
+        raise ValueError("credentials belong in the environment, not in a URL")
     if parts.query or parts.fragment:
-        raise ValueError("a URL of tables ends with their path, and credentials belong into the environment")
+        raise ValueError("a URL of tables ends with their path, and credentials belong in the environment")
     if not parts.hostname:
         raise ValueError(f"'{text}' names no bucket, container or host")
     return StoreFolder(text.rstrip("/"))

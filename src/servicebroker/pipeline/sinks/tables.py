@@ -137,7 +137,7 @@ def commit_with_retry(location: TableLocation, change: Callable[[], T], attempts
             if unexplained == min(MAX_UNEXPLAINED_CONFLICTS, attempts):
                 text = f"A change of the {location.kind} table '{location}' is refused: {conflict}."
                 raise InstanceError(text) from None
-    raise InstanceError(f"The {location.kind} table '{location}' is written by too many others at once: try again.")
+    raise InstanceError(f"The {location.kind} table '{location}' has too many concurrent writers: try again.")
 
 
 def land(

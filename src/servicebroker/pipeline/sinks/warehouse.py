@@ -57,7 +57,7 @@ class WarehouseSink(DataSource):
         """Return the writer of a streaming query."""
         if overwrite or not self._text:
             raise InstanceError(
-                "The servicebroker_warehouse sink is for the pipelines of servicebroker alone, and only appends."
+                "The servicebroker_warehouse sink is only for pipelines of servicebroker, and only appends."
             )
         pipeline = Pipeline.from_text(self._text)
         (queue,) = (rule for rule in pipeline.queues if rule.label == self._label)

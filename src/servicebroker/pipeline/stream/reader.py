@@ -184,7 +184,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if existing:  # if none is left, the query fails
             for name in {*names} - existing - self._missing:
                 _log.warning(
-                    "The queue '%s' is not there any more. With failOnDataLoss=false the stream goes on without it.",
+                    "The queue '%s' does not exist any more. With failOnDataLoss=false the stream goes on without it.",
                     name,
                 )
             self._missing = (self._missing | {*names}) - existing
@@ -205,7 +205,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = [name for name in before if name not in streams]
         if gone and self._options.fail_on_data_loss:
             raise InstanceError(
-                f"The checkpoint has read the queue '{gone[0]}', which is not there or not asked for any more. "
+                f"The checkpoint has read the queue '{gone[0]}', which does not exist or is not named any more. "
                 "Messages of it may be lost: put it back, or go on without it with the option "
                 "'failOnDataLoss' = 'false'."
             )

@@ -130,8 +130,8 @@ def _check_server(cursor: Any, window_slice: Slice) -> None:
     ((frontier_here,),) = cursor.fetchall()
     if frontier_here < window_slice.hi:
         raise InstanceError(
-            "The server that a task has reached is behind the one that has planned its batch, as a standby is, and "
-            "would give a part of it: name the primary alone in the URL of the instance, or add "
+            "The server that a task has reached lags behind the one that has planned its batch, as a standby does, and "
+            "has only a part of it: name the primary alone in the URL of the instance, or add "
             "target_session_attrs=read-write."
         )
 

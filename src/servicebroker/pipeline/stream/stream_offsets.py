@@ -186,5 +186,5 @@ def _text(offset: Frontier) -> str:
     return json.dumps(offset.to_json())
 
 
-def _is_same(one: Frontier, other: Frontier) -> bool:
-    return (one.lo, one.hi, one.queuing_order) == (other.lo, other.hi, other.queuing_order)
+def _is_same(first: Frontier, second: Frontier) -> bool:
+    return (first.lo, first.hi, first.queuing_order) == (second.lo, second.hi, second.queuing_order)
