@@ -75,7 +75,7 @@ def _drain(
 
     def first(transaction: Transaction, messages: list[Message]) -> object:
         nonlocal is_shared
-        if not is_shared:
+        if not is_shared and transaction._leaves_groups:
             is_shared = True
             database.instance.doorbell.wake_another(there.queue_id)
         return procedure(transaction, messages)

@@ -103,7 +103,9 @@ def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
     messages = transaction.run(operation.held)
     found = transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
-    return [GroupTurn(transaction, found, list(own)) for _, own in by_group]
+    turns = [GroupTurn(transaction, found, list(own)) for _, own in by_group]
+    transaction._leaves_groups = len(turns) >= operation.groups
+    return turns
 
 
 def answer_ends(transaction: Transaction, queue_id: int, turns: list[GroupTurn]) -> list[Message]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
+import servicebroker.api.aio.doorbell
+import servicebroker.api.doorbell
+from servicebroker import api
 from servicebroker.store.statement_counts import StatementCounts
 from support import (
     CONTRACT,
@@ -71,6 +76,29 @@ def answers(database: sb.Database) -> list[bytes]:
 def gone(database: sb.Database) -> bool:
     ((left,),) = query(database, f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}")
     return bool(left == 0)
+
+
+@pytest.mark.parametrize(("groups", "woken"), [(2, 1), (3, 1), (4, 0)])
+def test_a_reader_wakes_another_if_it_may_have_left_groups(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch, groups: int, woken: int
+) -> None:
+    calls: list[int] = []
+
+    def noted(wake: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(doorbell: Any, queue_id: int) -> Any:
+            calls.append(queue_id)
+            return wake(doorbell, queue_id)
+
+        return noting
+
+    for module in (api.doorbell, api.aio.doorbell):
+        monkeypatch.setattr(module.Doorbell, "wake_another", noted(module.Doorbell.wake_another))
+    for number in range(3):
+        begin_with(database, b"%d" % number)
+    handled = Handled(groups=groups)
+    with database.working(handled.worker):
+        eventually(lambda: len(handled.order) == 3)
+    assert len(calls) == woken
 
 
 def test_groups_share_a_transaction_and_each_has_a_call(database: sb.Database) -> None:

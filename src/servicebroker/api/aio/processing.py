@@ -74,7 +74,7 @@ async def _drain(
 
     async def first(transaction: AsyncTransaction, messages: list[Message]) -> object:
         nonlocal is_shared
-        if not is_shared:
+        if not is_shared and transaction._leaves_groups:
             is_shared = True
             await database.instance.doorbell.wake_another(there.queue_id)
         return await procedure(transaction, messages)

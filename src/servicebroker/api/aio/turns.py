@@ -103,7 +103,9 @@ async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncG
     messages = await transaction.run(operation.held)
     found = await transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
-    return [AsyncGroupTurn(transaction, found, list(own)) for _, own in by_group]
+    turns = [AsyncGroupTurn(transaction, found, list(own)) for _, own in by_group]
+    transaction._leaves_groups = len(turns) >= operation.groups
+    return turns
 
 
 async def answer_ends(transaction: AsyncTransaction, queue_id: int, turns: list[AsyncGroupTurn]) -> list[Message]:
