@@ -45,7 +45,6 @@ class MessageTypeRow(NamedTuple):
 
 
 CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
-MISSING_ROUTE = CONFIGURATION_NOTICE + "/MissingRoute"
 SERVICE_BROKER = _BROKER + "ServiceBroker"  # asks the dynamic routing service, and answers Echo and Query
 SERVICE_ECHO_ID = 4
 SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract for Echo

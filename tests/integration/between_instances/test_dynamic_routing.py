@@ -16,13 +16,14 @@ from remote_support import WEST, Pair
 from servicebroker.api.upkeep import upkeep
 from servicebroker.broker.conversations import MATCH_AGAIN
 from servicebroker.engine.remote.missing_routes import ASK_AGAIN
-from servicebroker.model.names import MISSING_ROUTE
+from servicebroker.model.names import CONFIGURATION_NOTICE
 from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, begin, bodies, define_standard_set, query
 
 EXAMPLE = Path(__file__).parents[3] / "examples/dynamic-routing"
 ASKING = "Locating routes and security information via the Broker Configuration Service."
 NOT_HERE = "matched a LOCAL route"
+MISSING_ROUTE = f"{CONFIGURATION_NOTICE}/MissingRoute"
 
 
 @pytest.fixture(scope="module")
