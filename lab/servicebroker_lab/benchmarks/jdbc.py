@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.cluster import ROLE, SETTINGS
+from servicebroker.store.cluster import SETTINGS, SUPERUSER
 from servicebroker.store.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ def reachable(folder: Path, jar: Path) -> Jdbc:
     password = secrets.token_hex(16)
     with EmbeddedServer.start(folder) as server, psycopg.connect(server.url, autocommit=True) as connection:
         ((data,),) = connection.execute("select current_setting('data_directory')").fetchall()
-        rules = [f"local all {ROLE} peer map=owner", f"host all {ROLE} {HOST}/32 scram-sha-256"]
+        rules = [f"local all {SUPERUSER} peer map=owner", f"host all {SUPERUSER} {HOST}/32 scram-sha-256"]
         access = f"{data}/benchmark_hba.conf"
         lines = " union all ".join(f"select '{rule}'" for rule in rules)
         connection.execute(f"copy ({lines}) to '{access}'")
         connection.execute(f"alter system set hba_file = '{access}'")
         connection.execute(f"alter system set listen_addresses = '{HOST}'")
-        connection.execute(f"alter role {ROLE} password '{password}'")
-    return Jdbc(jar.absolute(), f"jdbc:postgresql://{HOST}:{port}/{ROLE}?user={ROLE}&password={password}")
+        connection.execute(f"alter role {SUPERUSER} password '{password}'")
+    return Jdbc(jar.absolute(), f"jdbc:postgresql://{HOST}:{port}/{SUPERUSER}?user={SUPERUSER}&password={password}")

@@ -12,11 +12,11 @@ from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, Store
 from servicebroker.model.security.certificates import MASTER_KEY, PRIVATE_KEY
 from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.store.keys.key_files import KeyFolder
-from servicebroker.store.keys.sealing import KEY, seal
+from servicebroker.store.keys.sealing import KEY_BYTES, seal
 from servicebroker.store.keys.x509_certificates import issue, key_bytes
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 
-SERVICE_MASTER_KEY, OF_DATABASES = bytes(KEY), bytes(range(KEY))
+SERVICE_MASTER_KEY, OF_DATABASES = bytes(KEY_BYTES), bytes(range(KEY_BYTES))
 FIRST_USER = 100  # stands for instance 0 in the databases of the others, and so on
 _LASTS = timedelta(days=3650)
 

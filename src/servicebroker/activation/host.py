@@ -47,7 +47,7 @@ from servicebroker.protocol.queue_monitor import (
     look,
 )
 from servicebroker.store.connection import connect
-from servicebroker.store.hearing import hearing
+from servicebroker.store.listener import listening
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.sql_verbs import MONITORS_CHANNEL
@@ -177,7 +177,7 @@ class Host:
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
         self._next_check = 0.0
         channels = ("servicebroker", MONITORS_CHANNEL)
-        with hearing(self.instance.url, channels, self._on_notification, name="servicebroker activation") as listener:
+        with listening(self.instance.url, channels, self._on_notification, name="servicebroker activation") as listener:
             next_delay_s = FIRST_CHECK_DELAY_S
             while not self._stopped.is_set():
                 listener.check()

@@ -45,7 +45,7 @@ class StopSignal:
             if reason is None:
                 call_soon(session.end_waiting)
 
-        self.add_target(StopTarget(request_stop, session.cut))
+        self.add_target(StopTarget(request_stop, session.terminate))
 
     def request_stop(self, reason: int | None = None) -> None:
         """Ask the task to end. Only the first reason counts."""

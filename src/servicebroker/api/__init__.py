@@ -18,7 +18,7 @@ bell rings (`aio/doorbell.py`). If notifications follow each other closely, the 
 * Write in `aio/`, then run `make sync`. Never edit a file whose first line says that it was made.
 * A cancellation must not lose a result on its way to the caller. Wrap each later await in `finish`, or in `shelter` if
   the result does not depend on it (`store/aio/concurrency.py`).
-* BEGIN and COMMIT travel with the next statement (`Ahead` in `store/direct.py`). Connections are lent by
+* BEGIN and COMMIT travel with the next statement (`QueuedCommand` in `store/direct.py`). Connections are lent by
   `aio/instance.py`.
 * What a process remembers of the catalog is bounded and verified when it is used (`Catalog`).
 * Neither `broker` nor `pipeline` is imported here; T-SQL is, at its first use (`scripts.py`). Under asyncio a thread

@@ -15,8 +15,8 @@ from servicebroker.api.doorbell import Bell
 from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.store.cut import cut
 from servicebroker.store.direct import DirectConnection
+from servicebroker.store.termination import terminate
 
 _NO_SERVER_RIGHTS = (
     "An activated procedure works as a user of its database, and has no rights in the instance. Procedures cannot be "
@@ -160,11 +160,11 @@ class ActivatedSession(Instance):
         for bell in tuple(self._bells):
             bell.ring()
 
-    def cut(self) -> None:
+    def terminate(self) -> None:
         """End at once all that the task does in the database, and refuse what follows. Any thread may call this."""
         self._is_cut = True
         for connection in (self.own, *self._others):
-            cut(connection)
+            terminate(connection)
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[DirectConnection]:

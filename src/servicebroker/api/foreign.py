@@ -12,7 +12,7 @@ import psycopg
 from servicebroker.api.transaction import JoinedTransaction
 from servicebroker.model.errors import JoinError
 from servicebroker.model.wording import shown
-from servicebroker.store import kept
+from servicebroker.store import session_locks
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ def _give_back_at_the_end(pool: Any) -> None:
 
 
 def _checked_in(connection: object, record: Any) -> None:
-    if connection is not None and kept.is_kept(record.driver_connection):
+    if connection is not None and session_locks.may_keep_locks(record.driver_connection):
         _give_back(record.driver_connection)
 
 
 def _give_back(connection: psycopg.Connection[Any]) -> None:
-    kept.release(connection)
+    session_locks.release(connection)
     connection.rollback()  # the transaction that releasing has begun

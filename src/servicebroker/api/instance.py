@@ -41,7 +41,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
-from servicebroker.store import kept
+from servicebroker.store import session_locks
 from servicebroker.store.concurrency import Lock, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
@@ -305,7 +305,7 @@ class Instance(Network, Rights):
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None
-        left = connection if kept.is_kept(connection) else self._pool.keep(connection)
+        left = connection if session_locks.may_keep_locks(connection) else self._pool.keep(connection)
         if left is not None:
             self._put(self._pool, left)
 

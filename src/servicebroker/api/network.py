@@ -27,7 +27,16 @@ from servicebroker.operations.operation import Definition, Operation
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.keys.key_files import KeyFolder, read_private
-from servicebroker.store.keys.x509_certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
+from servicebroker.store.keys.x509_certificates import (
+    CLOCK_SKEW,
+    VALIDITY_DAYS,
+    PrivateKey,
+    as_pem,
+    issue,
+    key_pem,
+    read,
+    read_key,
+)
 from servicebroker.store.membership import is_in_domain
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
@@ -202,14 +211,14 @@ def _create_certificate(instance: Network, operation: operations.CreateTransport
 def _issue(instance: Network, operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
     """Make a new certificate of this instance, signed by the one before it."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
-    expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
+    expiry = after(start, VALIDITY_DAYS) if operation.expiry_date is None else operation.expiry_date
     own = instance._administer(transport_certificates.find_identity())
     before = transport_certificates.choose_own(own.endpoint, own.certificates, instance.clock())
     return issue(
         operation.name if operation.subject is None else operation.subject,
         start,
         expiry,
-        SKEW if operation.start_date is None else timedelta(0),
+        CLOCK_SKEW if operation.start_date is None else timedelta(0),
         instance=own.instance,
         predecessor=None if before is None else _private_key(instance, before),
     )

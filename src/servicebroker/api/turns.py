@@ -23,7 +23,7 @@ from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
-from servicebroker.store.direct import Ahead, run_command
+from servicebroker.store.direct import QueuedCommand, run_command
 from servicebroker.store.statements import Steps
 
 Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
@@ -74,7 +74,7 @@ class GroupTurn(Turn):
         An earlier turn may have received them, or ended their conversation.
         """
         commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
-        self.transaction.connection.ahead += [Ahead(command, _nothing) for command in commands]
+        self.transaction.connection.ahead += [QueuedCommand(command, _nothing) for command in commands]
         if not self._take():
             super().undo()  # messages that are left come again
             return False

@@ -56,11 +56,11 @@ from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.direct import DirectConnection
-from servicebroker.store.hearing import Ear, hearing
 from servicebroker.store.home import check_home, find_home
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
-from servicebroker.store.outage import AGAIN, Outage
+from servicebroker.store.listener import Listener, listening
+from servicebroker.store.outage import REPEAT_S, Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
@@ -209,7 +209,7 @@ class Daemon:
         self._network.refusals.note(Refusal(True, "servicebroker serve", ROUND_FAILED), text)
         now = time.monotonic()
         if now >= self._tell_fault_at:
-            self._tell_fault_at = now + AGAIN
+            self._tell_fault_at = now + REPEAT_S
             _log.error("%s It begins anew from what is stored.", text, exc_info=problem)
 
     def _connect_and_serve(self) -> None:
@@ -292,7 +292,7 @@ class Daemon:
         connections.write(connection, [])
         forwarding.write(connection, [])
         self._reports.write(connection, anew=True)
-        heard = hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME)
+        heard = listening(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME)
         with contextlib.closing(kept), heard as ear:
             kept.ask()  # what another process has left there
             self._look(connection)  # what there is to tell of the last round, should no round succeed
@@ -403,7 +403,7 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
-    def _doze(self, connection: DirectConnection, ear: Ear) -> None:
+    def _doze(self, connection: DirectConnection, ear: Listener) -> None:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)

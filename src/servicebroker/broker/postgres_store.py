@@ -48,7 +48,7 @@ from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Ask, Decision, Elsewhere, Pick, RoutingTable
 from servicebroker.protocol.unfinished import Stored
-from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.store.direct import DirectConnection, QueuedCommand, run_command
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
 
@@ -89,7 +89,7 @@ class PostgresStore(Store):
         """As the driver's, but BEGIN travels with the first statement, and not every COMMIT waits for the disk."""
         connection, self._must_last, self._is_beside = self._connection, False, False
         self._answers = {}
-        connection.ahead.append(Ahead(b"begin"))
+        connection.ahead.append(QueuedCommand(b"begin"))
         try:
             yield
             run_command(connection, b"commit" if self._must_last else b"set local synchronous_commit = off; commit")

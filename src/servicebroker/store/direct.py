@@ -36,14 +36,14 @@ from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_o
 T = TypeVar("T")
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
-INTERVAL = 0.1  # seconds, the driver's default
-_OUT = 60.0  # seconds that a connection stays at hand before its pool sees it, which replaces old ones
-SPOIL = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
-_PREPARED_KEPT = 500  # on each connection
-_SEEN_KEPT = 5000  # hashes of statements that were run once
+POLL_INTERVAL_S = 0.1  # seconds, the driver's default
+_MAX_SPARE_S = 60.0  # seconds that a connection stays at hand before its pool sees it, which replaces old ones
+SPOIL_COMMAND = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
+_MAX_PREPARED = 500  # on each connection
+_MAX_SEEN = 5000  # hashes of statements that were run once
 
 
-class Ahead(NamedTuple):
+class QueuedCommand(NamedTuple):
     """A deferred BEGIN or COMMIT, sent with the next statement.
 
     `done` is called when a COMMIT has succeeded; it is sent only once. Without `done` the command is a BEGIN. It is
@@ -55,13 +55,13 @@ class Ahead(NamedTuple):
 
 
 @dataclass
-class Waiting:
+class PendingVerbs:
     """Deferred verbs of a connection: they run before its next statement, whoever runs that."""
 
     verbs: Callable[[], Steps[None]] | None = None
 
 
-class Result(NamedTuple):
+class DescribedRows(NamedTuple):
     """The result of a statement; `columns` is None if it returns no rows. `touched` rows were returned or changed."""
 
     columns: tuple[str, ...] | None
@@ -72,7 +72,7 @@ class Result(NamedTuple):
 class PreparedStatements:
     """The prepared statements of a connection, run after its deferred commands and verbs."""
 
-    def __init__(self, ahead: list[Ahead], waiting: Waiting) -> None:
+    def __init__(self, ahead: list[QueuedCommand], waiting: PendingVerbs) -> None:
         self._ahead = ahead
         self._waiting = waiting
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
@@ -92,7 +92,9 @@ class PreparedStatements:
             return []
         return _load(connection, result, transformer)
 
-    def described_steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[Result]:
+    def described_steps(
+        self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]
+    ) -> PQGen[DescribedRows]:
         """Run a statement that is prepared at its second use; return column names and row count, too.
 
         Most statements of a long script occur once. Times that Python cannot represent are an error here: they are
@@ -101,9 +103,9 @@ class PreparedStatements:
         result, transformer = yield from self._result_steps(connection, sql, parameters, is_rare=True)
         count = result.command_tuples or 0
         if result.status != ExecStatus.TUPLES_OK:
-            return Result(None, [], count)
+            return DescribedRows(None, [], count)
         columns = tuple((result.fname(n) or b"").decode(connection.info.encoding) for n in range(result.nfields))
-        return Result(columns, transformer.load_rows(0, result.ntuples, tuple), count)
+        return DescribedRows(columns, transformer.load_rows(0, result.ntuples, tuple), count)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
         """Return protocol steps for everything that is deferred until the next statement."""
@@ -125,7 +127,7 @@ class PreparedStatements:
             was_cut = False
             if connection.pgconn.transaction_status == TransactionStatus.INTRANS:
                 with contextlib.suppress(psycopg.Error):
-                    yield from command_steps(connection, SPOIL.encode())
+                    yield from command_steps(connection, SPOIL_COMMAND.encode())
             raise
         finally:
             if was_cut:
@@ -209,7 +211,7 @@ class PreparedStatements:
         seen = hash((sql, types))
         if seen in self._seen:
             return False
-        if len(self._seen) >= _SEEN_KEPT:
+        if len(self._seen) >= _MAX_SEEN:
             self._seen.clear()
         self._seen.add(seen)
         return True
@@ -236,7 +238,7 @@ class PreparedStatements:
         return results[len(ahead)]
 
     def _prepare(self, connection: AnyConnection, sql: str, types: tuple[int, ...]) -> PQGen[bytes]:
-        if len(self._names) >= _PREPARED_KEPT:
+        if len(self._names) >= _MAX_PREPARED:
             _, oldest = self._names.popitem(last=False)
             yield from command_steps(connection, b"deallocate " + oldest)
         self._made += 1
@@ -261,10 +263,10 @@ class DirectConnection(psycopg.Connection[Row]):
         super().__init__(pgconn, tuple_row)
         forked.protect(self)
         adapt(self.adapters)
-        self.ahead: list[Ahead] = []
-        self.waiting = Waiting()
+        self.ahead: list[QueuedCommand] = []
+        self.waiting = PendingVerbs()
         self.due = 0.0
-        self.interval = INTERVAL
+        self.interval = POLL_INTERVAL_S
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
@@ -276,7 +278,7 @@ class DirectConnection(psycopg.Connection[Row]):
         with self.lock:
             return super().wait(self.prepared_statements.steps(self, sql, parameters, then))
 
-    def run_described(self, sql: str, parameters: tuple[object, ...]) -> Result:
+    def run_described(self, sql: str, parameters: tuple[object, ...]) -> DescribedRows:
         """Run a statement as `run_prepared`, and return column names and row count, too."""
         with self.lock:
             return super().wait(self.prepared_statements.described_steps(self, sql, parameters))
@@ -296,7 +298,7 @@ class Due(Protocol):
 C = TypeVar("C", bound=Due)
 
 
-class AtHand(Generic[C]):
+class SpareConnection(Generic[C]):
     """The last returned connection, for the next caller: asking the pool costs a third of a SEND.
 
     While a caller asks the pool, no connection is kept here, so no caller waits in vain. Any thread may use it.
@@ -321,7 +323,7 @@ class AtHand(Generic[C]):
         with self._lock:
             self._asking -= 1
         if given is not None:
-            given.due = monotonic() + _OUT
+            given.due = monotonic() + _MAX_SPARE_S
 
     def keep(self, connection: C) -> C | None:
         """Keep the connection. Returns one for the pool: the earlier connection at hand, or this one."""
@@ -345,7 +347,7 @@ class DirectPool(ConnectionPool[DirectConnection]):
     """A pool of such connections that keeps the last returned one at hand."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._at_hand: AtHand[DirectConnection] = AtHand()
+        self._at_hand: SpareConnection[DirectConnection] = SpareConnection()
         self.keep = self._at_hand.keep
         super().__init__(*arguments, **options)
 
@@ -396,7 +398,7 @@ def command_steps(connection: AnyConnection, command: bytes) -> PQGen[None]:
     _checked(connection, (yield from generators.execute(connection.pgconn)))
 
 
-def ahead_steps(connection: AnyConnection, ahead: list[Ahead]) -> PQGen[None]:
+def ahead_steps(connection: AnyConnection, ahead: list[QueuedCommand]) -> PQGen[None]:
     """Run the deferred commands, one after the other."""
     while ahead:
         first = ahead.pop(0)
@@ -409,7 +411,7 @@ def ahead_steps(connection: AnyConnection, ahead: list[Ahead]) -> PQGen[None]:
             first.done()
 
 
-def _to_begin(refused: Sequence[Ahead]) -> list[Ahead]:
+def _to_begin(refused: Sequence[QueuedCommand]) -> list[QueuedCommand]:
     return [one for one in refused if not one.done]
 
 
@@ -429,7 +431,7 @@ def nothing() -> PQGen[None]:
 
 def _spoil() -> Steps[None]:
     """Fail the transaction of interrupted verbs, so that their first half is not committed."""
-    yield Statement("direct.spoil", SPOIL)
+    yield Statement("direct.spoil", SPOIL_COMMAND)
 
 
 def is_direct(connection: AnyConnection) -> bool:

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Self
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.cluster import HOME, Cluster, server_user, unusable, user_name
+from servicebroker.store.cluster import HOME_FILE, Cluster, server_user, unusable, user_name
 
-LOOK = 0.5  # seconds between two checks of the server
-PAUSE = 5.0  # seconds after a failed attempt to start it
+CHECK_INTERVAL_S = 0.5  # seconds between two checks of the server
+RESTART_DELAY_S = 5.0  # seconds after a failed attempt to start it
 _log = logging.getLogger("servicebroker")
 
 
@@ -159,9 +159,9 @@ class EmbeddedServer:
 
 def _watch(cluster: Cluster, left: threading.Event) -> None:
     """Restart the server whenever it has died, until this process leaves it; one of its processes does so."""
-    pause = LOOK
+    pause = CHECK_INTERVAL_S
     while not left.wait(pause):
-        pause = LOOK
+        pause = CHECK_INTERVAL_S
         if cluster.is_running():
             continue
         try:
@@ -176,8 +176,8 @@ def _watch(cluster: Cluster, left: threading.Event) -> None:
         except FileNotFoundError:  # the folder is gone
             return
         except (InstanceError, OSError) as problem:
-            pause = PAUSE
-            _log.error("%s It is tried again every %g seconds.", problem, PAUSE)
+            pause = RESTART_DELAY_S
+            _log.error("%s It is tried again every %g seconds.", problem, RESTART_DELAY_S)
 
 
 def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) -> None:
@@ -202,7 +202,7 @@ def _unmake(folder: Path, new: Iterable[Path]) -> None:
         try:
             fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder / "postgresql", ignore_errors=True)
-            for name in ("postgresql.log", HOME, "in-use", "lock"):
+            for name in ("postgresql.log", HOME_FILE, "in-use", "lock"):
                 (folder / name).unlink(missing_ok=True)
         finally:
             os.close(in_use)

@@ -18,11 +18,11 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-_PATTERN = 2_147_483_646  # the id of the pattern queue: no queue has it, and no template contains it
-_VIEW = f"pattern_{_PATTERN}"
+_PATTERN_ID = 2_147_483_646  # the id of the pattern queue: no queue has it, and no template contains it
+_PATTERN_VIEW = f"pattern_{_PATTERN_ID}"
 _ID, _SHOWN = "{id}", "{view}"
 # the recording server: a major version of PostgreSQL, and not a restored dump, which has other oids
-_VERSION = (
+_VERSION_SQL = (
     "hashtext(concat_ws(' ', current_setting('server_version_num')::integer / 10000, "
     "'servicebroker.made'::regclass::oid))"
 )
@@ -44,23 +44,24 @@ def record() -> Steps[None]:
     yield Statement(
         "expected_objects.record.insert_made",
         f"{_objects(_OF_NO_QUEUE)} insert into servicebroker.made (kind, name, definition, server) "
-        f"select kind, name, md5(definition), {_VERSION} from objects where name <> 'servicebroker.made'",
+        f"select kind, name, md5(definition), {_VERSION_SQL} from objects where name <> 'servicebroker.made'",
         prepared=False,
     )
-    yield queue_objects(_PATTERN, "servicebroker", _VIEW, False)
+    yield queue_objects(_PATTERN_ID, "servicebroker", _PATTERN_VIEW, False)
     yield _note_pattern(False)
-    yield queue_functions(_PATTERN, True)
+    yield queue_functions(_PATTERN_ID, True)
     yield _note_pattern(True)
     rows = yield Statement(  # drop a table before its sequence
         "expected_objects.record.find_pattern",
         "select text from (select 1, format('drop function %s', p.oid::regprocedure) from pg_proc p "
-        f"where p.pronamespace = 'servicebroker'::regnamespace and p.proname like '%\\_{_PATTERN}' union all "
-        f"select 2, 'drop view servicebroker.{_VIEW}' union all "
+        f"where p.pronamespace = 'servicebroker'::regnamespace and p.proname like '%\\_{_PATTERN_ID}' union all "
+        f"select 2, 'drop view servicebroker.{_PATTERN_VIEW}' union all "
         "select 3, format('drop table servicebroker.%I', c.relname) from pg_class c "
-        f"where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'r' and c.relname like '%\\_{_PATTERN}' "
+        "where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'r' "
+        f"and c.relname like '%\\_{_PATTERN_ID}' "
         "union all select 4, format('drop sequence if exists servicebroker.%I', c.relname) from pg_class c "
         "where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'S' "
-        f"and c.relname like '%\\_{_PATTERN}\\_%') as drops (place, text) order by place",
+        f"and c.relname like '%\\_{_PATTERN_ID}\\_%') as drops (place, text) order by place",
         prepared=False,
     )
     for (drop,) in rows:
@@ -71,11 +72,11 @@ def _note_pattern(retention: bool) -> Statement:
     """Return the statement that records the objects of the pattern; functions for RETENTION on or off."""
     return Statement(
         "expected_objects.note_pattern",
-        f"{_objects(f'queue_id = {_PATTERN}')} "
+        f"{_objects(f'queue_id = {_PATTERN_ID}')} "
         "insert into servicebroker.made (kind, name, definition, of_queue, retention, server) "
-        f"select kind, replace(replace(name, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), "
-        f"replace(replace(definition, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), true, "
-        f"case when kind = 'function' then {str(retention).lower()} end, {_VERSION} from objects "
+        f"select kind, replace(replace(name, 'servicebroker.{_PATTERN_VIEW}', '{_SHOWN}'), '{_PATTERN_ID}', '{_ID}'), "
+        f"replace(replace(definition, 'servicebroker.{_PATTERN_VIEW}', '{_SHOWN}'), '{_PATTERN_ID}', '{_ID}'), true, "
+        f"case when kind = 'function' then {str(retention).lower()} end, {_VERSION_SQL} from objects "
         f"where kind = 'function' or {str(not retention).lower()}",
         prepared=False,
     )
@@ -85,7 +86,7 @@ def is_foreign() -> Steps[bool]:
     """Check whether another PostgreSQL recorded the definitions, or this is a restored copy; no comparison then."""
     rows = yield Statement(
         "expected_objects.is_foreign",
-        f"select from servicebroker.made where server <> {_VERSION} limit 1",
+        f"select from servicebroker.made where server <> {_VERSION_SQL} limit 1",
         prepared=False,
     )
     return bool(rows)
@@ -113,13 +114,13 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
         "expected_objects.compared",
         f"{_objects(which)}, expected as (select * from ("
         "select m.kind, m.name, m.definition, null::integer as queue_id from servicebroker.made m "
-        f"where not m.of_queue and m.server = {_VERSION} union all "
+        f"where not m.of_queue and m.server = {_VERSION_SQL} union all "
         f"select m.kind, replace(m.name, '{_ID}', q.queue_id::text), case when m.kind in ('view', 'trigger') "
         f"then replace(replace(m.definition, '{_ID}', q.queue_id::text), '{_SHOWN}', "
         f"format('%I.%I', q.postgres_schema, q.postgres_name)) "
         f"else replace(m.definition, '{_ID}', q.queue_id::text) end, q.queue_id "
         "from servicebroker.made m cross join servicebroker.queues q "
-        f"where m.of_queue and m.server = {_VERSION} and coalesce(m.retention = q.is_retention_enabled, true)) e "
+        f"where m.of_queue and m.server = {_VERSION_SQL} and coalesce(m.retention = q.is_retention_enabled, true)) e "
         f"where {which}) "
         "select e.kind, case when q.queue_id is null then e.name "
         f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "

@@ -15,7 +15,7 @@ from servicebroker.store.running import execute
 
 HERE, UPGRADED, COPY = "here", "upgraded", "copy"  # results of servicebroker.home()
 
-CURE = (
+COPY_ADVICE = (
     "servicebroker instance adopt --identifier new makes it another instance beside the original, keep or error put it "
     "in the original's place."
 )
@@ -41,10 +41,11 @@ def check_home(home: str, database: str) -> None:
     if home == UPGRADED:
         raise NotAdopted(
             f"The PostgreSQL server of database '{database}' is not the one that the instance was made in. If "
-            f"pg_upgrade has moved it and the old server is gone: servicebroker check --mend. If it is a copy: {CURE}"
+            "pg_upgrade has moved it and the old server is gone: servicebroker check --mend. If it is a copy: "
+            f"{COPY_ADVICE}"
         )
     if home != HERE:
         raise NotAdopted(
             f"The PostgreSQL database '{database}' holds a copy of an instance, and nobody has adopted it: nothing is "
-            f"sent, received or served. {CURE}"
+            f"sent, received or served. {COPY_ADVICE}"
         )

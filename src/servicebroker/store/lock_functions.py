@@ -16,16 +16,16 @@ from typing import NamedTuple
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 
-OWNER = "(select nspowner from pg_namespace where nspname = 'servicebroker')"
+SCHEMA_OWNER = "(select nspowner from pg_namespace where nspname = 'servicebroker')"
 FUNCTIONS = tuple(
     f"pg_catalog.pg_{attempt}advisory_{scope}lock{mode}(integer, integer)"
     for attempt in ("", "try_")
     for scope in ("", "xact_")
     for mode in ("", "_shared")
 )
-COMMAND = "servicebroker rights locks"
+CLOSING_COMMAND = "servicebroker rights locks"
 
-ALL = ", ".join(FUNCTIONS)
+ALL_FUNCTIONS = ", ".join(FUNCTIONS)
 _OIDS = "array[" + ", ".join(f"'{function}'" for function in FUNCTIONS) + "]::regprocedure[]::oid[]"
 
 
@@ -56,7 +56,7 @@ def find_lock_rights() -> Steps[LockRights]:
         "  left join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a "
         f"  on a.privilege_type = 'EXECUTE' where p.oid = any ({_OIDS})), "
         "users as materialized (select r.oid, r.rolname::text as name from pg_roles r where not r.rolsuper "
-        f"  and r.oid >= 16384 and (r.oid = {OWNER} or not pg_has_role(r.oid, {OWNER}, 'usage') "
+        f"  and r.oid >= 16384 and (r.oid = {SCHEMA_OWNER} or not pg_has_role(r.oid, {SCHEMA_OWNER}, 'usage') "
         f"    and {has_tables('r.oid')})) "
         "select coalesce((select bool_or(grantee = 0) from functions), false), "
         "(select bool_and(pg_has_role(proowner, 'usage')) from functions), "
@@ -72,7 +72,7 @@ def find_lock_rights() -> Steps[LockRights]:
 
 def is_owner(role: str) -> str:
     """Return the condition that a role has the rights of the schema's owner, or can take them."""
-    return f"pg_has_role({role}, {OWNER}, 'member')"
+    return f"pg_has_role({role}, {SCHEMA_OWNER}, 'member')"
 
 
 def has_tables(role: str) -> str:
@@ -85,7 +85,7 @@ def is_able(role: str) -> str:
     return f"exists (select from unnest({_OIDS}) f (id) where has_function_privilege({role}, f.id, 'execute'))"
 
 
-def closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
+def plan_closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
     """Return statements that grant the functions to roles in need and revoke PUBLIC; `for_all`: strangers, too."""
     statements = []
     if rights.needing:
@@ -98,11 +98,11 @@ def close_where_allowed() -> Steps[None]:
     """Revoke the functions from PUBLIC if that is not done yet and this role may."""
     rights = yield from find_lock_rights()
     if rights.may_close and not rights.is_closed:
-        for statement in closing(rights, for_all=False):  # noqa: UP028 # `yield from` a list returns no rows
+        for statement in plan_closing(rights, for_all=False):  # noqa: UP028 # `yield from` a list returns no rows
             yield statement
 
 
-def taking_from(role: str) -> Steps[list[Statement]]:
+def plan_revoke(role: str) -> Steps[list[Statement]]:
     """Return the statements that revoke the functions from a role with a grant, if we may."""
     rights = yield from find_lock_rights()
     is_stranger = role in rights.strangers or role in rights.needing
@@ -110,5 +110,5 @@ def taking_from(role: str) -> Steps[list[Statement]]:
 
 
 def _change(verb: str, word: str, *roles: str) -> Statement:
-    text = f"{verb} execute on function {ALL} {word} {', '.join(roles)}"
+    text = f"{verb} execute on function {ALL_FUNCTIONS} {word} {', '.join(roles)}"
     return Statement("lock_functions.change", text, prepared=False)

@@ -33,11 +33,12 @@ from servicebroker.store.keys.domain_folder import (
 from servicebroker.store.keys.key_files import KeyFolder, read_private, replace, user_data
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
-RENEWAL = x509.LIFE / 2  # of a certificate: from then on the next one is requested
-OVERDUE = x509.LIFE / 3  # of a certificate: from then on a missing renewal is reported
-ASK_AGAIN = timedelta(minutes=1)
-RELOOK = timedelta(seconds=10)  # until unchanged files are read again all the same: time stamps of files are coarse
-_PAUSE = 0.05  # seconds between polls for an answer
+RENEWAL = x509.CERTIFICATE_LIFE / 2  # of a certificate: from then on the next one is requested
+OVERDUE = x509.CERTIFICATE_LIFE / 3  # of a certificate: from then on a missing renewal is reported
+REQUEST_INTERVAL = timedelta(minutes=1)
+# until unchanged files are read again all the same: time stamps of files are coarse
+REREAD_INTERVAL = timedelta(seconds=10)
+_POLL_INTERVAL_S = 0.05  # seconds between polls for an answer
 
 
 class MemberState(NamedTuple):
@@ -103,7 +104,7 @@ class Membership:
         signature = self._signature()
         if self._seen is not None:
             seen, at, standing = self._seen
-            if seen == signature and at <= now < at + RELOOK:
+            if seen == signature and at <= now < at + REREAD_INTERVAL:
                 return standing
         standing = self._look(now)
         self._seen = None if standing.problem else (signature, now, standing)
@@ -175,7 +176,7 @@ class Membership:
             if facts.expiry_date > found.facts.expiry_date:
                 self._keep(found.key, facts)
                 return
-        if self._ask_at is None or not self._ask_at <= now < self._ask_at + ASK_AGAIN:
+        if self._ask_at is None or not self._ask_at <= now < self._ask_at + REQUEST_INTERVAL:
             domain.ask(Request(x509.request(found.key), self._instance, certificate=found.facts.der))
             self._ask_at = now
         if answer is not None and answer.refusal:
@@ -230,7 +231,7 @@ class Membership:
                     "does, or servicebroker domain answer there; then join again with the same token. A token that "
                     "is not known there is not answered either."
                 )
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_INTERVAL_S)
         if answer.refusal:
             joining.unlink(missing_ok=True)
             raise DomainError(answer.refusal)

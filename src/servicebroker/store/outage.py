@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from servicebroker.store.connection import one_line
 
-AGAIN = 60.0  # seconds until the same message is logged again
+REPEAT_S = 60.0  # seconds until the same message is logged again
 
 
 class Outage:
@@ -26,7 +26,7 @@ class Outage:
         said, now = one_line(problem), self._seconds()
         if said != self._said or now >= self._say_at:
             self._log.warning("%s: %s", self._text, said)
-            self._said, self._say_at = said, now + AGAIN
+            self._said, self._say_at = said, now + REPEAT_S
 
     def over(self) -> None:
         """Note that it is back, so that the next loss is logged at once."""

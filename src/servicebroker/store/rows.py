@@ -17,22 +17,22 @@ class _Part(NamedTuple):
     is_optional: bool
 
 
-def made(kind: type[T], row: Sequence[Any]) -> T:
+def build_row(kind: type[T], row: Sequence[Any]) -> T:
     """Make a value of a row: a field has one column, and a field that is a NamedTuple one for each of its own fields.
 
     Columns that are left over belong to the caller.
     """
-    value: T = _made(kind, iter(row))
+    value: T = _build_part(kind, iter(row))
     return value
 
 
-def _made(kind: Any, columns: Iterator[Any]) -> Any:
+def _build_part(kind: Any, columns: Iterator[Any]) -> Any:
     values = []
     for part in _parts(kind):
         if part is None:
             values.append(next(columns))
         else:
-            value = _made(part.kind, columns)
+            value = _build_part(part.kind, columns)
             values.append(None if part.is_optional and value[0] is None else value)
     return kind._make(values)
 

@@ -11,9 +11,9 @@ import psycopg
 from psycopg.pq import Format, TransactionStatus
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store import kept
+from servicebroker.store import session_locks
 from servicebroker.store.clamped_times import clamp_times
-from servicebroker.store.direct import SPOIL, DirectConnection, adapt, is_direct, run_command, run_query
+from servicebroker.store.direct import SPOIL_COMMAND, DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
@@ -86,12 +86,12 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
             counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
         if statement.locks:
-            kept.doubt(connection)
+            session_locks.doubt(connection)
         if isinstance(problem, psycopg.Error):
             problem.add_note(f"{STATEMENT}{statement.name}")
         raise
     if statement.locks and rows and rows[0][-1] not in (None, []):
-        kept.note(connection, rows[0][-1])
+        session_locks.note(connection, rows[0][-1])
     return rows
 
 
@@ -123,4 +123,4 @@ def _spoil(connection: psycopg.Connection[Any]) -> None:
     """Fail the transaction of an interrupted verb, so that its first half is not committed."""
     if connection.info.transaction_status == TransactionStatus.INTRANS:
         with contextlib.suppress(psycopg.Error):
-            connection.execute(SPOIL)
+            connection.execute(SPOIL_COMMAND)

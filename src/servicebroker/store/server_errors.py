@@ -8,7 +8,7 @@ import psycopg
 
 from servicebroker.model.errors import BrokerError, InstanceError, LockTimeout, ServiceBrokerError
 from servicebroker.store.connection import one_line
-from servicebroker.store.lock_functions import ALL, COMMAND
+from servicebroker.store.lock_functions import ALL_FUNCTIONS, CLOSING_COMMAND
 from servicebroker.store.queue import quoted
 
 STATEMENT = "Statement: "  # prefix of the note on an error of PostgreSQL that names its statement
@@ -84,7 +84,11 @@ def explain_lock_refusal(refused: psycopg.Error, role: str = "") -> str | None:
     problem = refused.diag.message_primary or ""
     if not isinstance(refused, psycopg.errors.InsufficientPrivilege) or not _LOCK_FUNCTION.search(problem):
         return None
-    cure = f"GRANT EXECUTE ON FUNCTION {ALL} TO {quoted(role)}" if role else f"what {COMMAND} --sql prints"
+    cure = (
+        f"GRANT EXECUTE ON FUNCTION {ALL_FUNCTIONS} TO {quoted(role)}"
+        if role
+        else f"what {CLOSING_COMMAND} --sql prints"
+    )
     return (
         f"The PostgreSQL role may not take the broker's locks ({problem}), whose functions are not everybody's in this "
         f"database. Let a superuser run {cure}."

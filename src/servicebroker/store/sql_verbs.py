@@ -34,12 +34,12 @@ MONITORS_CHANNEL = "servicebroker_activation"  # notified after changes for queu
 AUDIT_KEPT = timedelta(days=365)  # of audit records
 
 TRACE_BYTES = 25  # of a trace context
-ERROR_KEPT = 1000  # characters of the error with which a message failed
+MAX_ERROR_CHARACTERS = 1000  # characters of the error with which a message failed
 MAXIMUM_FAILURES = 1_000_000_000  # of one message; higher counts would overflow the column
-COUNTED_AT_MOST = 100_000  # rows counted for a user
+MAX_COUNTED_ROWS = 100_000  # rows counted for a user
 
 # the statements of restricted roles that check permissions
-FENCED = (
+FENCED_VERBS = (
     *("CONNECT", "BEGIN DIALOG", "BEGIN CONVERSATION TIMER", "SEND", "RECEIVE", "GET CONVERSATION GROUP"),
     *("MOVE CONVERSATION", "END CONVERSATION", "END ENDED CONVERSATION WITH CLEANUP"),
 )
@@ -75,7 +75,7 @@ def _template(name: str) -> str:
 
 
 def _values() -> dict[str, object]:
-    numbers = {need.number for statement in FENCED for need in NEEDS[statement]}
+    numbers = {need.number for statement in FENCED_VERBS for need in NEEDS[statement]}
     for name in ("verbs.sql", "fence.sql"):
         numbers |= {int(one) for one in re.findall(r"(?:refuse\(|array\[')(\d+)\b", _template(name))}
     return {
@@ -126,11 +126,11 @@ def _values() -> dict[str, object]:
         "end_dialog": names.END_DIALOG,
         "error_namespace": ERROR_NAMESPACE,
         "trace_bytes": TRACE_BYTES,
-        "error_kept": ERROR_KEPT,
+        "error_kept": MAX_ERROR_CHARACTERS,
         "traceback_kept": MAXIMUM_TRACEBACK,
         "maximum_failures": MAXIMUM_FAILURES,
         "maximum_pause": int(MAXIMUM_PAUSE_S),
-        "counted_at_most": COUNTED_AT_MOST,
+        "counted_at_most": MAX_COUNTED_ROWS,
         "queue_off": _literal(TARGET_QUEUE_OFF),
         "queue_disabled": BROKER_QUEUE_DISABLED,
         "audit_kept": f"interval '{AUDIT_KEPT.days} days'",
@@ -141,7 +141,7 @@ def _values() -> dict[str, object]:
 
 def _needs() -> Iterable[str]:
     """Return the rows of `NEEDS` that are checked here, each with all rights that imply the needed one."""
-    for statement in FENCED:
+    for statement in FENCED_VERBS:
         for place, need in enumerate(NEEDS[statement]):
             rights = bringing(need.kind, need.permission)
             brought_by = _quoted(f"{kind.value} {permission}" for kind, permission in sorted(rights))

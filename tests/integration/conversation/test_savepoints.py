@@ -15,7 +15,7 @@ import pytest
 
 import servicebroker as sb
 from portal import connect
-from servicebroker.store import kept, locks
+from servicebroker.store import locks, session_locks
 from servicebroker.store.statements import Statement, Steps
 from support import (
     ORDER,
@@ -96,7 +96,7 @@ def test_a_released_savepoint_leaves_nothing(database: sb.Database) -> None:
     with database.transaction() as transaction, transaction.savepoint():
         assert bodies(transaction.receive(STOCK_QUEUE)) == [b"1"]
     assert held(database) == 0
-    assert not kept.is_kept(transaction.connection)
+    assert not session_locks.may_keep_locks(transaction.connection)
     assert database.receive(STOCK_QUEUE) == []
 
 
@@ -109,7 +109,7 @@ def test_without_a_savepoint_the_session_keeps_nothing(database: sb.Database) ->
         transaction.receive(STOCK_QUEUE)
         begin(transaction)  # type: ignore[arg-type]
         transaction.end_conversation(target)
-        assert not kept.is_kept(transaction.connection)
+        assert not session_locks.may_keep_locks(transaction.connection)
 
 
 @pytest.mark.parametrize("verb", ["begin", "related", "timer", "end", "get", "move"])

@@ -265,7 +265,7 @@ def test_a_dead_servers_process_number_may_have_an_heir(folder: Path) -> None:
         kill(folder)
     heir = subprocess.Popen(["sleep", "60"], user=owner if ROOT else None)
     try:
-        for name in ("postmaster.pid", f"{cluster.SOCKET}.lock"):
+        for name in ("postmaster.pid", f"{cluster.SOCKET_NAME}.lock"):
             file = folder / "postgresql" / name
             file.write_text(f"{heir.pid}\n" + file.read_text().partition("\n")[2])
         with EmbeddedServer.start(folder) as server:
@@ -363,7 +363,7 @@ def test_another_user_cannot_connect(folder: Path, opened: bool) -> None:
         if opened:
             for parent in (folder / "postgresql", *folder.parents):
                 parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o001)
-            (folder / "postgresql" / cluster.SOCKET).chmod(0o777)
+            (folder / "postgresql" / cluster.SOCKET_NAME).chmod(0o777)
         psql = [cluster.programs() / "psql", server.url, "-Atc", "SELECT 'in'"]
         assert subprocess.check_output(psql) == b"in\n"
         for name in ("nobody", cluster.ROOT_STAND_IN):

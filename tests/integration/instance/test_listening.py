@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from servicebroker import Instance
-from servicebroker.store.hearing import hearing
+from servicebroker.store.listener import listening
 
 NAME = "of a test"
 
@@ -25,7 +25,7 @@ def switches() -> int:
 
 def test_it_sleeps_until_it_is_told(instance: Instance) -> None:
     heard: SimpleQueue[str] = SimpleQueue()
-    with hearing(instance.url, ("of_a_test",), lambda notice: heard.put(notice.payload), name=NAME) as ear:
+    with listening(instance.url, ("of_a_test",), lambda notice: heard.put(notice.payload), name=NAME) as ear:
         time.sleep(0.2)
         before = switches()
         time.sleep(1.2)
@@ -41,7 +41,7 @@ def test_it_sleeps_until_it_is_told(instance: Instance) -> None:
 
 
 def test_a_lost_connection_is_told_and_ends_as_well(instance: Instance) -> None:
-    with hearing(instance.url, ("of_a_test",), print, name=NAME) as ear, psycopg.connect(instance.url) as other:
+    with listening(instance.url, ("of_a_test",), print, name=NAME) as ear, psycopg.connect(instance.url) as other:
         other.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s", [NAME])
         until = time.monotonic() + 10
         with pytest.raises(psycopg.OperationalError):

@@ -48,7 +48,7 @@ from servicebroker.store import locks
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import mend
 from servicebroker.store.running import run
-from servicebroker.store.sql_verbs import FENCED
+from servicebroker.store.sql_verbs import FENCED_VERBS
 from servicebroker.store.statement_counts import counts_of
 from support import (
     as_role,
@@ -590,7 +590,7 @@ def test_a_new_conversation_leaves_with_its_messages(town: Town) -> None:
 # --- the same rules as in Python ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("statement", FENCED)
+@pytest.mark.parametrize("statement", FENCED_VERBS)
 def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str, seeded_random: random.Random) -> None:
     database, chance = town.database, seeded_random
     user = User(database.database_id, "Bank", 70_001, "somebody")
@@ -653,10 +653,10 @@ def test_the_needs_of_the_server_are_those_of_the_model(town: Town) -> None:
     )
     assert rows == [
         (statement, need.kind.value, need.permission, need.number)
-        for statement in sorted(FENCED)
+        for statement in sorted(FENCED_VERBS)
         for need in NEEDS[statement]
     ]
-    assert all(need.or_else is None for statement in FENCED for need in NEEDS[statement])
+    assert all(need.or_else is None for statement in FENCED_VERBS for need in NEEDS[statement])
 
 
 def test_the_body_of_an_error_is_that_of_the_model(town: Town, seeded_random: random.Random) -> None:

@@ -18,7 +18,7 @@ from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard
 from servicebroker.store.clamped_times import EARLIEST, LATEST
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.sql_verbs import COUNTED_AT_MOST, ERROR_KEPT, MAXIMUM_FAILURES
+from servicebroker.store.sql_verbs import MAX_COUNTED_ROWS, MAX_ERROR_CHARACTERS, MAXIMUM_FAILURES
 from support import as_role, far_handle, let_in, query
 
 ROLE = "bounded"
@@ -106,7 +106,7 @@ def test_what_has_failed_has_failed_by_now(fence: Fence) -> None:
     assert sorted(times)[-1] - now < timedelta(days=36526)
     assert [time for time in times if time > now + timedelta(seconds=1)] == [sorted(times)[-1]]  # held until then
     assert max(len(value) for value in kept if isinstance(value, str)) == 200_000
-    assert "e" * ERROR_KEPT in kept
+    assert "e" * MAX_ERROR_CHARACTERS in kept
 
 
 @pytest.mark.parametrize("most", [None, -1, 0, 2**31 - 1])
@@ -116,7 +116,7 @@ def test_counting_is_bounded(fence: Fence, most: int | None) -> None:
     assert fence.call("own_waits", most) == []
     assert len(fence.call("own_conversation", fence.database.database_id, fence.handle, most)) == 1
     counted = query(fence.database, "select servicebroker.counted(%s)", most)[0][0]
-    assert counted == (COUNTED_AT_MOST if most and most > 0 else 0)
+    assert counted == (MAX_COUNTED_ROWS if most and most > 0 else 0)
 
 
 @pytest.mark.parametrize(("first", "many"), [(None, 1), (0, None), (-5, 3), (2**63 - 1, 2**31 - 1), (0, -1), (0, 0)])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from servicebroker.store.rows import made
+from servicebroker.store.rows import build_row
 
 
 class Key(NamedTuple):
@@ -21,17 +21,17 @@ class Owner(NamedTuple):
 
 
 def test_a_field_that_is_a_value_takes_a_column_for_each_of_its_fields() -> None:
-    assert made(Owner, ("web", 1, ["a"], 2, [])) == Owner("web", Key(1, ["a"]), Key(2, []))
+    assert build_row(Owner, ("web", 1, ["a"], 2, [])) == Owner("web", Key(1, ["a"]), Key(2, []))
 
 
 def test_an_optional_value_is_none_where_its_first_column_is_null() -> None:
-    assert made(Owner, ("web", None, ["a"], None, None)) == Owner("web", Key(None, ["a"]), None)
+    assert build_row(Owner, ("web", None, ["a"], None, None)) == Owner("web", Key(None, ["a"]), None)
 
 
 def test_columns_that_are_left_over_are_the_callers() -> None:
-    assert made(Key, (1, [], "more")) == Key(1, [])
+    assert build_row(Key, (1, [], "more")) == Key(1, [])
 
 
 def test_a_row_that_is_too_short_is_refused() -> None:
     with pytest.raises(StopIteration):
-        made(Key, (1,))
+        build_row(Key, (1,))

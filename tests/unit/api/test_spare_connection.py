@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from psycopg.pq import TransactionStatus
 
-from servicebroker.store.direct import AtHand
+from servicebroker.store.direct import SpareConnection
 
 
 def connection(status: TransactionStatus = TransactionStatus.IDLE, *, due: float = 1_000.0) -> Any:
@@ -17,17 +17,17 @@ def connection(status: TransactionStatus = TransactionStatus.IDLE, *, due: float
 
 
 @pytest.fixture
-def at_hand() -> AtHand[Any]:
-    return AtHand()
+def at_hand() -> SpareConnection[Any]:
+    return SpareConnection()
 
 
-def test_who_comes_next_gets_it(at_hand: AtHand[Any]) -> None:
+def test_who_comes_next_gets_it(at_hand: SpareConnection[Any]) -> None:
     given = connection()
     assert at_hand.keep(given) is None
     assert at_hand.take() is given
 
 
-def test_the_last_one_lies_there(at_hand: AtHand[Any]) -> None:
+def test_the_last_one_lies_there(at_hand: SpareConnection[Any]) -> None:
     """A borrower of a second connection returns that first, and goes on with its own."""
     own, second = connection(), connection()
     assert at_hand.keep(second) is None
@@ -35,7 +35,7 @@ def test_the_last_one_lies_there(at_hand: AtHand[Any]) -> None:
     assert at_hand.take() is own
 
 
-def test_nothing_is_kept_while_somebody_asks_the_pool(at_hand: AtHand[Any]) -> None:
+def test_nothing_is_kept_while_somebody_asks_the_pool(at_hand: SpareConnection[Any]) -> None:
     """A waiter in the pool would not see a connection that is kept here."""
     assert at_hand.take() is None
     assert at_hand.take() is None
@@ -46,7 +46,7 @@ def test_nothing_is_kept_while_somebody_asks_the_pool(at_hand: AtHand[Any]) -> N
     assert at_hand.keep(given) is None
 
 
-def test_the_pool_sees_it_now_and_then(at_hand: AtHand[Any]) -> None:
+def test_the_pool_sees_it_now_and_then(at_hand: SpareConnection[Any]) -> None:
     """The pool replaces old connections."""
     at_hand.take()
     given = connection(due=0)
@@ -57,12 +57,12 @@ def test_the_pool_sees_it_now_and_then(at_hand: AtHand[Any]) -> None:
 
 
 @pytest.mark.parametrize("status", sorted(set(TransactionStatus) - {TransactionStatus.IDLE}))
-def test_what_is_not_free_is_the_pools_business(at_hand: AtHand[Any], status: TransactionStatus) -> None:
+def test_what_is_not_free_is_the_pools_business(at_hand: SpareConnection[Any], status: TransactionStatus) -> None:
     given = connection(status)
     assert at_hand.keep(given) is given
 
 
-def test_what_lies_there_goes_back_to_the_pool(at_hand: AtHand[Any]) -> None:
+def test_what_lies_there_goes_back_to_the_pool(at_hand: SpareConnection[Any]) -> None:
     given = connection()
     assert at_hand.let_go() is None
     assert at_hand.keep(given) is None

@@ -16,7 +16,7 @@ from servicebroker.api.aio.transaction import release_kept
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection
-from servicebroker.store.cut import cut
+from servicebroker.store.termination import terminate
 
 _NO_SERVER_RIGHTS = (
     "An activated procedure works as a user of its database, and has no rights in the instance. Procedures cannot be "
@@ -160,11 +160,11 @@ class AsyncActivatedSession(AsyncInstance):
         for bell in tuple(self._bells):
             bell.ring()
 
-    def cut(self) -> None:
+    def terminate(self) -> None:
         """End at once all that the task does in the database, and refuse what follows. Any thread may call this."""
         self._is_cut = True
         for connection in (self.own, *self._others):
-            cut(connection)
+            terminate(connection)
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncDirectConnection]:

@@ -26,7 +26,7 @@ from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.keys.key_files import write_private
 from servicebroker.store.keys.sealing import seal, seal_by_password, unseal, unseal_by_password
 from servicebroker.store.keys.x509_certificates import (
-    DAYS,
+    VALIDITY_DAYS,
     PrivateKey,
     as_pem,
     issue,
@@ -48,7 +48,7 @@ async def _create_certificate(database: AsyncDatabase, operation: CreateCertific
     operation.check()
     if operation.file is None:
         start = database.instance.clock() if operation.start_date is None else operation.start_date
-        expiry = after(start, DAYS) if operation.expiry_date is None else operation.expiry_date
+        expiry = after(start, VALIDITY_DAYS) if operation.expiry_date is None else operation.expiry_date
         facts, key = issue(operation.name if operation.subject is None else operation.subject, start, expiry)
         kept = await _keep(database, key, operation.encryption_password)
     else:

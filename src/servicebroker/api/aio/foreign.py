@@ -11,7 +11,7 @@ import psycopg
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction
 from servicebroker.model.errors import JoinError
 from servicebroker.model.wording import shown
-from servicebroker.store.aio import kept
+from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import in_greenlet
 from servicebroker.store.statements import Steps
 
@@ -105,10 +105,10 @@ def _give_back_at_the_end(pool: Any) -> None:
 
 
 def _checked_in(connection: object, record: Any) -> None:
-    if connection is not None and kept.is_kept(record.driver_connection):
+    if connection is not None and session_locks.may_keep_locks(record.driver_connection):
         in_greenlet(_give_back(record.driver_connection))
 
 
 async def _give_back(connection: psycopg.AsyncConnection[Any]) -> None:
-    await kept.release(connection)
+    await session_locks.release(connection)
     await connection.rollback()  # the transaction that releasing has begun

@@ -40,7 +40,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
-from servicebroker.store.aio import kept
+from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
@@ -305,7 +305,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None
-        left = connection if kept.is_kept(connection) else self._pool.keep(connection)
+        left = connection if session_locks.may_keep_locks(connection) else self._pool.keep(connection)
         if left is not None:
             await finish(self._put(self._pool, left))
 

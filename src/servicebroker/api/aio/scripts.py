@@ -21,7 +21,7 @@ from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.arguments import check_script
 from servicebroker.model.security.permissions import User
-from servicebroker.store import kept
+from servicebroker.store import session_locks
 from servicebroker.store.aio.direct import blocking
 from servicebroker.store.direct import DirectConnection
 
@@ -106,7 +106,7 @@ class ThreadInstance(Instance):
             try:
                 yield connection
             finally:
-                if kept.is_kept(connection):
+                if session_locks.may_keep_locks(connection):
                     release_kept(connection)
 
     def close(self) -> None:

@@ -25,12 +25,12 @@ from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
-from servicebroker.store.aio import kept
+from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import current_work, finish
 from servicebroker.store.aio.connection import one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_ahead
 from servicebroker.store.aio.running import in_transaction, run, run_alone
-from servicebroker.store.direct import Ahead, is_direct, is_idle
+from servicebroker.store.direct import QueuedCommand, is_direct, is_idle
 from servicebroker.store.server_errors import in_our_words
 from servicebroker.store.statements import Statement, Steps, with_savepoint
 
@@ -46,7 +46,7 @@ ASK_THE_DATABASE = (
     "in the transaction begin_request sends, and wait_for_answer waits after it."
 )
 
-_BEGIN = Ahead(b"begin")
+_BEGIN = QueuedCommand(b"begin")
 
 
 class AsyncJoinedTransaction(AsyncVerbs):
@@ -63,11 +63,11 @@ class AsyncJoinedTransaction(AsyncVerbs):
         self.instance.check_process()
         connection = self.connection
         try:
-            await kept.settle(connection)
+            await session_locks.settle(connection)
             if connection.autocommit and is_idle(connection):
                 return await run_alone(connection, steps)
             result = await run(connection, steps)
-            await kept.note_transaction(connection)
+            await session_locks.note_transaction(connection)
             return result
         except psycopg.Error as problem:
             raise_in_our_words(problem)
@@ -108,7 +108,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         if not self.connection.closed and not is_idle(self.connection):
             raise InstanceError("The transaction is still open: its group locks live until it ends.")
         async with translated():
-            await kept.release(self.connection)
+            await session_locks.release(self.connection)
             if not self.connection.closed and not self.connection.autocommit:
                 await self.connection.rollback()
 
@@ -299,12 +299,12 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     def _can_wait(self) -> bool:
         is_open = self.connection.pgconn.transaction_status == TransactionStatus.INTRANS
         is_free = is_direct(self.connection) and not self.connection.waiting.verbs
-        return is_open and is_free and not kept.is_kept(self.connection)
+        return is_open and is_free and not session_locks.may_keep_locks(self.connection)
 
     def _put_commit_ahead(self) -> None:
         poison, connection = self.database.instance.poison, self.connection
         poison.travels(connection, self._taken)
-        connection.ahead.append(Ahead(b"commit", lambda: poison.arrived(connection)))
+        connection.ahead.append(QueuedCommand(b"commit", lambda: poison.arrived(connection)))
 
     async def _clean_up(self, *, committed: bool, known: bool) -> None:
         self.connection.waiting.verbs = None
@@ -416,11 +416,11 @@ def _kept(keeping: Statement) -> Steps[None]:
 
 async def release_kept(connection: psycopg.AsyncConnection[Any]) -> None:
     """Release the group locks that an ended transaction left on a connection of the pool; if that fails, close it."""
-    if not kept.is_kept(connection):
+    if not session_locks.may_keep_locks(connection):
         return
     try:
         await connection.rollback()  # a transaction that was left open
-        await kept.release(connection)
+        await session_locks.release(connection)
     except psycopg.Error:
         await connection.close()
 

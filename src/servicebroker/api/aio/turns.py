@@ -23,7 +23,7 @@ from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.direct import run_command
-from servicebroker.store.direct import Ahead
+from servicebroker.store.direct import QueuedCommand
 from servicebroker.store.statements import Steps
 
 Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
@@ -74,7 +74,7 @@ class AsyncGroupTurn(AsyncTurn):
         An earlier turn may have received them, or ended their conversation.
         """
         commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
-        self.transaction.connection.ahead += [Ahead(command, _nothing) for command in commands]
+        self.transaction.connection.ahead += [QueuedCommand(command, _nothing) for command in commands]
         if not await self._take():
             await super().undo()  # messages that are left come again
             return False

@@ -32,7 +32,7 @@ from servicebroker.operations.certificates import (
     CreateTransportCertificate,
     DropTransportCertificate,
 )
-from servicebroker.store.keys.x509_certificates import DAYS, as_pem
+from servicebroker.store.keys.x509_certificates import VALIDITY_DAYS, as_pem
 from servicebroker.store.running import run
 
 app = typer.Typer(
@@ -49,7 +49,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certifica
 def create(
     operation: CreateTransportCertificate,
     instance: InstanceOption = DEFAULT_INSTANCE,
-    days: Annotated[int, typer.Option(help="How long it is valid.")] = DAYS,
+    days: Annotated[int, typer.Option(help="How long it is valid.")] = VALIDITY_DAYS,
     keys: KeysOption = None,
     database: DatabaseOption = None,
     user: UserOption = None,

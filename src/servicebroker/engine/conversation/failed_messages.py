@@ -15,7 +15,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.sql_verbs import ERROR_KEPT
+from servicebroker.store.sql_verbs import MAX_ERROR_CHARACTERS
 from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
@@ -67,8 +67,8 @@ def record_failure(
             known.failures,
             known.first_failed_at,
             now,
-            known.first_error[:ERROR_KEPT],
-            error[:ERROR_KEPT],
+            known.first_error[:MAX_ERROR_CHARACTERS],
+            error[:MAX_ERROR_CHARACTERS],
             until,
         ),
     )
@@ -116,7 +116,7 @@ def set_aside(
             known.failures,
             known.first_failed_at,
             now,
-            error[:ERROR_KEPT],
+            error[:MAX_ERROR_CHARACTERS],
             traceback,
         ),
     )

@@ -22,7 +22,7 @@ from servicebroker.model.security.certificates import Facts as CertificateFacts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.wording import counted
 from servicebroker.protocol.limits import LIMITS
-from servicebroker.store.lock_functions import COMMAND, LockRights
+from servicebroker.store.lock_functions import CLOSING_COMMAND, LockRights
 
 INCIDENT_AGE = timedelta(days=1)  # older incidents with peers are not reported
 LONG_WAIT = timedelta(minutes=1)  # age from which an open transaction or an unread message is reported
@@ -812,9 +812,9 @@ _MOST_NAMED = 5  # roles in one finding
 def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
     """Report sessions that take our locks without need, roles that could, and roles that need them but cannot."""
     rights = facts.lock_rights
-    close = f"{COMMAND} takes the functions from others."
+    close = f"{CLOSING_COMMAND} takes the functions from others."
     if not rights.may_close:
-        close = f"Let a superuser run what {COMMAND} --sql prints."
+        close = f"Let a superuser run what {CLOSING_COMMAND} --sql prints."
     for one in facts.holders:
         yield _holder(one, close)
     if facts.able:
@@ -830,7 +830,7 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
         yield Finding(
             "PostgreSQL",
             f"A role that needs our locks may not take them ({', '.join(rights.needing)}): its verbs are refused.",
-            f"{COMMAND} gives it the functions." if rights.may_close else close,
+            f"{CLOSING_COMMAND} gives it the functions." if rights.may_close else close,
         )
 
 

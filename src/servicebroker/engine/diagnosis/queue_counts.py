@@ -10,13 +10,13 @@ from servicebroker.model import names
 from servicebroker.model.requests import all_groups
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.sql_verbs import COUNTED_AT_MOST
+from servicebroker.store.sql_verbs import MAX_COUNTED_ROWS
 from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
 
 
-COUNT_LIMIT = COUNTED_AT_MOST
+COUNT_LIMIT = MAX_COUNTED_ROWS
 TRANSMISSION_QUEUE = 0  # its id among the queues, in lists that include it
 QUEUES_PER_STATEMENT = 100  # queues read by one statement
 

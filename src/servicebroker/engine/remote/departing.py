@@ -27,7 +27,7 @@ from servicebroker.protocol.dialog import Acknowledged, Diverged
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable
-from servicebroker.store.rows import made
+from servicebroker.store.rows import build_row
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -103,7 +103,7 @@ def look(seen: Snapshot | None, division: Division = WHOLE) -> Steps[OutgoingLoo
         rows = yield Statement("departing.look", _LOOK, parameters)
     else:
         rows = yield Statement("departing.look.divided", _LOOK_DIVIDED, (*parameters, *division))
-    found = [made(_LookRow, row) for row in rows]
+    found = [build_row(_LookRow, row) for row in rows]
     waiting = [row.waiting for row in found if row.waiting is not None]
     first = found[0]
     return OutgoingLook(

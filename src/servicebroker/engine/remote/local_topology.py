@@ -17,7 +17,7 @@ from servicebroker.engine.remote.missing_routes import ASK_AGAIN, ask
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, RoutingTable, Site, classify
-from servicebroker.store.rows import made
+from servicebroker.store.rows import build_row
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -127,7 +127,7 @@ def find_topology(
     database, if its remote service bindings matter.
     """
     rows = yield SQL("find_topology", (list(services), contract, now - ASK_AGAIN, database_id))
-    found = [made(_Found, row) for row in rows]
+    found = [build_row(_Found, row) for row in rows]
     databases = list({one.database.database_id: one.database for one in found}.values())
     homes = {
         (one.service, one.database.broker): one.home

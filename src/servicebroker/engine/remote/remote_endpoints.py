@@ -12,7 +12,7 @@ from uuid import UUID
 from servicebroker.engine.security.session_keys import Keys
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.incoming import Kept, impossible
-from servicebroker.store.rows import made
+from servicebroker.store.rows import build_row
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Row, Statement, Steps
 
@@ -123,7 +123,7 @@ _OWN_COLUMNS = RemoteEndpoint._fields.index("failure")
 
 def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
-    behind = [made(_Behind, row[_OWN_COLUMNS:]) for row in rows]
+    behind = [build_row(_Behind, row[_OWN_COLUMNS:]) for row in rows]
     endpoints = [_endpoint(row[:_OWN_COLUMNS], more) for row, more in zip(rows, behind, strict=True)]
     kept = yield from _find_kept(
         {

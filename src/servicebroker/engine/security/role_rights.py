@@ -16,7 +16,13 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.permissions import DBO_ID, DENY, GRANT, KIND_WORDS, PUBLIC_ID, Kind
 from servicebroker.operations.rights import GrantRights, RevokeRights, RightsChange
-from servicebroker.store.lock_functions import COMMAND, OWNER, closing, find_lock_rights, taking_from
+from servicebroker.store.lock_functions import (
+    CLOSING_COMMAND,
+    SCHEMA_OWNER,
+    find_lock_rights,
+    plan_closing,
+    plan_revoke,
+)
 from servicebroker.store.queue import quoted
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -58,7 +64,7 @@ def _plan_grant(operation: GrantRights) -> Steps[list[Statement]]:
     """Return the statements that make the role a user with these permissions, and take any right past the verbs."""
     role = operation.role
     yield from _check_role(role)
-    statements = [*(yield from _plan_revoke_direct(role)), *(yield from taking_from(role)), *_plan_usage(role)]
+    statements = [*(yield from _plan_revoke_direct(role)), *(yield from plan_revoke(role)), *_plan_usage(role)]
     if operation.database is None:
         return statements
     database_id = yield from find_database(operation.database)
@@ -93,7 +99,7 @@ def _plan_revoke(operation: RevokeRights) -> Steps[list[Statement]]:
         fence = "servicebroker_fence"
         return [
             *(yield from _plan_revoke_direct(role)),
-            *(yield from taking_from(role)),
+            *(yield from plan_revoke(role)),
             Statement(
                 "role_rights.plan_revoke.functions",
                 f"revoke all on all functions in schema {fence} from {quoted(role)}",
@@ -129,7 +135,7 @@ def _plan_revoke(operation: RevokeRights) -> Steps[list[Statement]]:
 
 def plan_lock_closing() -> Steps[list[Statement]]:
     """Return the statements that restrict our lock functions to roles that run the verbs on our tables."""
-    return closing((yield from find_lock_rights()), for_all=True)
+    return plan_closing((yield from find_lock_rights()), for_all=True)
 
 
 def close_locks() -> Steps[None]:
@@ -142,9 +148,9 @@ def close_locks() -> Steps[None]:
     if not rights.may_close:
         raise InstanceError(
             "Only a superuser takes functions of PostgreSQL from everybody: let one run, in this database, what "
-            f"{COMMAND} --sql prints."
+            f"{CLOSING_COMMAND} --sql prints."
         )
-    for statement in closing(rights, for_all=True):  # noqa: UP028 # `yield from` a list returns no rows
+    for statement in plan_closing(rights, for_all=True):  # noqa: UP028 # `yield from` a list returns no rows
         yield statement
 
 
@@ -158,7 +164,7 @@ def _check_owner(role: str) -> Steps[None]:
     """Refuse a caller that may not grant, and a role that does not exist."""
     rows = yield Statement(
         "role_rights.check_owner",
-        f"select pg_has_role({OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
+        f"select pg_has_role({SCHEMA_OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
         (names.checked("login", role),),
     )
     is_owner, is_there = rows[0]
@@ -173,7 +179,7 @@ def _check_role(role: str) -> Steps[None]:
     yield from _check_owner(role)
     rows = yield Statement(
         "role_rights.check_role",
-        f"select pg_has_role(oid, {OWNER}, 'member') from pg_roles where rolname = $1",
+        f"select pg_has_role(oid, {SCHEMA_OWNER}, 'member') from pg_roles where rolname = $1",
         (role,),
     )
     if rows[0][0]:
@@ -287,8 +293,9 @@ def find_rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
     roles = yield Statement(
         "role_rights.find_rights_of",
         "select rolname::text, case when rolsuper then 'it is a superuser' "
-        f"when oid = {OWNER} then 'it owns the schema' "
-        f"when pg_has_role(oid, {OWNER}, 'member') then 'it is a member of ' || {OWNER}::regrole else '' end, "
+        f"when oid = {SCHEMA_OWNER} then 'it owns the schema' "
+        f"when pg_has_role(oid, {SCHEMA_OWNER}, 'member') then 'it is a member of ' || {SCHEMA_OWNER}::regrole "
+        "else '' end, "
         "has_schema_privilege(oid, 'servicebroker_fence', 'usage') "
         "and exists (select from servicebroker.fenced_roles where postgres_role = rolname), "
         "exists (select from servicebroker.principals where postgres_role = rolname) "

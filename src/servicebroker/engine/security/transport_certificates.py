@@ -17,7 +17,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.peers import Proved
 from servicebroker.store.keys.x509_certificates import instance_of, succeeds
-from servicebroker.store.rows import made
+from servicebroker.store.rows import build_row
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -156,4 +156,4 @@ def choose_own(
 
 
 def _certificate(row: Sequence[Any]) -> TransportCertificate:
-    return made(TransportCertificate, row)
+    return build_row(TransportCertificate, row)

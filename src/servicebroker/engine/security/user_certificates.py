@@ -12,7 +12,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.permissions import Kind, User
 from servicebroker.operations.certificates import AlterCertificate, CreateCertificate, DropCertificate
-from servicebroker.store.rows import made
+from servicebroker.store.rows import build_row
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
@@ -49,7 +49,7 @@ SELECT = (
 
 def certificate_of(row: tuple[object, ...]) -> UserCertificate:
     """Return the certificate of a row of `SELECT`; columns may follow."""
-    return made(UserCertificate, row)
+    return build_row(UserCertificate, row)
 
 
 def create_certificate(

@@ -17,7 +17,7 @@ from servicebroker.store.concurrency import RESTART_PAUSE_S, is_interrupt
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_PATIENCE = 5.0  # seconds that work which must be finished has left after a cancellation
+_FINISH_TIMEOUT_S = 5.0  # seconds that work which must be finished has left after a cancellation
 
 IS_ASYNC = True  # functions passed to this module are awaited
 
@@ -147,7 +147,7 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
         try:
             await asyncio.wait({task}, timeout=None if deadline is None else deadline - clock())
         except asyncio.CancelledError:
-            deadline = deadline or clock() + _PATIENCE
+            deadline = deadline or clock() + _FINISH_TIMEOUT_S
         if deadline is not None and clock() >= deadline:
             task.cancel()
             raise asyncio.CancelledError

@@ -20,11 +20,11 @@ _OPTIONS = (
     "-c standard_conforming_strings=on"
 )
 # our own sessions are idle and wait as long as needed, whatever the role's settings for applications are
-_UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
+_NO_TIMEOUTS = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 # a vanished machine is given up after half a minute: a vanished server by its waiting clients, and a vanished client by
 # the server, which holds the client's locks
-_ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
-_ALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in _ALIVE.items())
+_KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+_KEEPALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in _KEEPALIVES.items())
 # seconds after which one of the unused connections is closed, and so on. After the sessions were lost a pool has more
 # than before, since it opens another one for each waiting caller
 _IDLE_S = 5.0
@@ -37,7 +37,7 @@ _PROXY = (
 
 
 # prefixes that no folder name is likely to have: a scheme, PostgreSQL's without colon or slashes, a host with its port
-_LIKE_A_URL = re.compile(r"[\w+.-]+(:[\w+.-]+)*:/|postgres\w*(:|//)|[\w.@-]+:\d+(/|$)", re.IGNORECASE)
+_URL_PATTERN = re.compile(r"[\w+.-]+(:[\w+.-]+)*:/|postgres\w*(:|//)|[\w.@-]+:\d+(/|$)", re.IGNORECASE)
 
 
 def is_url(target: str) -> bool:
@@ -48,7 +48,7 @@ def is_url(target: str) -> bool:
     """
     if re.match(r"postgres(ql)?://|\w+ *=", target):
         return True
-    if _LIKE_A_URL.match(target):
+    if _URL_PATTERN.match(target):
         shown = re.sub(r":(?!//)[^:@]*@", ":...@", target)  # hides the password
         raise InstanceError(
             f"'{shown}' is no URL of PostgreSQL: write postgresql://user@host:port/database, or ./ before the name of "
@@ -64,7 +64,7 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
     """
     try:
-        connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name, _UNHURRIED))
+        connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name, _NO_TIMEOUTS))
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -107,7 +107,7 @@ async def _set_up(url: str, connection: AsyncDirectConnection) -> None:
 
 def for_another_driver(url: str, application_name: str) -> str:
     """Return the URL with the settings that `connect` adds, for other drivers that use libpq."""
-    return make_conninfo(url, **_parameters(url, application_name, _UNHURRIED))
+    return make_conninfo(url, **_parameters(url, application_name, _NO_TIMEOUTS))
 
 
 def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]:
@@ -121,9 +121,9 @@ def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]
 
 def _parameters(url: str, application_name: str, more: str) -> dict[str, Any]:
     given = conninfo_to_dict(url)
-    options = f"{_ALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one wins
+    options = f"{_KEEPALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one wins
     return {
-        **{name: value for name, value in _ALIVE.items() if name not in given},
+        **{name: value for name, value in _KEEPALIVES.items() if name not in given},
         "application_name": application_name,
         "options": options,
         "connect_timeout": 10,

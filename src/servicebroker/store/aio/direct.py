@@ -18,12 +18,12 @@ from psycopg_pool import AsyncConnectionPool
 from servicebroker.store import forked
 from servicebroker.store.aio.concurrency import cancel_later, finish
 from servicebroker.store.direct import (
-    INTERVAL,
-    Ahead,
-    AtHand,
+    POLL_INTERVAL_S,
     DirectConnection,
+    PendingVerbs,
     PreparedStatements,
-    Waiting,
+    QueuedCommand,
+    SpareConnection,
     adapt,
     behind,
     command_steps,
@@ -33,9 +33,9 @@ from servicebroker.store.statements import Row
 
 T = TypeVar("T")
 
-_ATTEMPTS = 4  # attempts to cancel a statement
-_PATIENCE = 1.0  # seconds that the server has for each attempt
-_VIEW = "servicebroker_view"  # the attribute of the connection that caches its view for threads
+_CANCEL_ATTEMPTS = 4  # attempts to cancel a statement
+_CANCEL_TIMEOUT_S = 1.0  # seconds that the server has for each attempt
+_VIEW_ATTRIBUTE = "servicebroker_view"  # the attribute of the connection that caches its view for threads
 
 
 class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
@@ -52,10 +52,10 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         super().__init__(pgconn, tuple_row)
         forked.protect(self)
         adapt(self.adapters)
-        self.ahead: list[Ahead] = []
-        self.waiting = Waiting()
+        self.ahead: list[QueuedCommand] = []
+        self.waiting = PendingVerbs()
         self.due = 0.0
-        self.interval = INTERVAL
+        self.interval = POLL_INTERVAL_S
         self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
@@ -76,7 +76,7 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
     """A pool of such connections that obeys every cancellation, and keeps the last returned connection at hand."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._at_hand: AtHand[AsyncDirectConnection] = AtHand()
+        self._at_hand: SpareConnection[AsyncDirectConnection] = SpareConnection()
         self.keep = self._at_hand.keep
         super().__init__(*arguments, **options)
 
@@ -130,7 +130,9 @@ def blocking(connection: AsyncDirectConnection) -> Iterator[DirectConnection]:
     No task may use it meanwhile.
     """
     remembered, theirs = connection.__dict__, _handlers(connection)
-    view: _BlockingView = remembered.get(_VIEW) or remembered.setdefault(_VIEW, _BlockingView(connection))
+    view: _BlockingView = remembered.get(_VIEW_ATTRIBUTE) or remembered.setdefault(
+        _VIEW_ATTRIBUTE, _BlockingView(connection)
+    )
     connection.pgconn.notice_handler, connection.pgconn.notify_handler = view.handlers
     try:
         yield view
@@ -169,7 +171,7 @@ async def run_query(
 
 
 async def _completed(
-    connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = INTERVAL, **limits: Any
+    connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = POLL_INTERVAL_S, **limits: Any
 ) -> T:
     """Return the result of the steps. A cancellation stops the statement in the server, unless it comes too late."""
     results: list[T] = []
@@ -193,11 +195,11 @@ async def _stop(connection: psycopg.AsyncConnection[Any], steps: PQGen[None]) ->
     if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
         return
     try:
-        for _ in range(_ATTEMPTS):  # the first attempt may have hit the preparation, not the statement itself
+        for _ in range(_CANCEL_ATTEMPTS):  # the first attempt may have hit the preparation, not the statement itself
             with contextlib.suppress(psycopg.Error, TimeoutError):  # usually: the statement was cancelled
-                await connection.cancel_safe(timeout=_PATIENCE)
-                async with asyncio.timeout(_PATIENCE):
-                    await waiting.wait_async(steps, connection.pgconn.socket, INTERVAL)
+                await connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+                async with asyncio.timeout(_CANCEL_TIMEOUT_S):
+                    await waiting.wait_async(steps, connection.pgconn.socket, POLL_INTERVAL_S)
             if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 return
     finally:

@@ -10,11 +10,11 @@ import psycopg
 from psycopg.pq import Format, TransactionStatus
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.aio import kept
+from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
 from servicebroker.store.clamped_times import clamp_times
-from servicebroker.store.direct import SPOIL, adapt, is_direct
+from servicebroker.store.direct import SPOIL_COMMAND, adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
@@ -89,12 +89,12 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
             counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
         if statement.locks:
-            kept.doubt(connection)
+            session_locks.doubt(connection)
         if isinstance(problem, psycopg.Error):
             problem.add_note(f"{STATEMENT}{statement.name}")
         raise
     if statement.locks and rows and rows[0][-1] not in (None, []):
-        kept.note(connection, rows[0][-1])
+        session_locks.note(connection, rows[0][-1])
     return rows
 
 
@@ -126,4 +126,4 @@ async def _spoil(connection: psycopg.AsyncConnection[Any]) -> None:
     """Fail the transaction of an interrupted verb, so that its first half is not committed."""
     if connection.info.transaction_status == TransactionStatus.INTRANS:
         with contextlib.suppress(psycopg.Error):
-            await connection.execute(SPOIL)
+            await connection.execute(SPOIL_COMMAND)

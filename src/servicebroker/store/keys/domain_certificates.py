@@ -17,9 +17,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from servicebroker.model.errors import DomainError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.security.domain import Member
-from servicebroker.store.keys.x509_certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, facts_of, instance_of
+from servicebroker.store.keys.x509_certificates import (
+    CLOCK_SKEW,
+    INSTANCE_URI_PREFIX,
+    MAX_DAYS,
+    PrivateKey,
+    facts_of,
+    instance_of,
+)
 
-LIFE = timedelta(days=7)  # of a member's certificate: it is trusted that long where a revocation is not read
+# of a member's certificate: it is trusted that long where a revocation is not read
+CERTIFICATE_LIFE = timedelta(days=7)
 _USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
@@ -35,7 +43,7 @@ def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     start = now.replace(microsecond=0)
     certificate = (
-        _builder(name, name, start - SKEW, start + timedelta(days=MOST_DAYS))
+        _builder(name, name, start - CLOCK_SKEW, start + timedelta(days=MAX_DAYS))
         .public_key(key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_signs_certificates(), critical=True)
@@ -73,12 +81,12 @@ def public_bytes(key: PrivateKey) -> bytes:
 
 
 def issue(authority: Facts, authority_key: PrivateKey, public_key: bytes, member: Member, now: datetime) -> Facts:
-    """Issue a certificate of a member's instance, for that public key (DER), valid for `LIFE` from now on."""
+    """Issue a certificate of a member's instance, for that public key (DER), valid for `CERTIFICATE_LIFE`."""
     issuer = x509.load_der_x509_certificate(authority.der)
     start = now.replace(microsecond=0)
     subject = _name(member.domain, member.name)
     certificate = (
-        _builder(subject, issuer.subject, start - SKEW, start + LIFE)
+        _builder(subject, issuer.subject, start - CLOCK_SKEW, start + CERTIFICATE_LIFE)
         .public_key(serialization.load_der_public_key(public_key))  # type: ignore[arg-type] # of a curve
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_USAGE, critical=False)
@@ -146,7 +154,7 @@ def _one(certificate: x509.Certificate, oid: x509.ObjectIdentifier) -> str:
 
 
 def _uri(instance: UUID) -> x509.UniformResourceIdentifier:
-    return x509.UniformResourceIdentifier(f"{INSTANCE}{instance}")
+    return x509.UniformResourceIdentifier(f"{INSTANCE_URI_PREFIX}{instance}")
 
 
 def _issuer_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:

@@ -38,9 +38,9 @@ from servicebroker.store.keys import domain_certificates as x509
 from servicebroker.store.keys.key_files import check_alone, replace, write_private
 from servicebroker.store.keys.x509_certificates import PrivateKey, as_pem, key_pem, read, read_key
 
-LARGEST_REQUEST = 64 * 1024  # bytes
-REQUESTS_AT_ONCE = 100
-KEPT = timedelta(days=30)  # of used or expired invitations
+MAX_REQUEST_BYTES = 64 * 1024  # bytes
+MAX_REQUESTS = 100
+INVITATIONS_KEPT = timedelta(days=30)  # of used or expired invitations
 
 
 class Request(msgspec.Struct):
@@ -196,7 +196,7 @@ class Domain:
             if member.lower() in self.revoked():
                 raise DomainError(f"{member} was revoked, and stays so: invite it under another name.")
             for file in self._invitations():
-                if msgspec.json.decode(read_file(file), type=Invitation).expires + KEPT < now:
+                if msgspec.json.decode(read_file(file), type=Invitation).expires + INVITATIONS_KEPT < now:
                     file.unlink()
             token = Token.make(os.urandom(TOKEN_RANDOM_BYTES), self.authority.thumbprint)
             invitation = Invitation(member, token.secret, now + life)
@@ -238,7 +238,7 @@ class Domain:
         if not waiting:
             return 0
         with self._owner() as authority_key:
-            for name in waiting[:REQUESTS_AT_ONCE]:
+            for name in waiting[:MAX_REQUESTS]:
                 file = self.folder / "requests" / name
                 self._answer(authority_key, file, now)
                 file.unlink(missing_ok=True)
@@ -399,4 +399,4 @@ def _read_request(file: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise DomainError("It is no file.")
-        return opened.read(LARGEST_REQUEST)
+        return opened.read(MAX_REQUEST_BYTES)

@@ -12,7 +12,7 @@ from servicebroker.store.keys.key_files import KeyFolder, user_data
 from servicebroker.store.keys.sealing import unseal
 from servicebroker.store.keys.x509_certificates import PrivateKey, load_key
 
-REMEMBERED = 1_000  # private keys
+MAX_PRIVATE_KEYS = 1_000  # private keys
 _LOG = logging.getLogger("servicebroker")
 
 
@@ -59,7 +59,7 @@ class OpenedKeys:
             opened = unseal(master, sealed, PRIVATE_KEY)
             if opened is None:
                 return None
-            if len(self._private_keys) >= REMEMBERED:
+            if len(self._private_keys) >= MAX_PRIVATE_KEYS:
                 self._private_keys.clear()
             self._private_keys[sealed] = load_key(opened)
         return self._private_keys[sealed]

@@ -11,41 +11,41 @@ import os
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-KEY = 32  # bytes
-SALT = 16
-NONCE = 12
+KEY_BYTES = 32  # bytes
+SALT_BYTES = 16
+NONCE_BYTES = 12
 COST, BLOCK = 2**15, 8  # of scrypt: 32 MB, about 0.1 s
 
 
 def new_key() -> bytes:
     """Return a new random key."""
-    return os.urandom(KEY)
+    return os.urandom(KEY_BYTES)
 
 
 def seal(key: bytes, secret: bytes, about: str) -> bytes:
     """Encrypt the secret for holders of the key."""
-    nonce = os.urandom(NONCE)
+    nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, secret, about.encode())
 
 
 def unseal(key: bytes, sealed: bytes, about: str) -> bytes | None:
     """Decrypt the secret; None if the key is wrong, or a bit was changed."""
     try:
-        return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], about.encode())
+        return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about.encode())
     except (InvalidTag, ValueError):
         return None
 
 
 def seal_by_password(password: str, secret: bytes, about: str) -> bytes:
     """Encrypt the secret with a password; takes about 0.1 s, so that trying many is slow."""
-    salt = os.urandom(SALT)
+    salt = os.urandom(SALT_BYTES)
     return salt + seal(_stretched(password, salt), secret, about)
 
 
 def unseal_by_password(password: str, sealed: bytes, about: str) -> bytes | None:
     """Decrypt the secret; None if the password is wrong, or a bit was changed."""
-    return unseal(_stretched(password, sealed[:SALT]), sealed[SALT:], about)
+    return unseal(_stretched(password, sealed[:SALT_BYTES]), sealed[SALT_BYTES:], about)
 
 
 def _stretched(password: str, salt: bytes) -> bytes:
-    return hashlib.scrypt(password.encode(), salt=salt, n=COST, r=BLOCK, p=1, maxmem=2**26, dklen=KEY)
+    return hashlib.scrypt(password.encode(), salt=salt, n=COST, r=BLOCK, p=1, maxmem=2**26, dklen=KEY_BYTES)

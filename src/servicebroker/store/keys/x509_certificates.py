@@ -20,14 +20,14 @@ from servicebroker.model.security.certificates import Facts
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
-DAYS = 365  # validity of a new certificate
-MOST_DAYS = 36_500
-SKEW = timedelta(minutes=10)  # a transport certificate is valid from that long ago, for clocks that are behind
-LARGEST = 32_767  # bytes of a certificate (docs/reference/rules.md#dialog-security)
-LONGEST_SUBJECT = 64  # characters of a common name
-SMALLEST_RSA = 2048  # bits
-INSTANCE = "servicebroker:"  # followed by its identifier: a URI among the alternative names
-SUCCESSION = ObjectIdentifier("2.25.152235390811078377695762435585911865375")  # signed with its predecessor's key
+VALIDITY_DAYS = 365  # validity of a new certificate
+MAX_DAYS = 36_500
+CLOCK_SKEW = timedelta(minutes=10)  # a transport certificate is valid from that long ago, for clocks that are behind
+MAX_CERTIFICATE_BYTES = 32_767  # bytes of a certificate (docs/reference/rules.md#dialog-security)
+MAX_SUBJECT_CHARACTERS = 64  # characters of a common name
+MIN_RSA_BITS = 2048  # bits
+INSTANCE_URI_PREFIX = "servicebroker:"  # followed by its identifier: a URI among the alternative names
+SUCCESSION_OID = ObjectIdentifier("2.25.152235390811078377695762435585911865375")  # signed with its predecessor's key
 
 _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
@@ -35,7 +35,7 @@ _PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 def make(
     subject: str,
     now: datetime,
-    days: int = DAYS,
+    days: int = VALIDITY_DAYS,
     *,
     instance: UUID | None = None,
     predecessor: PrivateKey | None = None,
@@ -49,10 +49,10 @@ def make(
     Raises:
         BrokerError: 402 it would be valid for less than a day or more than a hundred years.
     """
-    if not 1 <= days <= MOST_DAYS:
-        raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MOST_DAYS} days away")
+    if not 1 <= days <= MAX_DAYS:
+        raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MAX_DAYS} days away")
     start = now.replace(microsecond=0)
-    return issue(subject, start, start + timedelta(days=days), SKEW, instance=instance, predecessor=predecessor)
+    return issue(subject, start, start + timedelta(days=days), CLOCK_SKEW, instance=instance, predecessor=predecessor)
 
 
 def issue(
@@ -73,8 +73,8 @@ def issue(
     """
     if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
         raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
-    if not timedelta(0) < expiry - start <= timedelta(days=MOST_DAYS + 1):
-        raise BrokerError(402, "EXPIRY_DATE", f"{expiry - start} after START_DATE", f"up to {MOST_DAYS} days after it")
+    if not timedelta(0) < expiry - start <= timedelta(days=MAX_DAYS + 1):
+        raise BrokerError(402, "EXPIRY_DATE", f"{expiry - start} after START_DATE", f"up to {MAX_DAYS} days after it")
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(subject)
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -90,10 +90,10 @@ def issue(
         .add_extension(usage, critical=False)
     )
     if instance is not None:
-        named = x509.UniformResourceIdentifier(f"{INSTANCE}{instance}")
+        named = x509.UniformResourceIdentifier(f"{INSTANCE_URI_PREFIX}{instance}")
         builder = builder.add_extension(x509.SubjectAlternativeName([named]), critical=False)
     if predecessor is not None:
-        vouched = x509.UnrecognizedExtension(SUCCESSION, sign(_succession(key.public_key()), predecessor))
+        vouched = x509.UnrecognizedExtension(SUCCESSION_OID, sign(_succession(key.public_key()), predecessor))
         builder = builder.add_extension(vouched, critical=False)
     return facts_of(builder.sign(key, hashes.SHA256())), key
 
@@ -103,8 +103,8 @@ def instance_of(der: bytes) -> UUID | None:
     with suppress(x509.ExtensionNotFound, ValueError):
         names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
         for name in names.value.get_values_for_type(x509.UniformResourceIdentifier):
-            if name.startswith(INSTANCE):
-                return UUID(name.removeprefix(INSTANCE))
+            if name.startswith(INSTANCE_URI_PREFIX):
+                return UUID(name.removeprefix(INSTANCE_URI_PREFIX))
     return None
 
 
@@ -114,7 +114,7 @@ def succeeds(der: bytes, before: bytes) -> bool:
     if key is None or signer is None:
         return False
     try:
-        vouched = x509.load_der_x509_certificate(der).extensions.get_extension_for_oid(SUCCESSION).value
+        vouched = x509.load_der_x509_certificate(der).extensions.get_extension_for_oid(SUCCESSION_OID).value
     except (x509.ExtensionNotFound, ValueError):
         return False
     return isinstance(vouched, x509.UnrecognizedExtension) and is_signed(_succession(key), vouched.value, signer)
@@ -132,7 +132,7 @@ def _name(subject: object) -> x509.Name:
         return x509.Name.from_rfc4514_string(subject)
     except ValueError:
         try:
-            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:LONGEST_SUBJECT])])
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:MAX_SUBJECT_CHARACTERS])])
         except ValueError:
             raise BrokerError(402, "SUBJECT", "a text that no certificate can hold", "str") from None
 
@@ -149,7 +149,7 @@ def read(data: bytes) -> Facts:
         facts = facts_of(certificate)
     except ValueError:
         raise BrokerError(15208) from None
-    if len(facts.der) > LARGEST:
+    if len(facts.der) > MAX_CERTIFICATE_BYTES:
         raise BrokerError(15208)
     return facts
 
@@ -249,10 +249,10 @@ def checked_key(key: object) -> PrivateKey:
         BrokerError: 15208.
     """
     if isinstance(key, ec.EllipticCurvePrivateKey) or (
-        isinstance(key, rsa.RSAPrivateKey) and key.key_size >= SMALLEST_RSA
+        isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS
     ):
         return key
-    raise BrokerError(15208, hint=f"A key is one of an elliptic curve, or RSA with at least {SMALLEST_RSA} bits.")
+    raise BrokerError(15208, hint=f"A key is one of an elliptic curve, or RSA with at least {MIN_RSA_BITS} bits.")
 
 
 def key_bytes(key: PrivateKey) -> bytes:

@@ -12,7 +12,7 @@ import psycopg
 
 from servicebroker.engine.security.tsql_objects import ENTER, Use, authorize_queues, authorize_uses, forget
 from servicebroker.model.names import postgres_name
-from servicebroker.store.direct import Result, run_command
+from servicebroker.store.direct import DescribedRows, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, from_variant
@@ -167,7 +167,9 @@ class Queries:
         else:
             handle(run_query())
 
-    def _run_with_triggers(self, text: str, run_query: Callable[[], Result], handle: Callable[[Result], None]) -> None:
+    def _run_with_triggers(
+        self, text: str, run_query: Callable[[], DescribedRows], handle: Callable[[DescribedRows], None]
+    ) -> None:
         """Run a change and handle its result, with the triggers that it fires. On an error all of it is undone."""
         machine = self.machine
         if not triggers.has_triggers(machine):
@@ -180,7 +182,7 @@ class Queries:
             handle(result._replace(touched=result.touched + triggers.count_diverted_rows(machine, captured_changes)))
             triggers.fire(machine, text, captured_changes)
 
-    def _handle_result(self, translation: Translation, text: str, result: Result) -> None:
+    def _handle_result(self, translation: Translation, text: str, result: DescribedRows) -> None:
         """Handle the result of a statement by its kind: emit or assign rows, or record the row count."""
         machine = self.machine
         if translation.kind == "ddl":
@@ -213,7 +215,7 @@ class Queries:
                     self.machine, f"{postgres_schema(database, use.schema)}.{quoted(postgres_name(use.name))}"
                 )
 
-    def _record_change(self, translation: Translation, text: str, result: Result) -> None:
+    def _record_change(self, translation: Translation, text: str, result: DescribedRows) -> None:
         """Record IDENTITY value and row count of a change, and emit the rows of OUTPUT."""
         machine = self.machine
         rows = result.rows
@@ -274,7 +276,7 @@ class Queries:
                 is_chained = is_module and not name
                 context.ask((authorize_queues if is_chained else authorize_uses)(database.user, accesses))
 
-    def _execute(self, translation: Translation, text: str) -> Result:
+    def _execute(self, translation: Translation, text: str) -> DescribedRows:
         """Authorize and execute a translated statement, with the statements that must run before and after it.
 
         Outside a transaction several statements run in one of their own. On an error everything since the guard is
@@ -306,7 +308,7 @@ class Queries:
                 run_statement(machine.connection, statement.sql, self._parameter_values(statement.parameters))
             if translation.kind == "ddl":
                 run_definition(machine.connection, translation.sql)
-                result = Result(None, [], 0)
+                result = DescribedRows(None, [], 0)
             else:
                 result = run_statement(
                     machine.connection, translation.sql, self._parameter_values(translation.parameters)
@@ -512,7 +514,7 @@ class Queries:
             mismatch.undoes = True
             raise mismatch from None
 
-    def _insert_parts(self, parts: list[Translation], target: str) -> Result:
+    def _insert_parts(self, parts: list[Translation], target: str) -> DescribedRows:
         """Execute the parts of an INSERT, and return the last result with the row count of all parts."""
         results = [self._execute(translation, target) for translation in parts]
         return results[-1]._replace(touched=sum(result.touched for result in results))
@@ -574,7 +576,7 @@ def _check_server(translation: Translation, version: int) -> None:
         )
 
 
-def _check_row_limit(translation: Translation, result: Result) -> None:
+def _check_row_limit(translation: Translation, result: DescribedRows) -> None:
     """Refuse a statement that changed more rows than its limit, which PostgreSQL does not apply to it.
 
     Raises:
@@ -603,7 +605,7 @@ def _session_settings(machine: Machine) -> dict[str, str]:
     }
 
 
-def _result_set(translation: Translation, result: Result) -> ResultSet:
+def _result_set(translation: Translation, result: DescribedRows) -> ResultSet:
     names = translation.columns
     if names is None:
         names = tuple("" if name == "?column?" else name for name in result.columns or ())

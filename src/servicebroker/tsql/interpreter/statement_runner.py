@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from servicebroker.model.zero_character import ZERO, from_postgres, to_postgres
-from servicebroker.store.direct import DirectConnection, Result, run_command
+from servicebroker.store.direct import DescribedRows, DirectConnection, run_command
 from servicebroker.store.statements import Row, Rows
 from servicebroker.tsql.statement_errors import unsupported
 
 
-def run_statement(connection: DirectConnection, sql: str, values: tuple[object, ...]) -> Result:
+def run_statement(connection: DirectConnection, sql: str, values: tuple[object, ...]) -> DescribedRows:
     """Run a statement with parameters.
 
     Strings with the character U+0000 are encoded on the way in and decoded on the way out.

@@ -1,8 +1,8 @@
 """BEGIN, COMMIT, ROLLBACK and SAVE TRANSACTION on the session's connection, and the guard around each statement.
 
 A relational statement inside a transaction runs behind a savepoint, the guard, so that its failure undoes nothing else.
-The savepoint and its release travel with other statements (`Ahead`) and cost no round trip. Verbs need no guard: a
-refused verb has changed nothing.
+The savepoint and its release travel with other statements (`QueuedCommand`) and cost no round trip. Verbs need no
+guard: a refused verb has changed nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psycopg
 from servicebroker.api.pipelined import WaitingDialogs, send_what_waits
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.messages import Message
-from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.store.direct import DirectConnection, QueuedCommand, run_command
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Rows, Statement, only
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
@@ -86,7 +86,7 @@ class Transactions:
     def begin(self, name: str = "", *, snapshot: bool = False) -> None:
         """Run BEGIN TRANSACTION. Inside a transaction it only adds to the count."""
         if self.count == 0:
-            self.connection.ahead.append(Ahead(_BEGIN_COMMANDS[snapshot]))
+            self.connection.ahead.append(QueuedCommand(_BEGIN_COMMANDS[snapshot]))
             self.is_snapshot = snapshot
             self._outermost_name = name.lower()
         self.count += 1
@@ -94,7 +94,7 @@ class Transactions:
     def change_isolation(self, *, snapshot: bool) -> None:
         """Change the isolation level of a transaction whose BEGIN has not been sent yet."""
         self.connection.ahead[:] = [
-            Ahead(_BEGIN_COMMANDS[snapshot]) if piggybacked.command in _BEGIN_COMMANDS else piggybacked
+            QueuedCommand(_BEGIN_COMMANDS[snapshot]) if piggybacked.command in _BEGIN_COMMANDS else piggybacked
             for piggybacked in self.connection.ahead
         ]
         self.is_snapshot = snapshot
@@ -261,7 +261,7 @@ class Transactions:
         run_command(self.connection, b"rollback")
         self.on_undo()
         release_kept(self.connection)
-        self.connection.ahead.append(Ahead(_BEGIN_COMMANDS[self.is_snapshot]))
+        self.connection.ahead.append(QueuedCommand(_BEGIN_COMMANDS[self.is_snapshot]))
         self._has_guard = False
         self.is_doomed = True
 
@@ -277,7 +277,7 @@ class Transactions:
         self.release_guard()
         self._savepoint_count += 1
         savepoint = Savepoint(name.lower(), f"tsql_{self._savepoint_count}")
-        self.connection.ahead.append(Ahead(f"savepoint {savepoint.postgres_name}".encode()))
+        self.connection.ahead.append(QueuedCommand(f"savepoint {savepoint.postgres_name}".encode()))
         self._savepoints.append(savepoint)
 
     def is_outermost_name(self, name: str) -> bool:
@@ -339,7 +339,7 @@ class Transactions:
         self.release_guard()
         self._savepoint_count += 1
         savepoint = f"tsql_{self._savepoint_count}".encode()
-        self.connection.ahead.append(Ahead(b"savepoint " + savepoint))
+        self.connection.ahead.append(QueuedCommand(b"savepoint " + savepoint))
         try:
             yield
         except BaseException:
@@ -347,7 +347,7 @@ class Transactions:
             raise
         self.release_guard()
         if self.count:
-            self.connection.ahead.append(Ahead(b"release savepoint " + savepoint))
+            self.connection.ahead.append(QueuedCommand(b"release savepoint " + savepoint))
 
     def _undo_to(self, savepoint: bytes) -> None:
         """Roll back to a savepoint, or drop it if it has not been sent yet."""
@@ -367,14 +367,14 @@ class Transactions:
         """Set the guard before a statement that PostgreSQL may refuse."""
         if self.count:
             self.release_guard()
-            self.connection.ahead.append(Ahead(b"savepoint " + _GUARD_NAME))
+            self.connection.ahead.append(QueuedCommand(b"savepoint " + _GUARD_NAME))
             self._has_guard = True
 
     def release_guard(self) -> None:
         """Release the guard of the last statement, before one that needs none. Waiting verbs are sent first."""
         send_what_waits(self.connection)
         if self._has_guard:
-            self.connection.ahead.append(Ahead(b"release savepoint " + _GUARD_NAME))
+            self.connection.ahead.append(QueuedCommand(b"release savepoint " + _GUARD_NAME))
             self._has_guard = False
 
     def undo_statement(self) -> None:

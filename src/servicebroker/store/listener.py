@@ -12,10 +12,10 @@ from servicebroker.store import lost_sessions
 from servicebroker.store.connection import connect
 from servicebroker.store.running import execute
 
-_FOREVER = 3600.0  # seconds between two polls of the driver; closing the block ends the wait
+_POLL_INTERVAL_S = 3600.0  # seconds between two polls of the driver; closing the block ends the wait
 
 
-class Ear:
+class Listener:
     """The state of a listener: its connection may be lost while others live."""
 
     def __init__(self) -> None:
@@ -32,34 +32,34 @@ class Ear:
 
 
 @contextlib.contextmanager
-def hearing(
+def listening(
     url: str, channels: tuple[str, ...], heard: Callable[[psycopg.Notify], object], *, name: str
-) -> Iterator[Ear]:
+) -> Iterator[Listener]:
     """Call `heard` for each notification while the block runs, on a connection with that application name.
 
-    If the connection is lost, no more notifications come, which only the `Ear` tells.
+    If the connection is lost, no more notifications come, which only the `Listener` tells.
 
     Raises:
         InstanceError: the server cannot be reached.
     """
     with connect(url, application_name=name) as connection:
-        connection.interval = _FOREVER
+        connection.interval = _POLL_INTERVAL_S
         for channel in channels:
-            execute(connection, "store.hearing", f"listen {channel}")
+            execute(connection, "listener.listening", f"listen {channel}")
         lost_sessions.note_listener(connection)
-        ear = Ear()
+        listener = Listener()
 
         def hear() -> None:
             try:
                 for notice in connection.notifies():
                     heard(notice)
             except psycopg.Error as problem:
-                ear.problem = problem
+                listener.problem = problem
 
         thread = threading.Thread(target=hear, name=f"{name} hears", daemon=True)
         thread.start()
         try:
-            yield ear
+            yield listener
         finally:
             lost_sessions.hang_up(connection)
             thread.join()

@@ -1,3 +1,4 @@
+# Made from aio/session_locks.py by tools/make_sync.py: change that file, then run `make sync`.
 """Group locks that a session keeps beyond a savepoint, and their release after the transaction.
 
 The server takes them (`keep_lock`) and reports them in the last column of the statement's first row. Notes belong to
@@ -16,12 +17,11 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from servicebroker.store import locks
-from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.statements import text_of
 
-_FREE = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
+_UNLOCK = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
 # only while no transaction holds group locks: pg_locks does not distinguish them from those of the session
-_FREE_ALL = (
+_UNLOCK_ALL = (
     "select pg_advisory_unlock(%s, (objid::bigint - (objid::bigint >> 31 << 32))::int) from pg_locks "
     "where locktype = 'advisory' and granted and objsubid = 2 and classid = %s and pid = pg_backend_pid() "
     "and database = (select oid from pg_database where datname = current_database())"
@@ -29,83 +29,83 @@ _FREE_ALL = (
 
 
 @dataclass
-class _Kept:
+class _SessionLocks:
     keys: list[int] = field(default_factory=list)
     unsure: bool = False  # a statement failed after it may have taken a lock
     since: datetime | None = None  # start of their transaction; known only after `settle` or `note_transaction`
 
 
-_REMEMBERED = "servicebroker_kept"  # an attribute of the connection, since each verb reads it
+_LOCKS_ATTRIBUTE = "servicebroker_kept"  # an attribute of the connection, since each verb reads it
 
 
-def note(connection: psycopg.AsyncConnection[Any], keys: int | list[int]) -> None:
+def note(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
     """Note that the session keeps this lock, or these."""
-    _of(connection).keys += keys if isinstance(keys, list) else [keys]
+    _locks_of(connection).keys += keys if isinstance(keys, list) else [keys]
 
 
-def doubt(connection: psycopg.AsyncConnection[Any]) -> None:
+def doubt(connection: psycopg.Connection[Any]) -> None:
     """Note that the session may keep an unreported lock, since a statement failed."""
-    _of(connection).unsure = True
+    _locks_of(connection).unsure = True
 
 
-def is_kept(connection: psycopg.AsyncConnection[Any]) -> bool:
+def may_keep_locks(connection: psycopg.Connection[Any]) -> bool:
     """Check whether there may be locks to release."""
-    return hasattr(connection, _REMEMBERED)
+    return hasattr(connection, _LOCKS_ATTRIBUTE)
 
 
-def _of(connection: psycopg.AsyncConnection[Any]) -> _Kept:
-    kept: _Kept = connection.__dict__.setdefault(_REMEMBERED, _Kept())
+def _locks_of(connection: psycopg.Connection[Any]) -> _SessionLocks:
+    kept: _SessionLocks = connection.__dict__.setdefault(_LOCKS_ATTRIBUTE, _SessionLocks())
     return kept
 
 
-async def release(connection: psycopg.AsyncConnection[Any]) -> None:
+def release(connection: psycopg.Connection[Any]) -> None:
     """Release the locks after the transaction has ended. Costs nothing without locks."""
-    kept: _Kept | None = getattr(connection, _REMEMBERED, None)
+    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if kept is None:
         return
     if not connection.closed:
-        await finish(_free(connection, kept))
+        _unlock(connection, kept)
     with contextlib.suppress(AttributeError):
-        delattr(connection, _REMEMBERED)
+        delattr(connection, _LOCKS_ATTRIBUTE)
 
 
-async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
+def settle(connection: psycopg.Connection[Any]) -> None:
     """Before a verb on a connection with transactions of the application: release locks of an ended transaction."""
-    kept: _Kept | None = getattr(connection, _REMEMBERED, None)
+    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
     if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
-        await release(connection)
+        release(connection)
         return
-    began = await _began(connection)
+    began = _find_start(connection)
     if kept.since is None:
         kept.since = began
     elif kept.since != began:
-        await release(connection)
+        release(connection)
 
 
-async def note_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
+def note_transaction(connection: psycopg.Connection[Any]) -> None:
     """After a verb on such a connection: note the transaction that the locks belong to."""
-    kept: _Kept | None = getattr(connection, _REMEMBERED, None)
+    kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
-        kept.since = await finish(_began(connection))
+        kept.since = _find_start(connection)
 
 
-async def _began(connection: psycopg.AsyncConnection[Any]) -> datetime:
+def _find_start(connection: psycopg.Connection[Any]) -> datetime:
     """Return the start of the connection's open transaction."""
-    async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(text_of("kept.began", "select transaction_timestamp()"))
-        ((began,),) = await cursor.fetchall()
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(text_of("session_locks.find_start", "select transaction_timestamp()"))
+        ((began,),) = cursor.fetchall()
     at: datetime = began
     return at
 
 
-async def _free(connection: psycopg.AsyncConnection[Any], kept: _Kept) -> None:
-    async with connection.cursor(row_factory=tuple_row) as cursor:
+def _unlock(connection: psycopg.Connection[Any], kept: _SessionLocks) -> None:
+    with connection.cursor(row_factory=tuple_row) as cursor:
         if not kept.unsure:
-            await cursor.execute(text_of("kept.free", _FREE), (locks.GROUP, kept.keys))
+            cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.GROUP, kept.keys))
             return
         freed = True
         while freed:  # a lock that was taken several times is released as often
-            await cursor.execute(text_of("kept.free.all", _FREE_ALL), (locks.GROUP, locks.GROUP))
-            freed = any(was for (was,) in await cursor.fetchall())
+            cursor.execute(text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.GROUP, locks.GROUP))
+            freed = any(was for (was,) in cursor.fetchall())

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 
-def cut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def terminate(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Cancel its statement and shut its socket down, so that the server rolls its transaction back.
 
     Its own thread gets an error from the driver, and must close it like any lost connection.
