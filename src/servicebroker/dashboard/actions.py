@@ -59,7 +59,7 @@ def _clean_up(database: Database, fields: Fields) -> str:
     handle = _identifier(fields, "handle")
     with audited(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
         transaction.end_conversation(handle, cleanup=True)
-    return "This side of the conversation is removed, and the other side is not told."
+    return "This side of the conversation is removed, and the other side is not informed."
 
 
 def _move(database: Database, fields: Fields) -> str:

@@ -28,7 +28,7 @@ MIN_IDLE_FACTOR = 5  # a slow query then pauses for so many times its duration
 MAX_AGE_S = 15.0  # an older snapshot is not shown before a new query
 RETRY_DELAY_S = 1.0  # after a failed query
 MAX_PAGES = 50  # in the cache
-RATE_WINDOW_S = 10.0  # that a rate is averaged over
+RATE_WINDOW_S = 10.0  # a rate is the mean of this time
 
 InstanceQuery = Callable[[Instance], Any]
 CounterName = tuple[str, ...]

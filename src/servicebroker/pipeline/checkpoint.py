@@ -50,7 +50,7 @@ class Checkpoints:
                 known_batches = f"only batches up to {planned}" if planned >= 0 else "no batch"
                 raise OldCheckpoint(
                     f"The checkpoint '{folder}' is older than the table '{table.location or table.folder}': the "
-                    f"table has batch {landed} of its query, and the checkpoint knows {known_batches}. An old copy was "
+                    f"table has batch {landed} of its query, and the checkpoint has {known_batches}. An old copy was "
                     "put in its place, or a disk has lost its end. Remove it and run again: "
                     f"{_NO_DUPLICATES if table.location else _PLAIN_DUPLICATES}."
                 )

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from requests import Response
 
 RUNNING_EVENT_INTERVAL_S = 60.0  # between two RUNNING events of a query
-EMIT_TIMEOUT_S = (
-    10.0  # that a query waits for whoever listens; what comes while an event is still on its way is not told
-)
+# A query waits so long for the server to take an event. Events that follow before it is taken are dropped.
+EMIT_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 65_536  # of the server's answer, which is not used
 PRODUCER = "servicebroker"
 _STATES = {

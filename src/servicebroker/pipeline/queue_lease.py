@@ -21,9 +21,8 @@ from servicebroker.store import locks
 from servicebroker.store.running import execute, run
 from servicebroker.store.server_time import server_time
 
-MEASURED_ROWS_PER_QUERY = (
-    10_000  # bytes are summed in steps, so that a small batch does not read a deep queue to its end
-)
+# Bytes are summed in steps, so that a small batch does not read a deep queue to its end.
+MEASURED_ROWS_PER_QUERY = 10_000
 
 
 @dataclass

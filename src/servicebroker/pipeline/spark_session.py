@@ -226,7 +226,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_JAVA_END_TIMEOUT_S = 5.0  # that Java may need to end after its connection broke
+_JAVA_END_TIMEOUT_S = 5.0  # for Java to end after its connection broke
 _ERROR_LINE = re.compile(r"[a-z]\w*\.[\w.]*(Exception|Error)\b|\bException in|\bERROR\b|\bError\b|\b[Ii]nvalid\b")
 _NOISE_LINE = re.compile(
     r"WARNING:|\s*at |\s*\.\.\. \d+ more|.*\bWARN\b|Using Spark's default|Setting default log|To adjust logging|"

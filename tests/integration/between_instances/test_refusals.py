@@ -65,7 +65,7 @@ def finds(site: Site, *words: str) -> dict[str, str]:
 
 
 def test_a_refusal_at_the_target_is_found_there_and_the_wait_here(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "REASONLESS", timedelta(seconds=1))
+    monkeypatch.setattr(findings, "UNEXPLAINED_WAIT", timedelta(seconds=1))
     east = two.east.database
     east.create_user(KEEPER)
     east.create_queue("Kept")
@@ -93,7 +93,7 @@ def test_what_is_on_its_way_is_no_finding(two: Two, monkeypatch: pytest.MonkeyPa
         asked = ["doctor", "--instance", two.west.url, "--database", "Test", "--conversation", str(handle)]
         assert not [one for one in doctor(two.west) if one["subject"] == "service //test/Mute"]
         assert CliRunner().invoke(app, asked).exit_code == 0
-        monkeypatch.setattr(findings, "REASONLESS", timedelta(0))
+        monkeypatch.setattr(findings, "UNEXPLAINED_WAIT", timedelta(0))
         finds(two.west, "service //test/Mute", "1 message to it waits", "nobody has said why")
         assert "nobody has said why" in CliRunner().invoke(app, asked).output
     found = finds(two.west, "service //test/Mute", "The target service broker is unreachable", "Connection refused")

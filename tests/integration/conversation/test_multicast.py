@@ -574,7 +574,7 @@ def test_what_is_remembered_of_contracts_has_a_limit(
     database: sb.Database, app: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache stays bounded for a sender while permissions change all the time."""
-    monkeypatch.setattr(catalog, "_USAGES_KEPT", 8)
+    monkeypatch.setattr(catalog, "_MAX_USAGES", 8)
     handle = begin(database)
     for number in range(30):
         assert database.send(handle, ORDER, b"x") == number

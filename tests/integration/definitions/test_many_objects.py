@@ -56,7 +56,7 @@ def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, as
 def test_no_page_of_the_dashboard_asks_for_each_queue(
     database: sb.Database, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "MOST_QUEUES", 3)
+    monkeypatch.setattr(pages, "MAX_QUEUES", 3)
     dashboard = Dashboard([database.instance.url], token=None)
     client = TestClient(dashboard, base_url="http://127.0.0.1")
     for page in ("", *(f"i/0/{name}" for name in ("queues", "conversations", "way", "poison", "statements", "audit"))):

@@ -162,4 +162,4 @@ Type --help for more information.
     ],
 )
 def test_why_spark_does_not_start_is_no_banner(problem, said, why):
-    assert spark_session_module._why(problem, said) == why
+    assert spark_session_module._start_error(problem, said) == why

@@ -736,7 +736,7 @@ def test_who_is_started_is_whom_the_queue_names_now(
 ) -> None:
     """The queue gets another procedure between the look at its messages and what follows from that."""
     called: list[str] = []
-    look, altered = monitors.poll_queue, threading.Event()
+    poll_queue, altered = monitors.poll_queue, threading.Event()
 
     @sb.procedure(PROCEDURE)
     def old(transaction: sb.Transaction, message: sb.Message) -> None:
@@ -747,14 +747,14 @@ def test_who_is_started_is_whom_the_queue_names_now(
         called.append("new")
 
     def looked(queue_id: int, now: datetime, running: int) -> Steps[monitors.QueueState]:
-        found = yield from look(queue_id, now, running)
+        found = yield from poll_queue(queue_id, now, running)
         if found.seen.receivable and not altered.is_set():
             switch_on(active, procedure_name="usp_New")
             altered.set()
         return found
 
     switch_on(active)
-    monkeypatch.setattr(monitors, "look", looked)
+    monkeypatch.setattr(monitors, "poll_queue", looked)
     send(active, "x")
     eventually(lambda: called)
     assert altered.is_set()

@@ -597,14 +597,14 @@ def test_a_record_that_may_hold_itself_is_read():
         ({"format_": "protobuf", "schema": b"\xff"}, "no Protobuf descriptor set"),
         ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
         ({"format_": "text", "schema": b"{}"}, "text has no schema"),
-        ({"format_": "text", "encoding": "klingon"}, "no encoding"),
+        ({"format_": "text", "encoding": "klingon"}, "not a text encoding"),
         ({"format_": "text", "columns": ORDER}, "text has one column of its own"),
         ({"format_": "binary", "columns": ORDER}, "binary has one column of its own"),
-        ({"format_": "xml", "columns": ORDER, "refuse_extra": True}, "xml knows no extra fields"),
+        ({"format_": "xml", "columns": ORDER, "refuse_extra": True}, "xml has no extra fields"),
         ({"format_": "json", "columns": ORDER, "message": "A"}, "only protobuf has a message"),
         ({"format_": "json", "columns": ORDER, "encoding": "latin-1"}, "only text has an encoding"),
-        ({"format_": "text", "encoding": "rot13"}, "no encoding of text"),
-        ({"format_": "text", "encoding": "base64"}, "no encoding of text"),
+        ({"format_": "text", "encoding": "rot13"}, "not a text encoding"),
+        ({"format_": "text", "encoding": "base64"}, "not a text encoding"),
     ],
 )  # fmt: skip
 def test_a_wrong_definition_is_said(given, complaint):

@@ -85,7 +85,7 @@ def check_arguments(
     if columns and format_ in ("text", "binary"):
         raise ValueError(f"{format_} has one column of its own: leave columns out")
     if refuse_extra and format_ not in ("json", "avro", "protobuf"):
-        raise ValueError(f"{format_} knows no extra fields: leave extra_fields out")
+        raise ValueError(f"{format_} has no extra fields: leave extra_fields out")
     if message and format_ != "protobuf":
         raise ValueError("only protobuf has a message: leave it out")
     if format_ != "text" and encoding.lower().replace("_", "-") not in (UTF_8, "utf8"):

@@ -94,7 +94,7 @@ class TextDecoder:
             self._encoding = codecs.lookup(encoding).name
             "a".encode(self._encoding)  # codecs such as base64, which do not encode text, refuse this
         except (LookupError, UnicodeError):
-            raise ValueError(f"'{encoding}' is no encoding of text that Python knows") from None
+            raise ValueError(f"'{encoding}' is not a text encoding of Python") from None
 
     def decode(self, body: bytes | None) -> list[Any]:
         """Decode a text; see `Decoder`."""

@@ -185,7 +185,7 @@ def _value(message: Any, field: Any) -> Any:
     if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
         return MessageToDict(_only(message, field), preserving_proto_field_name=True).get(field.name)
     if field.message_type is not None:
-        has_nanoseconds = value.nanos % 1000  # which ToDatetime would cut off
+        has_nanoseconds = value.nanos % 1000  # ToDatetime would cut them off
         return value.ToJsonString() if has_nanoseconds else value.ToDatetime(tzinfo=UTC)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
