@@ -67,21 +67,21 @@ def _alter_certificate(database: Database, operation: AlterCertificate) -> None:
     operation.check()
     kept = StoredKey() if operation.remove_private_key else None
     if operation.changes_key:
-        found = find_certificate(database, operation.permission, operation.name)
+        certificate = find_certificate(database, operation.permission, operation.name)
         if operation.private_key_file is not None:
-            kept = _read_key(database, found.facts, operation)
+            kept = _read_key(database, certificate.facts, operation)
         else:
-            key = open_key(database, found, operation.decryption_password)
+            key = open_key(database, certificate, operation.decryption_password)
             kept = _keep(database, key, operation.encryption_password)
     database._alone(user_certificates.alter_certificate(database.user, operation, kept))
 
 
 def _backup_certificate(database: Database, operation: BackupCertificate) -> None:
     operation.check()
-    found, key = find_certificate(database, operation.permission, operation.name), None
+    certificate, key = find_certificate(database, operation.permission, operation.name), None
     if operation.private_key_file is not None:
-        key = open_key(database, found, operation.decryption_password)
-    in_thread(write_backup, operation, found.facts, key)
+        key = open_key(database, certificate, operation.decryption_password)
+    in_thread(write_backup, operation, certificate.facts, key)
 
 
 RUNNERS: Mapping[type[Definition[Any]], Callable[[Database, Any], None]] = {

@@ -41,11 +41,11 @@ def _create_master_key(database: Database, operation: CreateMasterKey) -> None:
 
 def _open_master_key(database: Database, operation: OpenMasterKey) -> None:
     checked_password("PASSWORD", operation.password)
-    found = database._alone(master_keys.require_master_key(database.user))
-    for sealed in found.by_passwords:
+    stored_key = database._alone(master_keys.require_master_key(database.user))
+    for sealed in stored_key.by_passwords:
         key = in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY)
         if key is not None:
-            database._opened_master_key = (found.by_password, key)
+            database._opened_master_key = (stored_key.by_password, key)
             return
     raise BrokerError(15313)
 
@@ -69,19 +69,19 @@ def _alter_master_key(database: Database, operation: AlterMasterKey) -> None:
 def _add_master_key_password(database: Database, operation: AddMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password, is_new=True)
     sealed = in_thread(seal_by_password, operation.password, find_master_key(database), MASTER_KEY)
-    found = database._alone(master_keys.require_master_key(database.user))
-    database._alone(master_keys.set_password_encryption(database.user, [*found.by_passwords, sealed]))
+    stored_key = database._alone(master_keys.require_master_key(database.user))
+    database._alone(master_keys.set_password_encryption(database.user, [*stored_key.by_passwords, sealed]))
 
 
 def _drop_master_key_password(database: Database, operation: DropMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password)
-    found = database._alone(master_keys.require_master_key(database.user))
+    stored_key = database._alone(master_keys.require_master_key(database.user))
     left = [
         sealed
-        for sealed in found.by_passwords
+        for sealed in stored_key.by_passwords
         if in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY) is None
     ]
-    if not left or len(left) == len(found.by_passwords):
+    if not left or len(left) == len(stored_key.by_passwords):
         raise BrokerError(15558, "the encryption of the master key", "this password")
     if database._opened_master_key is not None:
         database._opened_master_key = (left[0], database._opened_master_key[1])
@@ -91,7 +91,7 @@ def _drop_master_key_password(database: Database, operation: DropMasterKeyPasswo
 def _regenerate_master_key(database: Database, operation: RegenerateMasterKey) -> None:
     check_switch("FORCE", operation.force)
     checked_password("PASSWORD", operation.password, is_new=True)
-    found = database._alone(master_keys.require_master_key(database.user))
+    stored_key = database._alone(master_keys.require_master_key(database.user))
     try:
         old = find_master_key(database)
     except BrokerError as closed:
@@ -101,7 +101,7 @@ def _regenerate_master_key(database: Database, operation: RegenerateMasterKey) -
     new = new_key()
     by_password = in_thread(seal_by_password, operation.password, new, MASTER_KEY)
     sealed = None
-    if found.by_service_master_key is not None:
+    if stored_key.by_service_master_key is not None:
         folder = database.instance.key_folder()
         sealed = seal(in_thread(folder.ensure_service_master_key), new, MASTER_KEY)
 
@@ -127,12 +127,12 @@ def find_master_key(database: Database) -> bytes:
     Raises:
         BrokerError: 15581 there is none, or nothing opens it, 15247.
     """
-    found = database._alone(master_keys.require_master_key(database.user))
-    if database._opened_master_key is not None and database._opened_master_key[0] == found.by_password:
+    stored_key = database._alone(master_keys.require_master_key(database.user))
+    if database._opened_master_key is not None and database._opened_master_key[0] == stored_key.by_password:
         return database._opened_master_key[1]
     service_key = in_thread((database.instance.key_folder()).service_master_key)
-    if service_key is not None and found.by_service_master_key is not None:
-        key = unseal(service_key, found.by_service_master_key, MASTER_KEY)
+    if service_key is not None and stored_key.by_service_master_key is not None:
+        key = unseal(service_key, stored_key.by_service_master_key, MASTER_KEY)
         if key is not None:
             return key
     raise BrokerError(15581)

@@ -244,15 +244,15 @@ def _private_key(instance: Network, certificate: TransportCertificate) -> Privat
 
 def _alter_certificate(instance: Network, operation: operations.AlterTransportCertificate) -> None:
     operation.check()
-    found = instance._administer(transport_certificates.find_certificate("alter", operation.name))
-    key = _open(instance, found, operation.decryption_password)
-    pem = _key_file(key, found.facts, operation.encryption_password)
+    certificate = instance._administer(transport_certificates.find_certificate("alter", operation.name))
+    key = _open(instance, certificate, operation.decryption_password)
+    pem = _key_file(key, certificate.facts, operation.encryption_password)
     folder, by_password = instance.key_folder(), operation.encryption_password is not None
     if not by_password:
-        in_thread(folder.write, found.facts.thumbprint, pem)
-    instance._administer(transport_certificates.set_by_password(found, by_password))
+        in_thread(folder.write, certificate.facts.thumbprint, pem)
+    instance._administer(transport_certificates.set_by_password(certificate, by_password))
     if by_password:  # the daemon cannot open such a file, so the row says so first
-        in_thread(folder.write, found.facts.thumbprint, pem)
+        in_thread(folder.write, certificate.facts.thumbprint, pem)
 
 
 def _drop_certificate(instance: Network, operation: operations.DropTransportCertificate) -> None:
@@ -263,10 +263,10 @@ def _drop_certificate(instance: Network, operation: operations.DropTransportCert
 
 def _backup_certificate(instance: Network, operation: operations.BackupCertificate) -> None:
     operation.check()
-    found = instance._administer(transport_certificates.find_certificate("find", operation.name))
+    certificate = instance._administer(transport_certificates.find_certificate("find", operation.name))
     with_key = operation.private_key_file is not None
-    key = _open(instance, found, operation.decryption_password) if with_key else None
-    in_thread(write_backup, operation, found.facts, key)
+    key = _open(instance, certificate, operation.decryption_password) if with_key else None
+    in_thread(write_backup, operation, certificate.facts, key)
 
 
 def _open(instance: Network, certificate: TransportCertificate, password: str | None) -> PrivateKey:

@@ -69,7 +69,7 @@ def _drain(
 ) -> tuple[int, bool]:
     """Process the messages of the queue on one connection. Return how many, and whether one has lost the connection."""
     done = 0
-    there = database._find(operation.queue)
+    found_queue = database._find(operation.queue)
 
     is_shared = False
 
@@ -77,7 +77,7 @@ def _drain(
         nonlocal is_shared
         if not is_shared and transaction._leaves_groups:
             is_shared = True
-            database.instance.doorbell.wake_another(there.queue_id)
+            database.instance.doorbell.wake_another(found_queue.queue_id)
         return procedure(transaction, messages)
 
     with database.instance.connection() as connection, translated(also_theirs=True):

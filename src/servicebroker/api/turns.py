@@ -101,9 +101,9 @@ class GroupTurn(Turn):
 def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
     """Lock the groups that a RECEIVE would take from. Return a turn for each, with messages that stay in the queue."""
     messages = transaction.run(operation.held)
-    found = transaction._find(operation.queue)
+    queue = transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
-    turns = [GroupTurn(transaction, found, list(own)) for _, own in by_group]
+    turns = [GroupTurn(transaction, queue, list(own)) for _, own in by_group]
     transaction._leaves_groups = len(turns) >= operation.groups
     return turns
 

@@ -219,26 +219,26 @@ class Verbs(ABC):
 
         After a result that is not enough, the reader stays registered and waits on. Returns the last result.
         """
-        there = self._find(queue)
+        found_queue = self._find(queue)
         doorbell = self.instance.doorbell
-        found: T | None
-        if wait == 0 or not doorbell.is_registered(there.queue_id):
-            found = once()
-            if wait == 0 or enough(found):
-                return found
+        result: T | None
+        if wait == 0 or not doorbell.is_registered(found_queue.queue_id):
+            result = once()
+            if wait == 0 or enough(result):
+                return result
         self.instance.check_process()
         deadline = time.monotonic() + wait
 
         def changes() -> int:
-            return self._do(self.engine.service_changes(there))
+            return self._do(self.engine.service_changes(found_queue))
 
-        with doorbell.listening(there.queue_id, filtered=filtered) as bell:
-            services = self._services(there, bell, changes)
-            while not enough(found := self._unless_away(once, deadline)):
-                if found:
+        with doorbell.listening(found_queue.queue_id, filtered=filtered) as bell:
+            services = self._services(found_queue, bell, changes)
+            while not enough(result := self._unless_away(once, deadline)):
+                if result:
                     deadline = time.monotonic() + wait
-                    was_listed = doorbell.keep_waiting(there.queue_id, bell)
-                    services = self._services(there, bell, changes)
+                    was_listed = doorbell.keep_waiting(found_queue.queue_id, bell)
+                    services = self._services(found_queue, bell, changes)
                     if not was_listed:
                         continue
                 left = deadline - time.monotonic()
@@ -247,16 +247,16 @@ class Verbs(ABC):
                 changed = self.instance.sleep(bell, min(left, FALLBACK_POLL_S))
                 if changed and self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
-        return found
+        return result
 
-    def _services(self, there: Queue, bell: Bell, changes: Callable[[], int]) -> int:
+    def _services(self, found_queue: Queue, bell: Bell, changes: Callable[[], int]) -> int:
         """Return how often a service of the queue was altered or dropped before the wait, as the doorbell keeps it."""
         known = self.instance.doorbell.service_changes
-        services = known.get(there.queue_id)
+        services = known.get(found_queue.queue_id)
         if services is None:
             services = changes()
             if not bell.is_ringing:  # else a change may have rung it
-                known[there.queue_id] = services
+                known[found_queue.queue_id] = services
         return services
 
     def _unless_away(self, look: Callable[[], T], deadline: float) -> T | None:

@@ -66,21 +66,21 @@ async def _alter_certificate(database: AsyncDatabase, operation: AlterCertificat
     operation.check()
     kept = StoredKey() if operation.remove_private_key else None
     if operation.changes_key:
-        found = await find_certificate(database, operation.permission, operation.name)
+        certificate = await find_certificate(database, operation.permission, operation.name)
         if operation.private_key_file is not None:
-            kept = await _read_key(database, found.facts, operation)
+            kept = await _read_key(database, certificate.facts, operation)
         else:
-            key = await open_key(database, found, operation.decryption_password)
+            key = await open_key(database, certificate, operation.decryption_password)
             kept = await _keep(database, key, operation.encryption_password)
     await database._alone(user_certificates.alter_certificate(database.user, operation, kept))
 
 
 async def _backup_certificate(database: AsyncDatabase, operation: BackupCertificate) -> None:
     operation.check()
-    found, key = await find_certificate(database, operation.permission, operation.name), None
+    certificate, key = await find_certificate(database, operation.permission, operation.name), None
     if operation.private_key_file is not None:
-        key = await open_key(database, found, operation.decryption_password)
-    await in_thread(write_backup, operation, found.facts, key)
+        key = await open_key(database, certificate, operation.decryption_password)
+    await in_thread(write_backup, operation, certificate.facts, key)
 
 
 RUNNERS: Mapping[type[Definition[Any]], Callable[[AsyncDatabase, Any], Awaitable[None]]] = {

@@ -48,21 +48,21 @@ class AsyncForeignTransaction(AsyncJoinedTransaction):
 
     async def _find_connection(self) -> None:
         """Find the current connection. Asking for it sets the savepoints that the library has put off."""
-        found: object
+        driver_connection: object
         if self._library == _DJANGO:
             self._given.ensure_connection()
-            found = self._given.connection
+            driver_connection = self._given.connection
         else:
             given = self._given
             connection = given if hasattr(given, "get_isolation_level") else await given.connection()
             connection = getattr(connection, "sync_connection", connection)
             if connection is None:
                 raise JoinError("The connection of SQLAlchemy is not open: use it in an `async with` block.")
-            found = connection.connection.driver_connection
+            driver_connection = connection.connection.driver_connection
             _give_back_at_the_end(connection.engine.pool)
-        if not isinstance(found, psycopg.AsyncConnection):
-            raise JoinError(_refusal(found))
-        self.connection = found
+        if not isinstance(driver_connection, psycopg.AsyncConnection):
+            raise JoinError(_refusal(driver_connection))
+        self.connection = driver_connection
 
     def _is_alone(self) -> bool:
         return hasattr(self, "connection") and super()._is_alone()

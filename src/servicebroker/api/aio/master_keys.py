@@ -40,11 +40,11 @@ async def _create_master_key(database: AsyncDatabase, operation: CreateMasterKey
 
 async def _open_master_key(database: AsyncDatabase, operation: OpenMasterKey) -> None:
     checked_password("PASSWORD", operation.password)
-    found = await database._alone(master_keys.require_master_key(database.user))
-    for sealed in found.by_passwords:
+    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    for sealed in stored_key.by_passwords:
         key = await in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY)
         if key is not None:
-            database._opened_master_key = (found.by_password, key)
+            database._opened_master_key = (stored_key.by_password, key)
             return
     raise BrokerError(15313)
 
@@ -68,19 +68,19 @@ async def _alter_master_key(database: AsyncDatabase, operation: AlterMasterKey) 
 async def _add_master_key_password(database: AsyncDatabase, operation: AddMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password, is_new=True)
     sealed = await in_thread(seal_by_password, operation.password, await find_master_key(database), MASTER_KEY)
-    found = await database._alone(master_keys.require_master_key(database.user))
-    await database._alone(master_keys.set_password_encryption(database.user, [*found.by_passwords, sealed]))
+    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    await database._alone(master_keys.set_password_encryption(database.user, [*stored_key.by_passwords, sealed]))
 
 
 async def _drop_master_key_password(database: AsyncDatabase, operation: DropMasterKeyPassword) -> None:
     checked_password("PASSWORD", operation.password)
-    found = await database._alone(master_keys.require_master_key(database.user))
+    stored_key = await database._alone(master_keys.require_master_key(database.user))
     left = [
         sealed
-        for sealed in found.by_passwords
+        for sealed in stored_key.by_passwords
         if await in_thread(unseal_by_password, operation.password, sealed, MASTER_KEY) is None
     ]
-    if not left or len(left) == len(found.by_passwords):
+    if not left or len(left) == len(stored_key.by_passwords):
         raise BrokerError(15558, "the encryption of the master key", "this password")
     if database._opened_master_key is not None:
         database._opened_master_key = (left[0], database._opened_master_key[1])
@@ -90,7 +90,7 @@ async def _drop_master_key_password(database: AsyncDatabase, operation: DropMast
 async def _regenerate_master_key(database: AsyncDatabase, operation: RegenerateMasterKey) -> None:
     check_switch("FORCE", operation.force)
     checked_password("PASSWORD", operation.password, is_new=True)
-    found = await database._alone(master_keys.require_master_key(database.user))
+    stored_key = await database._alone(master_keys.require_master_key(database.user))
     try:
         old = await find_master_key(database)
     except BrokerError as closed:
@@ -100,7 +100,7 @@ async def _regenerate_master_key(database: AsyncDatabase, operation: RegenerateM
     new = new_key()
     by_password = await in_thread(seal_by_password, operation.password, new, MASTER_KEY)
     sealed = None
-    if found.by_service_master_key is not None:
+    if stored_key.by_service_master_key is not None:
         folder = await database.instance.key_folder()
         sealed = seal(await in_thread(folder.ensure_service_master_key), new, MASTER_KEY)
 
@@ -126,12 +126,12 @@ async def find_master_key(database: AsyncDatabase) -> bytes:
     Raises:
         BrokerError: 15581 there is none, or nothing opens it, 15247.
     """
-    found = await database._alone(master_keys.require_master_key(database.user))
-    if database._opened_master_key is not None and database._opened_master_key[0] == found.by_password:
+    stored_key = await database._alone(master_keys.require_master_key(database.user))
+    if database._opened_master_key is not None and database._opened_master_key[0] == stored_key.by_password:
         return database._opened_master_key[1]
     service_key = await in_thread((await database.instance.key_folder()).service_master_key)
-    if service_key is not None and found.by_service_master_key is not None:
-        key = unseal(service_key, found.by_service_master_key, MASTER_KEY)
+    if service_key is not None and stored_key.by_service_master_key is not None:
+        key = unseal(service_key, stored_key.by_service_master_key, MASTER_KEY)
         if key is not None:
             return key
     raise BrokerError(15581)

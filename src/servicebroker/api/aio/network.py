@@ -247,15 +247,15 @@ async def _private_key(instance: AsyncNetwork, certificate: TransportCertificate
 
 async def _alter_certificate(instance: AsyncNetwork, operation: operations.AlterTransportCertificate) -> None:
     operation.check()
-    found = await instance._administer(transport_certificates.find_certificate("alter", operation.name))
-    key = await _open(instance, found, operation.decryption_password)
-    pem = await _key_file(key, found.facts, operation.encryption_password)
+    certificate = await instance._administer(transport_certificates.find_certificate("alter", operation.name))
+    key = await _open(instance, certificate, operation.decryption_password)
+    pem = await _key_file(key, certificate.facts, operation.encryption_password)
     folder, by_password = await instance.key_folder(), operation.encryption_password is not None
     if not by_password:
-        await in_thread(folder.write, found.facts.thumbprint, pem)
-    await instance._administer(transport_certificates.set_by_password(found, by_password))
+        await in_thread(folder.write, certificate.facts.thumbprint, pem)
+    await instance._administer(transport_certificates.set_by_password(certificate, by_password))
     if by_password:  # the daemon cannot open such a file, so the row says so first
-        await in_thread(folder.write, found.facts.thumbprint, pem)
+        await in_thread(folder.write, certificate.facts.thumbprint, pem)
 
 
 async def _drop_certificate(instance: AsyncNetwork, operation: operations.DropTransportCertificate) -> None:
@@ -266,10 +266,10 @@ async def _drop_certificate(instance: AsyncNetwork, operation: operations.DropTr
 
 async def _backup_certificate(instance: AsyncNetwork, operation: operations.BackupCertificate) -> None:
     operation.check()
-    found = await instance._administer(transport_certificates.find_certificate("find", operation.name))
+    certificate = await instance._administer(transport_certificates.find_certificate("find", operation.name))
     with_key = operation.private_key_file is not None
-    key = await _open(instance, found, operation.decryption_password) if with_key else None
-    await in_thread(write_backup, operation, found.facts, key)
+    key = await _open(instance, certificate, operation.decryption_password) if with_key else None
+    await in_thread(write_backup, operation, certificate.facts, key)
 
 
 async def _open(instance: AsyncNetwork, certificate: TransportCertificate, password: str | None) -> PrivateKey:

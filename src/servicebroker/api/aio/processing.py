@@ -68,7 +68,7 @@ async def _drain(
 ) -> tuple[int, bool]:
     """Process the messages of the queue on one connection. Return how many, and whether one has lost the connection."""
     done = 0
-    there = await database._find(operation.queue)
+    found_queue = await database._find(operation.queue)
 
     is_shared = False
 
@@ -76,7 +76,7 @@ async def _drain(
         nonlocal is_shared
         if not is_shared and transaction._leaves_groups:
             is_shared = True
-            await database.instance.doorbell.wake_another(there.queue_id)
+            await database.instance.doorbell.wake_another(found_queue.queue_id)
         return await procedure(transaction, messages)
 
     async with database.instance.connection() as connection, translated(also_theirs=True):

@@ -101,9 +101,9 @@ class AsyncGroupTurn(AsyncTurn):
 async def hold(transaction: AsyncTransaction, operation: Receive) -> list[AsyncGroupTurn]:
     """Lock the groups that a RECEIVE would take from. Return a turn for each, with messages that stay in the queue."""
     messages = await transaction.run(operation.held)
-    found = await transaction._find(operation.queue)
+    queue = await transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
-    turns = [AsyncGroupTurn(transaction, found, list(own)) for _, own in by_group]
+    turns = [AsyncGroupTurn(transaction, queue, list(own)) for _, own in by_group]
     transaction._leaves_groups = len(turns) >= operation.groups
     return turns
 

@@ -62,9 +62,9 @@ class Row(NamedTuple):
 
 def listed(opened: Instance, database: str) -> list[Row]:
     """The certificates of the users of a database, by user and name."""
-    there = opened.database(database)
+    broker_database = opened.database(database)
     with opened.connection() as connection:
-        found = run(connection, find_certificates_by_user(there.database_id))
+        found = run(connection, find_certificates_by_user(broker_database.database_id))
     now, rows = opened.clock(), []
     for user, certificates in found.items():
         used = choose(certificates, now)
@@ -84,16 +84,16 @@ def create_master_key(opened: Instance, database: str) -> None:
 
 def create(opened: Instance, database: str, operation: CreateCertificate) -> UserCertificate:
     """Make a certificate of a user, with its private key under the master key of the database."""
-    there = opened.database(database)
-    ensure_user(there, operation.authorization)
+    broker_database = opened.database(database)
+    ensure_user(broker_database, operation.authorization)
     try:
-        there.run(operation)
+        broker_database.run(operation)
     except BrokerError as refused:
         if refused.number == 15581:
             command = f"servicebroker certificate master-key --database {database}"
             raise BrokerError(15581, hint=f"Make one with {command}.") from None
         raise
-    return find(there, operation.name)
+    return find(broker_database, operation.name)
 
 
 def import_(
@@ -104,36 +104,36 @@ def import_(
     `to_service` is the remote service that has it, and gets a remote service binding; `send` is a service of ours to
     which it may send.
     """
-    there = opened.database(database)
+    broker_database = opened.database(database)
     if user is None:
         raise BrokerError(402, "--user", "missing", "the user that stands for the peer", hint="Any name that is free.")
-    ensure_user(there, user)
-    there.create_certificate(name, authorization=user, file=file)
+    ensure_user(broker_database, user)
+    broker_database.create_certificate(name, authorization=user, file=file)
     if to_service is not None:
-        there.create_remote_service_binding(name, to_service=to_service, user=user)
+        broker_database.create_remote_service_binding(name, to_service=to_service, user=user)
     if send is not None:
-        there.grant("SEND", user, service=send)
-    return find(there, name)
+        broker_database.grant("SEND", user, service=send)
+    return find(broker_database, name)
 
 
-def find(there: Database, name: str) -> UserCertificate:
+def find(broker_database: Database, name: str) -> UserCertificate:
     """The certificate of that name.
 
     Raises:
         BrokerError: 15151 there is none.
     """
-    with there.instance.connection() as connection:
-        return run(connection, find_certificate("find", there.database_id, name))
+    with broker_database.instance.connection() as connection:
+        return run(connection, find_certificate("find", broker_database.database_id, name))
 
 
-def ensure_user(there: Database, user: str | None) -> None:
+def ensure_user(broker_database: Database, user: str | None) -> None:
     """The user; made, without a login, when it is missing."""
     if user is None:
         return
     try:
-        with there.instance.connection() as connection:
-            run(connection, find_principal("find", there.database_id, user))
+        with broker_database.instance.connection() as connection:
+            run(connection, find_principal("find", broker_database.database_id, user))
     except BrokerError as missing:
         if missing.number != 15151:
             raise
-        there.create_user(user)
+        broker_database.create_user(user)
