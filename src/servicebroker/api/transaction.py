@@ -350,7 +350,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
-    _leaves_groups = True  # whether the last RECEIVE may have left groups that others can take
+    _leaves_groups = True  # true if the last RECEIVE may have left groups that others can take
     _is_counted = True  # by poison detection, if the transaction is rolled back
     _savepoint = b""
 

@@ -1,8 +1,8 @@
 """Connections whose session on the server is gone while their socket stays open.
 
 A proxy that loses its way to the server may keep the client's socket open and answer its keepalives. A statement then
-waits for ever for its result, and a listener for notifications. One thread of the process looks for such connections:
-if a statement has waited for `SUSPICION_S`, or a listener for `LISTENER_CHECK_S`, it asks the server over a new
+waits for ever for its result, and a listener for notifications. One thread of the process looks for such connections.
+If a statement has waited for `SUSPICION_S`, or a listener for `LISTENER_CHECK_S`, it asks the server over a new
 connection whether the session still exists. If not, it shuts the socket down, so that the waiting thread or task gets
 the error of a lost connection. A server that cannot be asked is down or slow, and nothing is shut down.
 """
@@ -75,7 +75,7 @@ def note_listener(connection: AnyConnection) -> None:
 def hang_up(connection: AnyConnection) -> None:
     """Shut the socket of a connection down: whoever waits for the server there gets an error."""
     with (
-        contextlib.suppress(OSError, psycopg.Error),  # it is closed already
+        contextlib.suppress(OSError, psycopg.Error),  # already closed
         socket.socket(fileno=os.dup(connection.fileno())) as line,
     ):
         line.shutdown(socket.SHUT_RDWR)
