@@ -119,7 +119,7 @@ def test_a_queue_that_cannot_be_searched_in_time_holds_up_no_other(
     fresh_database: sb.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database
-    monkeypatch.setattr(servicebroker.engine.conversation.maintenance, "WORTH_GIVING_BACK", 0)
+    monkeypatch.setattr(servicebroker.engine.conversation.maintenance, "MIN_TRUNCATED_BYTES", 0)
     first, later = queue_number(database, ORDERS_QUEUE), queue_number(database, STOCK_QUEUE)
     assert first < later
     database.send(begin(database), ORDER, b"1")
