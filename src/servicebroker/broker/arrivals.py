@@ -1,4 +1,4 @@
-"""What arrives: opened and let in, or refused; then stored, in one transaction with what the peers have acknowledged.
+"""Arriving messages: opened, admitted or refused, and stored in one transaction with acknowledgements of peers.
 
 What begins a conversation is let in, refused, or not answered at all. What is to be written is kept until it is, since
 somebody may hold the rows; only once it is durable is it told.
@@ -77,7 +77,7 @@ class ReceivedMessage(NamedTuple):
 
     @property
     def header(self) -> Header:
-        """What it says of itself."""
+        """The header of the message."""
         return self.envelope.header
 
     @property
@@ -114,7 +114,7 @@ class PendingOpenings:
         return self._backoff.at
 
     def keep(self, came: ReceivedMessage) -> bool:
-        """Whether there is room for it."""
+        """Return whether there is room for it."""
         if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
             return False
         peer = line_of(came.link)
@@ -126,7 +126,7 @@ class PendingOpenings:
         return True
 
     def take(self) -> list[ReceivedMessage]:
-        """Those that it is time for."""
+        """Return the kept messages if it is time to try them, and forget them."""
         if not self._backoff.is_due(self._seconds()):
             return []
         taken, self._kept, self._bytes = self._kept, [], 0
@@ -139,7 +139,7 @@ class PendingOpenings:
             self._backoff.at = self._seconds()
 
     def plan_again(self) -> None:
-        """What is kept is taken soon, and less often when that lasts."""
+        """Set the next time at which kept messages are tried."""
         self._backoff.schedule(self._seconds(), is_left=bool(self._kept))
 
 
@@ -227,7 +227,7 @@ class MessageOpener:
         return opened
 
     def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
-        """What a message begins; else the peer is told that nobody is here.
+        """Admit a first message; a peer whose message belongs nowhere is told so.
 
         A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
         """
@@ -291,7 +291,7 @@ class MessageOpener:
             yield place, OpenedMessage(handle, header, one.payload, target)
 
     def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Admitted) -> bool:
-        """Whether a proven opening was sealed lately; an initiator whose clock differs is told what ours shows."""
+        """Return whether a proven opening was sealed lately. An initiator whose clock differs is told our time."""
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
             return True
@@ -338,7 +338,7 @@ class ArrivedTraces:
 
 
 class InboundWriter:
-    """What is to be written, and is kept until it is: somebody may hold the rows, or have switched their broker off.
+    """Writes what has arrived. It keeps what cannot be written yet: a row is locked, or a broker is disabled.
 
     At most `budget` bytes of it are kept, as their senders count them, and for as many conversations as have room in
     memory; of more the peers try again.
@@ -376,7 +376,7 @@ class InboundWriter:
         return self._seconds() if self._behind else self._backoff.at
 
     def arrived(self, store: Store, link: Link, received: OpenedMessage) -> None:
-        """What a message changes is noted, until it is written."""
+        """Note the changes that a message makes, until they are written."""
         handle, header, payload, target = received
         entry = self._conversations.get(handle)
         if entry is None:
@@ -412,7 +412,7 @@ class InboundWriter:
         self._conversations.halt(entry)
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
-        """What has arrived goes into the queues; None when there was nothing."""
+        """Store what has arrived into the queues. Returns None if there was nothing."""
         late = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
         batches = late.copy()
         for handle in touched | self._behind:
@@ -459,11 +459,11 @@ class InboundWriter:
 
     @property
     def stored(self) -> int:
-        """How many messages this round has stored."""
+        """Return how many messages this round has stored."""
         return sum(batch.reached - batch.expected for batch in self._stored)
 
     def _make_room(self) -> None:
-        """What has waited longest goes first: a broker may be off for days, and most rows are held for a moment."""
+        """Drop what has waited longest: a broker may be off for days, and most rows are locked for a moment."""
         loads = {
             handle: entry.dialog.arriving for handle in self._postponed if (entry := self._conversations.get(handle))
         }
@@ -477,7 +477,7 @@ class InboundWriter:
             self.quotas.renote(handle)
 
     def _is_known(self, handle: UUID) -> bool:
-        """Whether its batch is still that of its dialog; else the peer sends it again."""
+        """Return whether its batch is still that of its dialog; else the peer sends it again."""
         entry = self._conversations.get(handle)
         return entry is not None and entry.storing is Storing.POSTPONED
 
@@ -487,7 +487,7 @@ class InboundWriter:
                 self._conversations.stores(entry, event)
 
     def committed(self, store: Store, result: arriving.Result) -> None:
-        """What was stored is durable: it is acknowledged with the next frame."""
+        """Note that the stored messages are durable: the next frame acknowledges them."""
         metrics.ARRIVED.inc(self.stored)
         for handle, batch in zip(result.stored, self._stored, strict=True):
             metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
@@ -515,7 +515,7 @@ class InboundWriter:
                 self._conversations.line_up(handle)
 
     def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
-        """What the peers have said of our messages, and what we say of those that wait.
+        """Write acknowledgements and errors of peers, and the status of messages that wait.
 
         Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
         """
@@ -552,7 +552,7 @@ class InboundWriter:
         return settled, ended
 
     def _make_anew(self, settled: dict[UUID, Acknowledged]) -> None:
-        """Who was found while acknowledged messages still waited in the database counts from messages that go now."""
+        """Forget conversations that were loaded with messages that this round deletes: their counts are wrong."""
         for handle, event in settled.items():
             entry = self._conversations.get(handle)
             if entry is not None and entry.dialog.acknowledged_below < event.below:
@@ -631,7 +631,7 @@ def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionK
 
 
 def _spoiled(came: ReceivedMessage, problem: CorruptedMessage) -> None:
-    """It was changed under way, or nobody can have made it so."""
+    """Drop a message that was changed on its way, or that no broker makes."""
     journal.not_taken(problem, came.link)
     came.link.complain()
 

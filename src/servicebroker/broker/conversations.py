@@ -62,23 +62,23 @@ class Entry:
 
     @property
     def priority(self) -> int:
-        """Of what it sends, 1 to 10."""
+        """The priority of its messages, 1 to 10."""
         return self.endpoint.priority if self.endpoint.honors_priority else DEFAULT_PRIORITY
 
     @property
     def wants_more(self) -> bool:
-        """Whether messages wait in the database that are not offered yet."""
+        """Return whether messages wait in the database that are not offered yet."""
         return self.dialog.next_to_offer < self.end
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is lost or delayed when it is forgotten."""
+        """Return whether nothing is lost or delayed when it is forgotten."""
         is_to_send = self.wants_more or self.dialog.load > 0  # what is not acknowledged is tried again
         return self.dialog.is_idle and not (is_to_send and self.dialog.sending in SENDS)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it waits for something that may take long, and can do so in the database."""
+        """Return whether it waits for something that may take long, and can do so in the database."""
         return self.stage is not Stage.LINKED and self.storing is Storing.NOTHING and not self.is_at_rest
 
     def waits_to(self, last: int) -> None:
@@ -114,7 +114,7 @@ class Entry:
         self.endpoint = self.endpoint._replace(**made._asdict())
 
     def secure(self, endpoint: RemoteEndpoint, session: SessionKeys | None) -> None:
-        """It has these keys now."""
+        """Set the keys of the conversation."""
         self.endpoint, self.session = endpoint, session
 
 
@@ -213,7 +213,7 @@ class Conversations:
         return handle
 
     def forget(self, handle: UUID) -> None:
-        """It is gone, or can wait."""
+        """Forget a conversation: its endpoint is gone, or it has nothing to do for now."""
         if entry := self._entries.get(handle):
             self.happens(entry, Event.LEFT)
 
@@ -280,7 +280,7 @@ class Conversations:
                     self._match_at(entry, self._seconds() + _PAUSES[act])
 
     def stores(self, entry: Entry, event: BatchEvent) -> None:
-        """What happens to what has arrived for it; once that is durable it is acknowledged with the next frame.
+        """Apply an event of its batch. Once that is durable the next frame acknowledges it.
 
         Raises:
             Impossible: it cannot happen to this conversation now.
@@ -296,13 +296,13 @@ class Conversations:
             entry.dialog.rolled_back()
 
     def halt(self, entry: Entry) -> None:
-        """Where it sends no more, it fills neither the memory nor its link."""
+        """If it sends no more, free its bodies and its part of the link."""
         if entry.dialog.sending not in SENDS:
             self.release(entry)
             self.weigh(entry)
 
     def _stop(self, entry: Entry, why: str) -> None:
-        """What was read for it would only fill the memory: it is read again when it travels."""
+        """Stop sending, and free the bodies that were read: they are read again later."""
         entry.dialog.link_down(self._seconds(), why)
         self.release(entry)
 
@@ -373,11 +373,11 @@ class Conversations:
         return touched
 
     def is_enabled(self, entry: Entry) -> bool:
-        """Whether the broker of its database sends."""
+        """Return whether the broker of its database sends."""
         return entry.endpoint.database_id not in self._disabled
 
     def attach(self, entry: Entry) -> bool:
-        """Whether it has a link, or gets one now."""
+        """Return whether it has a link, or gets one now."""
         if entry.stage is Stage.CLAIMED and entry.address is not None:
             found = self._links.reach(entry.address)
             if not isinstance(found, str):
@@ -385,7 +385,7 @@ class Conversations:
         return entry.stage is Stage.LINKED
 
     def line_up(self, handle: UUID) -> None:
-        """Whoever has something to send gets in line at the link of its address."""
+        """Put a conversation with something to send into the line at the link of its address."""
         entry = self._entries.get(handle)
         if entry is None:
             return
@@ -407,7 +407,7 @@ class Conversations:
         self.set_alarm(entry)
 
     def _large_window(self, entry: Entry) -> int | None:
-        """What a large message of it may have under way while others send small ones on its link; else None."""
+        """Return the window of large messages while others send small ones on its link; else None."""
         if entry.link is not None:
             small, quickest = self._traffic[entry.link].small, self._traffic[entry.link].quickest
             is_other = small is not None and small.handle != entry.endpoint.conversation_handle
@@ -445,7 +445,7 @@ class Conversations:
 
     @property
     def lines(self) -> Iterator[tuple[Link, FairQueue[UUID]]]:
-        """Who waits for its turn at each link."""
+        """The links, each with the line of conversations that wait for a turn."""
         return iter(list(self._lines.items()))
 
     def load(self, link: Link) -> int:
@@ -459,7 +459,7 @@ class Conversations:
         return max(traffic.taken, traffic.taken_before)
 
     def weigh(self, entry: Entry) -> None:
-        """What its link carries has changed."""
+        """Count anew what its link carries."""
         before, entry.load = entry.load, entry.dialog.load
         if entry.link is not None:
             traffic, gone = self._traffic[entry.link], before - entry.load
@@ -474,7 +474,7 @@ class Conversations:
             self._statuses[entry.endpoint.conversation_handle] = entry.status = status
 
     def take_statuses(self) -> dict[UUID, str]:
-        """What is to be written of why messages wait."""
+        """Return the statuses to be written, and forget them."""
         taken, self._statuses = self._statuses, {}
         return taken
 
@@ -487,7 +487,7 @@ class Conversations:
         self.waiting_bytes += _size(fresh.values())
 
     def take(self, entry: Entry, numbers: Sequence[int]) -> tuple[Part, ...]:
-        """What is kept of them, to be sent."""
+        """Return the bodies of these messages, to be sent, and free them."""
         parts = tuple([entry.parts.pop(number) for number in numbers])
         self.waiting_bytes -= _size(parts)
         return parts
@@ -506,7 +506,7 @@ class Conversations:
             heappush(self._alarms, (at, entry.endpoint.conversation_handle))
 
     def ringing(self, now: float) -> Iterator[tuple[UUID, Entry]]:
-        """Whose alarm is due; set another one if need be."""
+        """Yield the conversations whose alarm is due."""
         while self._alarms and self._alarms[0][0] <= now:
             at, handle = heappop(self._alarms)
             entry = self._entries.get(handle)
@@ -523,7 +523,7 @@ class Conversations:
 
     @property
     def room(self) -> int:
-        """How many more entries it takes."""
+        """Return how many more entries it takes."""
         return self.capacity - len(self._entries)
 
     def make_room(self) -> bool:

@@ -348,7 +348,7 @@ class Daemon:
         self._shares.adapt()
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:
-        """What was learned of peers, and what they have done that is not theirs."""
+        """Save what was learned of peers, and the claims that were not believed."""
         peers = self._network.peers
         if answers := peers.take_answers():
             run_alone(connection, save_answers(answers, self._clock()))
@@ -363,7 +363,7 @@ class Daemon:
             self._obey(policy or self._policy)
 
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
-        """What the dynamic routing service has answered takes effect."""
+        """Apply the answers of the dynamic routing service."""
         catalog = Catalog(keys=self._keys)
         answers = run_alone(connection, take_answers(catalog, self._clock()))
         for failure in answers.failures:

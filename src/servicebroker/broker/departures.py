@@ -1,4 +1,4 @@
-"""What leaves: who has something to send, what of it is read and offered, and the frames that carry it."""
+"""Leaving messages: finding conversations that have some, reading and offering them, and making frames."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Finding:
             self._page_at = 0.0
 
     def due(self, store: Store) -> set[UUID]:
-        """Whose time has come."""
+        """Return the conversations whose alarm is due, after their timers ran."""
         now = self._seconds()
         due, strangers = set(), []
         for handle, entry in self._conversations.ringing(now):
@@ -90,7 +90,7 @@ class Finding:
                     self._conversations.say(entry, why)
 
     def find(self, store: Store, found: list[WaitingConversation]) -> set[UUID]:
-        """Whom the look has found, whom a page has, and who is to be looked up again."""
+        """Enter the conversations of the look and of a page, and look up the wanted ones again."""
         for waiting in found:
             if entry := self._conversations.get(waiting.conversation_handle):
                 entry.waits_to(waiting.last)
@@ -183,7 +183,7 @@ class Readahead:
         return set(wanted)
 
     def _reading(self, entry: Entry) -> Reading | None:
-        """What to read of it; of a conversation without a link only one message, so that it is tried again."""
+        """Return the messages to read of a conversation; without a link only one, so that it is tried again."""
         dialog = entry.dialog
         if (
             entry.address is None
@@ -233,7 +233,7 @@ class Readahead:
 
 
 class _Frame(NamedTuple):
-    """What is sent, and how many messages it counts as."""
+    """A frame to send, and the number of messages that it counts as."""
 
     body: bytes
     messages: int
@@ -259,7 +259,7 @@ class Frames:
         self._is_traced = False  # messages have trace contexts
 
     def send(self, store: Store, *, is_traced: bool) -> int:
-        """What is in line and its links take; how many messages that was, a frame counting as one at least."""
+        """Send what is in line, as far as links take it. Returns how many messages that was, one at least for a frame."""
         self._is_traced = is_traced
         sent = 0
         for link, line in self._conversations.lines:

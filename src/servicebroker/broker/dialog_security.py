@@ -54,7 +54,7 @@ from servicebroker.store.keys.x509_certificates import public_key
 
 
 class Secured(NamedTuple):
-    """What protects a conversation: to be stored with its endpoint, and to be used."""
+    """The protection of a conversation: to be stored with its endpoint, and to be used."""
 
     security: Security
     session: SessionKeys
@@ -127,7 +127,7 @@ class DialogSecurity:
         self._learned: dict[UUID, Learned] = {}  # by handle, to be saved
 
     def forget(self) -> None:
-        """What was written may not have been committed."""
+        """Forget what was written and may not have been committed."""
         self._brokers.clear()
         self._learned.clear()
 
@@ -149,7 +149,7 @@ class DialogSecurity:
     # ---------------------------------------------------------------- the initiator
 
     def begin(self, store: Store, endpoints: Sequence[RemoteEndpoint]) -> dict[UUID, Secured | str]:
-        """What protects these conversations, which begin; or why that cannot be had, in the words of their status."""
+        """Decide the security of conversations that begin. A text says why one has to wait, as its status."""
         beginnings = store.find_beginnings([one.conversation_handle for one in endpoints])
         owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
         found = store.find_certificates_of(owners)
@@ -179,7 +179,7 @@ class DialogSecurity:
     def _begin_one(
         self, one: UndecidedDialog, endpoint: RemoteEndpoint, own: list[UserCertificate], remote: list[UserCertificate]
     ) -> Secured | tuple[Secured, Draft]:
-        """What protects it; with the exchange, not signed yet, if it is secured."""
+        """Return the protection of one conversation, with the unsigned exchange if it is secured."""
         decision = TABLE[bool(own), one.encryption, one.binding]
         if not isinstance(decision, Security):
             raise BrokerError(decision, one.owner_id)
@@ -214,7 +214,7 @@ class DialogSecurity:
         return Signer(ours, secret)
 
     def _is_batching(self, endpoint: RemoteEndpoint) -> bool:
-        """Whether every broker that is known to have the far service understands exchanges of a batch."""
+        """Return whether every broker that is known to have the far service understands exchanges of a batch."""
         known = self._batching.get((endpoint.database_id, endpoint.far_service), {})
         return bool(known) and all(known.values())
 
@@ -230,7 +230,7 @@ class DialogSecurity:
         known[header.from_broker] = BATCHED in header.capabilities
 
     def renew(self, store: Store, introductions: Sequence[Introduction]) -> dict[UUID, tuple[Keys, Exchange] | str]:
-        """What is not acknowledged, for the certificates of today: those that it was made for may be gone at the peer.
+        """Make unacknowledged exchanges anew for the certificates of today: the peer may have replaced its own.
 
         If nobody answers, it gets the form that every version knows. Returns what has changed; or why nothing fits any
         more, in the words of transmission_status.
@@ -291,7 +291,7 @@ class DialogSecurity:
     def learn(
         self, store: Store, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
     ) -> tuple[RemoteEndpoint, SessionKeys] | None:
-        """What an exchange in a later message means: nothing new, or the target's key. None when it is not believed."""
+        """Learn the target's key from an exchange in a later message. Returns None if it is not believed."""
         exchange, keys = header.exchange, endpoint.keys
         if exchange is None or keys is None or not header.is_secured:
             return endpoint, session
@@ -326,7 +326,7 @@ class DialogSecurity:
     def admit(
         self, store: Store, home: LocalService, broker: UUID, header: Header, link: Link
     ) -> Admitted | Denied | None:
-        """Whether a conversation may begin with a service of ours, by its first message. None: it is not answered.
+        """Judge the first message of a conversation with one of our services. Returns None if it gets no answer.
 
         `broker` is the identifier of the database that has the service.
         """
@@ -421,7 +421,7 @@ class DialogSecurity:
         )
 
     def _known_broker(self, store: Store, signer: UserCertificate, header: Header) -> KnownBroker:
-        """What is known of who has signed; of an opening without a date as another share may have written it since."""
+        """Return the known broker of the signer; for an opening without a date as the database has it now."""
         key, opening = (signer.certificate_id, header.from_broker), header.opening
         if key not in self._brokers or opening is None or opening.sealed_at is None:
             if len(self._brokers) >= MOST_BROKERS:

@@ -127,7 +127,7 @@ class Exchanges:
     # ---------------------------------------------------------------- of peers
 
     def is_signed(self, exchange: Exchange, signer: UserCertificate, header: Header) -> bool:
-        """Whether the owner of that certificate has signed the exchange, for this conversation."""
+        """Return whether the owner of that certificate has signed the exchange, for this conversation."""
         key, about = public_key(signer.facts.der), bound(header, exchange.key_id)
         if key is None:
             return False

@@ -43,7 +43,7 @@ class Forwarding:
         self.wake_at = NEVER
 
     def takes(self, came: ReceivedMessage, decision: Decision, here: LocalInstance) -> bool:
-        """Whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
+        """Return whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
         header = came.header
         journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
         match decision.destination:
@@ -100,13 +100,13 @@ class Forwarding:
         return sent
 
     def drop_all(self, number: int) -> None:
-        """Nothing more is passed on, for that reason; the senders send it again."""
+        """Drop all that waits, for that reason; the senders send it again."""
         for refusal in self._forwarder.drop_all(number):
             _dropped(refusal)
 
     @property
     def held(self) -> tuple[int, int]:
-        """How many messages, and their bytes."""
+        """Return how many messages, and their bytes."""
         return len(self._forwarder), self._forwarder.held_bytes
 
     def observed(self) -> list[Row]:

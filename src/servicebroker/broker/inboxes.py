@@ -57,7 +57,7 @@ class Unreached(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """Who is at this address has said what it is."""
+    """A broker at this address has stated its role."""
 
     address: Address
     standing: Standing
@@ -73,7 +73,7 @@ NetworkEvent = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
 class _Line:
-    """What one peer has brought, and how much of it rounds take."""
+    """The frames of one peer, and the share of rounds that they take."""
 
     def __init__(self) -> None:
         self.arrivals: deque[Arrival] = deque()
@@ -94,7 +94,7 @@ class _Line:
 
 
 class Inbox:
-    """What has happened on the network and waits for the rounds of a share.
+    """The network events that wait for the rounds of a share.
 
     Each owner has a line of its own, who has proved nothing one for each link. While somebody brings little, each gets
     about as much time: who brings more than that waits as long as its portion took. So nobody can delay the others
@@ -186,7 +186,7 @@ class Inbox:
         return brought
 
     def forget_links(self) -> None:
-        """Nobody remembers what was under way on links: that some of them are over is no news."""
+        """Forget lost links: after a restart of the relays nothing was under way on them."""
         with self._lock:
             self._happened = {key: one for key, one in self._happened.items() if not isinstance(one, Lost)}
 
@@ -212,18 +212,18 @@ class Inbox:
             self._has_more &= any(line.arrivals and not line.rests_until for line in self._lines.values())
 
     def charge(self, link: Link, seconds: float) -> None:
-        """So much of this thread's round went to what that peer has brought."""
+        """Charge a peer for seconds of this thread's round."""
         with self._lock:
             if self._taker == threading.get_ident() and (line := self._lines.get(line_of(link))) is not None:
                 line.charged += seconds
 
     def _has_light_one(self) -> bool:
-        """Whether some line has had much less than the others, or nobody knows yet."""
+        """Return whether some line has had much less than the others, or nobody knows yet."""
         uses = [line.use for line in self._lines.values()]
         return len(uses) > 1 and min(uses) <= LIGHT * sum(uses) / len(uses)
 
     def _has_turns(self, line: _Line) -> bool:
-        """Whether a round takes no more than its portion of that line, and lets it rest then."""
+        """Return whether a round takes no more than its portion of that line, and lets it rest then."""
         return self._is_shared or (len(self._lines) > 1 and line.vain > VAIN)
 
     def waste(self, link: Link, share: float) -> None:
@@ -251,7 +251,7 @@ class Inbox:
             return sum(line.size for line in self._lines.values())
 
     def is_full(self, link: Link) -> bool:
-        """Whether the streams of that peer should not be read any more: it has its share of the room."""
+        """Return whether the streams of that peer should not be read any more: it has its share of the room."""
         with self._lock:
             line = self._lines.get(line_of(link))
             return line is not None and self._is_full(line)
@@ -307,16 +307,16 @@ class Inboxes:
             inbox.bell.set()
 
     def forget_links(self) -> None:
-        """Nobody remembers what was under way on links."""
+        """Forget lost links in all inboxes."""
         for inbox in self.shares:
             inbox.forget_links()
 
     def complain(self, link: Link, frames: int) -> None:
-        """So many frames of a peer were for nothing."""
+        """Count frames of a peer that were for nothing."""
         self._noise[line_of(link)] += frames
 
     def is_noisy(self, link: Link) -> bool:
-        """Whether the peer brings nothing but noise, on all of its connections together: it is not read for a while."""
+        """Return whether a peer brings too much noise, on all of its connections together, to be read now."""
         return self._noise[line_of(link)] > NOISE
 
     def forgive(self) -> bool:
@@ -331,12 +331,12 @@ class Inboxes:
             inbox.waste(link, share)
 
     def charge(self, link: Link, seconds: float) -> None:
-        """So much of the round that this thread runs went to what that peer has brought."""
+        """Charge a peer for seconds of the round that this thread runs."""
         for inbox in self.shares:
             inbox.charge(link, seconds)
 
     def is_full(self, link: Link) -> bool:
-        """Whether the streams of that peer should not be read any more: it has its share of the room of one."""
+        """Return whether the streams of that peer should not be read any more: it has its share of the room of one."""
         return any(inbox.is_full(link) for inbox in self.shares)
 
     @property
@@ -408,12 +408,12 @@ def share_for(arrival: Arrival, count: int) -> int:
 
 
 def line_of(link: Link) -> object:
-    """Whose line it is in."""
+    """Return the key of the line of a link: its owner, or the link itself."""
     return link.owner or link
 
 
 def _about(item: Lost | Reached | Unreached | Answered | Outdated) -> object:
-    """What a happening is of: the next one of the same takes its place, so that peers cannot pile them up."""
+    """Return the subject of an event: the next event of the same subject replaces it, so that none pile up."""
     match item:
         case Lost():
             return item.link

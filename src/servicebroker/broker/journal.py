@@ -1,4 +1,4 @@
-"""What the broker says of messages and connections: log records under the names of the event classes.
+"""The broker's log of messages and connections, under the names of the event classes.
 
 A record's attribute `fields` holds what a program wants to read of it.
 """
@@ -66,7 +66,7 @@ def conversation(subclass: str, header: Header, link: Link, error: str = "") -> 
 
 
 def trouble(text: str) -> None:
-    """What the administrator has to put right."""
+    """Log a problem that the administrator has to solve."""
     _log.error("%s", text)
 
 
@@ -78,7 +78,7 @@ def undeliverable(dropped: Dropped, header: Header, link: Link) -> None:
 
 
 def expired(owner: str, handle: UUID) -> None:
-    """What was kept of a conversation's unfinished messages was deleted, since nothing more of them came."""
+    """Log that incomplete messages of a conversation were deleted, since no more fragments came."""
     whose = owner or "a peer without certificate"
     _log.warning("Deleted unfinished messages of %s, conversation %s: nothing more of them came.", whose, handle)
 
@@ -91,7 +91,7 @@ def _subclass(header: Header) -> str:
 
 
 def watches_conversations() -> bool:
-    """Whether Broker:Conversation and its groups are to be told: there is one for each message."""
+    """Return whether Broker:Conversation and its groups are to be told: there is one for each message."""
     return _log.isEnabledFor(logging.DEBUG)
 
 
@@ -239,7 +239,7 @@ def _record(level: int, event: str, **fields: str) -> None:
 
 
 def _fields(header: Header) -> dict[str, str]:
-    """What the trace has of any message."""
+    """Return the fields that the trace has of any message."""
     return {
         "conversation": str(header.conversation_id),
         "sequence_number": str(header.number),

@@ -88,7 +88,7 @@ def sign(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes:
 
 
 def is_signed(exchange: Exchange, by: PublicKey, about: bytes) -> bool:
-    """Whether the signature of one exchange is that of `by`."""
+    """Return whether the signature of one exchange is that of `by`."""
     return x509_certificates.is_signed(_signed(exchange, about), exchange.signature, by)
 
 

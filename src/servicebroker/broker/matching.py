@@ -1,4 +1,4 @@
-"""Where conversations go: their routes are matched, and they are claimed before anything of them leaves."""
+"""Matching of routes, and the claim of a conversation before anything of it leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Matching:
         self._anew: set[UUID] = set()  # whose routes or principals have changed, in this round
 
     def match(self, store: Store, handles: Iterable[UUID]) -> None:
-        """Where those go that have no address yet, or whose routes have changed."""
+        """Route the conversations that have no address yet, or whose routes have changed."""
         anew, self._anew = self._anew, set()
         entries = {
             handle: entry

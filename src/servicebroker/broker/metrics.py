@@ -107,7 +107,7 @@ def show_backlog(*amounts: int) -> None:
 
 
 def show_relays(dialogs: int, messages: int, size: int, processes: int) -> None:
-    """What relays remember and hold, as it is now."""
+    """Show what the relays remember and hold now."""
     DIALOGS.set(dialogs)
     FORWARDED_PENDING.set(messages)
     FORWARDED_PENDING_BYTES.set(size)
@@ -128,7 +128,7 @@ FRAGMENT_BYTES = _both("fragment_bytes", "Bytes of these; by fragments it is the
 
 
 def take_counted() -> Counted:
-    """What this process has counted since the last time."""
+    """Return the counts of this process since the last call."""
     found = {
         (name, tuple(sample.labels.values())): sample.value
         for name, counter in _COUNTERS.items()
@@ -157,7 +157,7 @@ def count_event(event: BrokerEvent) -> None:
 
 
 class StoredCounters(Collector):
-    """What PostgreSQL holds, read at each scrape on a connection of its own; nothing while it cannot be reached."""
+    """Metrics that PostgreSQL holds, read at each scrape on a connection of its own; none while it is down."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -181,7 +181,7 @@ class StoredCounters(Collector):
 
 
 def registry(url: str) -> prometheus_client.CollectorRegistry:
-    """What this process counts and what the instance at that URL holds."""
+    """Return the metrics of this process and of the instance at that URL."""
     both = prometheus_client.CollectorRegistry()
     both.register(REGISTRY)
     both.register(StoredCounters(url))

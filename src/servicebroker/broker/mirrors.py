@@ -36,7 +36,7 @@ class Mirrors:
         return min((pair.wake_at for pair in self._pairs.values()), default=NEVER)
 
     def strangers(self, destinations: Iterable[Elsewhere]) -> list[Elsewhere]:
-        """Those of which nothing is known yet, each once: `begin` them first."""
+        """Return the pairs of which nothing is known yet, each once: `begin` them first."""
         return [one for one in dict.fromkeys(destinations) if one.mirror is not None and one not in self._pairs]
 
     def begin(self, known: Mapping[Elsewhere, Known]) -> None:
@@ -66,12 +66,12 @@ class Mirrors:
         return destination.mirror if pair.chosen else destination.address
 
     def heard(self, address: Address, standing: Standing) -> None:
-        """Who is at that address has said what it is."""
+        """Note the role that the broker at that address has stated."""
         for one, side in self._sides(address):
             self._becomes(one, mirroring.heard(self._pairs[one], side, standing, self._seconds()))
 
     def unreached(self, address: Address, status: str) -> None:
-        """Nobody is there, and why."""
+        """Note that nobody answers at that address, and why."""
         for one, side in self._sides(address):
             self._becomes(one, mirroring.unreachable(self._pairs[one], side, status, self._seconds()))
 
@@ -86,7 +86,7 @@ class Mirrors:
         return taken
 
     def take_news(self) -> list[Row]:
-        """What is to be kept of them: once each time that it has changed."""
+        """Return the rows to save: once after each change."""
         rows = []
         news, self._news = [one for one in self._pairs if one in self._news], set()
         for one in news:
@@ -101,7 +101,7 @@ class Mirrors:
         return rows
 
     def forget_told(self) -> None:
-        """What was kept last may not have been committed, and routes may change before anybody looks."""
+        """Have all pairs saved and stated again: the last save may not have been committed."""
         self._told = dict.fromkeys(self._pairs, "")
         self._news.update(self._pairs)
 

@@ -1,4 +1,4 @@
-"""What a daemon knows of its peers: who is at which address, whose each instance is, and what was claimed in vain.
+"""The daemon's knowledge of peers: the owner of each address and instance, and false claims.
 
 The network's thread learns, the relay's asks. What is new is kept in the database by the look of each second.
 """
@@ -47,7 +47,7 @@ class Peers:
             self._learn()
 
     def owner_at(self, address: Address) -> str | None:
-        """Who is at an address; None when that is not known."""
+        """Return the owner of the certificate shown at an address; None if it is not known."""
         answer = self._answers.get(address)
         return None if answer is None else answer.owner
 
@@ -75,7 +75,7 @@ class Peers:
         return why
 
     def answered(self, address: Address, owner: str, instance: UUID) -> str | None:
-        """Who is at an address that we connected to: why it is not believed; else it is known from now on."""
+        """Note the owner at an address that we connected to. Returns why it is not believed, or None."""
         if not self.proves:
             return None
         with self._lock:
@@ -106,7 +106,7 @@ class Peers:
         self._learn()
 
     def _learn(self) -> None:
-        """Whose instances are where we connected."""
+        """Learn the owners of the instances that we connected to."""
         learned: dict[UUID, frozenset[str]] = {}
         for owner, instance in self._answers.values():
             if owner != NOBODY:
@@ -126,13 +126,13 @@ class Peers:
         self._mistrusted[what] = before + 1, detail
 
     def take_answers(self) -> dict[Address, Answer]:
-        """Who was found where since the last time."""
+        """Return the answers since the last call."""
         with self._lock:
             taken, self._news = self._news, {}
             return taken
 
     def take_mistrusted(self) -> dict[Mistrust, tuple[int, str]]:
-        """What was counted since the last time, how often, and the last of each."""
+        """Return the false claims since the last call: how often each was made, and its last text."""
         with self._lock:
             taken, self._mistrusted = self._mistrusted, {}
             return taken

@@ -1,4 +1,4 @@
-"""What the network has to obey: the endpoint of the instance and its certificates, read again every second."""
+"""The policy of the network: the endpoint of the instance and its certificates, read every second."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Policy(NamedTuple):
-    """What the network does.
+    """The settings of the network.
 
     Attributes:
         port: where it listens, None for nowhere; `host` is '' for every address of the machine.
@@ -72,19 +72,19 @@ class Policy(NamedTuple):
 
     @property
     def proves(self) -> bool:
-        """Whether connections prove who their peers are."""
+        """Return whether connections prove who their peers are."""
         return self.tls is not None and self.encryption != DISABLED
 
     @property
     def addresses(self) -> frozenset[Address]:
-        """Where routes mean this instance."""
+        """The addresses by which routes mean this instance."""
         if self.port is None:
             return frozenset()
         return own_addresses(self.host, self.port)
 
 
 class _Stored(NamedTuple):
-    """What the database holds of it."""
+    """The stored endpoint, certificates and CONNECT permissions."""
 
     endpoint: NetworkEndpoint | None
     certificates: list[TransportCertificate]
@@ -143,7 +143,7 @@ class PolicyWatch:
         self._basis = self._seen = None
 
     def _stand(self, connection: psycopg.Connection[Any], now: datetime) -> MemberState | None:
-        """How this instance stands in its domain; what is wrong with that is logged when it is news."""
+        """Return how this instance stands in its domain; what is wrong with that is logged when it is news."""
         if self._keys is None:
             return None
         if self._member is None:
@@ -253,7 +253,7 @@ def _told(standing: MemberState) -> ToldMembership:
 
 
 def _essence(standing: MemberState | None) -> object:
-    """What connections rest on: not the problem, which is told and changes nothing for them."""
+    """Return the part of a membership on which connections depend: all but the problem."""
     return None if standing is None else standing._replace(problem="")
 
 
@@ -276,7 +276,7 @@ def _warn_of_passwords(certificates: list[TransportCertificate]) -> None:
 
 
 def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
-    """Whom the imported certificates stand for."""
+    """Return the fields of the policy that the imported certificates decide."""
     imported = [one for one in certificates if not one.is_own]
     named: dict[UUID, frozenset[str]] = {}
     for owner, instance, _ in (one.proved for one in imported):

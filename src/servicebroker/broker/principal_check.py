@@ -1,4 +1,4 @@
-"""Whether the server behind a daemon may be called the principal: a commit proves it (decision 105)."""
+"""The check that the server behind a daemon is the principal: a commit proves it (decision 105)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PrincipalCheck:
             )
 
     def _commit(self, connection: psycopg.Connection[Any], standing: Standing) -> str:
-        """What speaks against it, or nothing."""
+        """Wait for a commit. Returns why this server is not the principal, or ''."""
         is_challenged = self._challenge.system == standing.system and self._challenge.timeline > standing.timeline
         if is_challenged and not standing.is_guarded:
             return (

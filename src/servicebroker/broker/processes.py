@@ -42,7 +42,7 @@ TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # who is told something, b
 
 
 def program_on_disk() -> list[tuple[str, int]]:
-    """What a process that starts now runs: another one when somebody has installed something since."""
+    """Return the files of the program with their times: a process that starts after an upgrade runs another one."""
     place = Path(__file__).parents[1]
     return sorted((str(file.relative_to(place)), file.stat().st_mtime_ns) for file in place.rglob("*.py"))
 
@@ -51,7 +51,7 @@ PROGRAM = program_on_disk()  # when this process has begun
 
 
 class Begin(NamedTuple):
-    """What a process is to do. It says what program it is, connects to the database, and says its `Session` and `Done`.
+    """The order to begin. The process sends its program, connects to the database, and sends `Session` and `Done`.
 
     Attributes:
         follows: one that was killed, whose last commit may not have reached the standby.
@@ -72,7 +72,7 @@ class Session(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round needs that is known here.
+    """The input of a round that only the daemon knows.
 
     Attributes:
         time: of the daemon's clock, and the moment of that, which is the same in all processes.
@@ -109,7 +109,7 @@ class DaemonCall(NamedTuple):
 
 
 class StatusMessage(NamedTuple):
-    """How a process stands, once a second: what it remembers and holds, and has counted since the last time."""
+    """The state of a process, once a second: what it remembers and holds, and its counts since the last one."""
 
     remembered: int
     held: tuple[int, int]
@@ -128,7 +128,7 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """It has failed, and the process ends."""
+    """The failure of a round; the process ends."""
 
     is_of_database: bool
     text: str
@@ -147,7 +147,7 @@ class Unstartable(InstanceError):
 
 
 class Held(NamedTuple):
-    """What a share holds for other instances, as its process has said."""
+    """The forwarded messages that a share holds, as its process has reported."""
 
     held: tuple[int, int]
     rows: Sequence[Row]
@@ -258,7 +258,7 @@ class ShareProcess:
 
     @property
     def ending(self) -> str:
-        """How it has ended, when it has."""
+        """Return how it has ended, when it has."""
         code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
@@ -293,7 +293,7 @@ class ShareProcess:
         return self._take(answer)
 
     def forget(self, shares: int = 1) -> None:
-        """It has just begun, and remembers nothing."""
+        """Do nothing: the process has just begun, and remembers nothing."""
 
     def lost(self, link: Link, status: str) -> None:
         """A link is over."""
@@ -314,12 +314,12 @@ class ShareProcess:
 
     @property
     def remembered(self) -> int:
-        """How many conversations it has in memory, as it has said lately."""
+        """Return how many conversations it has in memory, as it has said lately."""
         return 0 if self._seen is None else self._seen.remembered
 
     @property
     def forwarding(self) -> Held:
-        """What it holds for others, as it has said lately."""
+        """The forwarded messages that it holds, as it last reported."""
         return Held((0, 0), ()) if self._seen is None else Held(self._seen.held, self._seen.forwarded)
 
     # ---------------------------------------------------------------- what is said
@@ -369,7 +369,7 @@ class ShareProcess:
                 getattr(self._links if whom == TO_LINKS else self._peers, told.method)(*told.arguments)
 
     def _answered(self, ask: Question) -> object:
-        """What a process asks for in a round."""
+        """Return the answer to a question that a process asks in a round."""
         match ask.what:
             case "reach":
                 way = self._links.reach(ask.about)

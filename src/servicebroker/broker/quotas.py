@@ -1,4 +1,4 @@
-"""What peers have begun to send and not finished, in step with the store: counted, bounded, and forgotten when idle.
+"""Quotas of incomplete messages, in step with the store: counted, bounded, and dropped when idle.
 
 The rules are those of `protocol/unfinished.py`. The accounts are in memory, and begin with what the store has.
 """
@@ -39,7 +39,7 @@ class Quotas:
             self._unfinished.forget(handle)
 
     def renote(self, handle: UUID) -> None:
-        """What had come for a conversation was not stored, and counts no more."""
+        """Count a conversation anew after its batch was dropped."""
         owner, entry = self._unfinished.owner(handle), self._conversations.get(handle)
         if owner is None or entry is None:
             return
@@ -56,7 +56,7 @@ class Quotas:
                 self._unfinished.forget(handle)
 
     def owners(self, handles: Iterable[UUID]) -> dict[UUID, str]:
-        """Who has brought what is kept of these, as far as something is."""
+        """Return the owners of what is kept of these conversations, as far as something is."""
         found = {handle: self._unfinished.owner(handle) for handle in handles}
         return {handle: owner for handle, owner in found.items() if owner is not None}
 
@@ -77,7 +77,7 @@ class Quotas:
         return entry is None or (entry.storing is Storing.NOTHING and not entry.dialog.is_storing)
 
     def expired(self, handles: Iterable[UUID]) -> None:
-        """What was deleted is not acknowledged any more."""
+        """Note that incomplete messages were deleted: they are not acknowledged any more."""
         for handle in handles:
             owner = self._unfinished.owner(handle)
             if owner is not None:

@@ -1,4 +1,4 @@
-"""Whom a certificate stands for, once TLS has proved that a peer has its key; or why the peer is not let in."""
+"""The owner of a certificate, once TLS has proved that the peer has its key; or why the peer is refused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Recognition:
         raise BrokerError(28035, self.stranger)
 
     def evidence(self, signature: bytes) -> bytes:
-        """What this instance has signed as a member, with the certificate by which its other servers can tell."""
+        """Return the signature with the certificate by which other servers of this instance verify it."""
         assert self.domain is not None
         assert self.domain.facts is not None
         return msgspec.msgpack.encode(Signed(signature, self.domain.facts.der))
@@ -116,7 +116,7 @@ class Recognition:
         return Recognized(certificate, self._protocol)
 
     def _unknown(self, der: bytes) -> Recognized:
-        """It was never imported, and what it says of itself proves nothing: CONNECT was granted to public."""
+        """Recognize a certificate that was never imported, since CONNECT is granted to public; it proves nothing."""
         facts = facts_of_der(der)
         name = f"{STRANGER} {facts.thumbprint.hex()}"
         proved = Proved(name)

@@ -1,4 +1,4 @@
-"""What was refused since the last look, by this instance or by its peers: counted, bounded, kept by the daemon."""
+"""Refusals since the last look, by this instance or by its peers: counted and bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Refusals:
             self._found[what] = times + 1, cleaned(text)
 
     def take(self) -> dict[Refusal, tuple[int, str]]:
-        """What was counted since the last time, with its latest text."""
+        """Return the counts since the last call, each with its latest text."""
         with self._lock:
             taken, self._found = self._found, {}
             return taken

@@ -150,7 +150,7 @@ class Relay:
 
     @property
     def remembered(self) -> int:
-        """How many conversations it has in memory."""
+        """Return how many conversations it has in memory."""
         return len(self._conversations)
 
     @property
@@ -207,7 +207,7 @@ class Relay:
         return touched
 
     def _pass_on(self, store: Store, came: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """What the routes lead elsewhere is taken over by the forwarder; what is not its bringer's is dropped.
+        """Hand messages for other instances to the forwarder, and drop those that their peer may not bring.
 
         Returns the others.
         """

@@ -1,4 +1,4 @@
-"""What the daemon tells of itself, for `doctor`: where it listens, and what it fails at now."""
+"""The daemon's report for `doctor`: its address, and what it fails at now."""
 
 from __future__ import annotations
 

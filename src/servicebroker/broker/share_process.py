@@ -69,7 +69,7 @@ class Daemon:
         self._told: list[DaemonCall] = []
 
     def hear(self) -> Any:
-        """What it says. Where it has gone this process ends: that is not to look like the failure of a round."""
+        """Return the daemon's next message. If the daemon has gone, end this process: no round has failed then."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
@@ -83,7 +83,7 @@ class Daemon:
             sys.exit(1)
 
     def ask(self, what: str, about: object) -> Any:
-        """What only the daemon knows."""
+        """Ask the daemon for something that only it knows."""
         self.say(Question(what, about))
         return self.hear()
 
@@ -92,7 +92,7 @@ class Daemon:
         self._told.append(DaemonCall(whom, method, arguments, named))
 
     def take_told(self) -> list[DaemonCall]:
-        """What it was told since the last time."""
+        """Return the calls for the daemon since the last time."""
         taken, self._told = self._told, []
         return taken
 
@@ -109,13 +109,13 @@ class Link:
 
     @property
     def room(self) -> int:
-        """How many bytes it takes, without what others have sent since the round began."""
+        """Return how many bytes it takes, without what others have sent since the round began."""
         if self._round != self._daemon.rounds:
             self.grant(self._daemon.ask("room", self._number))
         return self._room
 
     def grant(self, room: int) -> None:
-        """It takes so many bytes in this round; the daemon does not know yet what of it this round has used."""
+        """Set the bytes that the link takes in this round, of which the daemon does not know yet what was used."""
         if self._round != self._daemon.rounds:
             self._room, self._round = room, self._daemon.rounds
 
@@ -125,19 +125,19 @@ class Link:
         self._daemon.tell(self._number, "send", body, is_forwarded=is_forwarded)
 
     def complain(self) -> None:
-        """What it has brought was for nothing."""
+        """Count a frame of the link that was for nothing."""
         self._daemon.tell(self._number, "complain")
 
     def refused(self, number: int, text: str) -> None:
-        """What it has brought was refused."""
+        """Count a message of the link that was refused."""
         self._daemon.tell(self._number, "refused", number, text)
 
     def opened(self) -> None:
-        """What it has brought began a conversation."""
+        """Count a conversation that the link has begun."""
         self._daemon.tell(self._number, "opened")
 
     def charge(self, seconds: float) -> None:
-        """What it has brought has taken so long."""
+        """Charge the link for seconds of the round."""
         self._daemon.tell(self._number, "charge", seconds)
 
 
@@ -181,7 +181,7 @@ class Links:
 
 
 class KnownPeers(Peers):
-    """What the daemon knows of peers."""
+    """The daemon's knowledge of peers."""
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class KnownPeers(Peers):
         self.version, self.proves = version, proves
 
     def owner_at(self, address: Address) -> str | None:
-        """Who is at an address, by what was known when the round began."""
+        """Return the owner at an address, as known when the round began."""
         if address not in self._owner_at:
             self._owner_at[address] = self._daemon.ask("owner_at", address)
         return self._owner_at[address]
@@ -206,7 +206,7 @@ class KnownPeers(Peers):
 
 
 class DaemonsLog(logging.Handler):
-    """What is said here is said by the daemon."""
+    """A log handler that hands records to the daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class DaemonsClock:
         self._then, self._moment = datetime.min, 0.0
 
     def set(self, then: datetime, moment: float) -> None:
-        """It was so late at that moment."""
+        """Set the clock: the time at a moment that all processes share."""
         self._then, self._moment = then, moment
 
     def __call__(self) -> datetime:
@@ -320,7 +320,7 @@ class Worker:
 
 
 def _end_with_the_daemon() -> None:
-    """Nobody has the other end of the standard input any more."""
+    """End this process when the daemon has gone: then nobody holds the other end of the standard input."""
     os.read(0, 1)
     os._exit(1)
 

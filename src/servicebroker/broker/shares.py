@@ -77,19 +77,19 @@ class Share:
 
 
 class _Opened(NamedTuple):
-    """What a share of this process works with; it may follow a process that was killed."""
+    """The connection and store of a share in this process; it may follow a process that was killed."""
 
     connection: DirectConnection
     store: PostgresStore
     follows: bool = False
 
     def ready(self) -> None:
-        """What the killed one has committed is with the standby from now on: who begins here may acknowledge it."""
+        """Wait until the standby has what a killed process committed: only then may it be acknowledged."""
         if self.follows:
             self.store.prove()
 
     def close(self) -> None:
-        """It works with it no more."""
+        """Close the connection."""
         self.connection.close()
 
     def interrupt(self, patience: float) -> None:
@@ -134,7 +134,7 @@ class Serving(NamedTuple):
 
 
 class Shares:
-    """Those of one daemon, whose thread calls all of it.
+    """The shares of one daemon, whose thread calls every method.
 
     `make` makes a relay, `carry` runs a round; `count` of them, not as load asks for; `start` makes processes for them,
     with True in the place of one that was killed.
@@ -279,7 +279,7 @@ class Shares:
         self._threads, self._opened = [], []
 
     def _shrink(self, count: int) -> None:
-        """What a share that goes would have passed on is sent again by its sender."""
+        """Remove the last shares. Senders repeat what those would have passed on."""
         for share in self.all[count:]:
             share.relay.forwarding.drop_all(11293)
         del self.all[count:]
@@ -287,7 +287,7 @@ class Shares:
     # ---------------------------------------------------------------- while they run
 
     def show(self) -> None:
-        """What they remember and hold, as metrics."""
+        """Show as metrics what the shares remember and hold."""
         held = [share.relay.forwarding.held for share in self.all]
         metrics.show_relays(
             sum(share.relay.remembered for share in self.all),
@@ -297,7 +297,7 @@ class Shares:
         )
 
     def forwarded(self) -> list[tuple[object, ...]]:
-        """What they hold for others, for sys.dm_broker_forwarded_messages."""
+        """Return the forwarded messages that the shares hold, for sys.dm_broker_forwarded_messages."""
         return [row for share in self.all for row in share.relay.forwarding.observed()]
 
     def serving(self) -> list[Serving]:
@@ -388,7 +388,7 @@ class Shares:
 
 
 class Load:
-    """How many shares are wanted, by how busy those are that there are.
+    """The number of shares to have, by how busy the present ones are.
 
     Those that are in processes do not wait for what this one computes.
     """
@@ -400,7 +400,7 @@ class Load:
         self._full = self._resting = 0  # looks
 
     def wanted(self, worked: list[float]) -> int:
-        """How many from now on. `worked`: how long each has been in rounds in all."""
+        """Return how many from now on. `worked`: how long each has been in rounds in all."""
         now, computed, count = time.monotonic(), time.process_time(), len(worked)
         elapsed = max(now - self._looked_at, 1e-6)
         busy = [(one - before) / elapsed for one, before in zip(worked, self._before, strict=False)]
@@ -419,7 +419,7 @@ class Load:
 
 
 def _close(opening: Future[list[_Opened | ShareProcess]]) -> None:
-    """What nobody waits for any more."""
+    """Close connections that nobody waits for any more."""
     if opening.exception() is None:
         for one in opening.result():
             one.close()
@@ -440,12 +440,12 @@ def most(*, in_processes: bool = False) -> int:
 
 
 def are_many_cores() -> bool:
-    """Whether one process of Python is the bound before the cores are, where nobody says how many there are to be."""
+    """Return whether one Python process would be the bottleneck before the cores are."""
     return cores() > FEW
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return how many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

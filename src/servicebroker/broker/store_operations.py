@@ -1,4 +1,4 @@
-"""What rounds ask of the store, and have it write: the relay knows neither SQL nor a driver.
+"""The operations of rounds on the store: the relay knows neither SQL nor a driver.
 
 PostgreSQL carries it out (`broker/postgres_store.py`), and memory for the simulator (`simulation/store.py`).
 """
@@ -47,13 +47,13 @@ class Store(Protocol):
     # ---------------------------------------------------------------- who has something to do
 
     def look(self, seen: Snapshot | None) -> OutgoingLook:
-        """What waits in the transmission queue and was not visible to the look that returned `seen`."""
+        """Find what waits in the transmission queue and was not visible to the look that returned `seen`."""
 
     def page(self, after: UUID, count: int) -> list[UUID]:
         """The next endpoints of which messages wait, in the order of their handles."""
 
     def endpoints(self, handles: Sequence[UUID]) -> list[RemoteEndpoint]:
-        """Those of these endpoints that have no peer in this instance."""
+        """Return the endpoints that have no peer in this instance."""
 
     def endpoints_of(self, keys: Sequence[tuple[UUID, bool]]) -> list[RemoteEndpoint]:
         """The endpoints of these conversations, each given with whether it is the initiator's."""
@@ -62,15 +62,15 @@ class Store(Protocol):
         """The conversation groups of these endpoints."""
 
     def groups_left(self, groups: Collection[UUID]) -> set[UUID]:
-        """Those of these groups that are there still."""
+        """Return the groups that still exist."""
 
     # ---------------------------------------------------------------- where it goes
 
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
-        """Where each of these goes. The dynamic routing service is asked for what no route leads to."""
+        """Route each address. Ask the dynamic routing service for addresses without a route."""
 
     def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
-        """What the routes say of each of these messages from outside."""
+        """Route each of these messages from outside."""
 
     def site(self) -> LocalTopology:
         """The databases of the instance, for `routes`."""
@@ -130,7 +130,7 @@ class Store(Protocol):
     # ---------------------------------------------------------------- what arrives
 
     def find_place(self, header: Header, pick: Pick) -> Place | ConversationFailure | Unroutable:
-        """Where the target of a conversation that begins in another instance is to be."""
+        """Find the place for the target of a conversation that begins in another instance."""
 
     def new_handle(self) -> UUID:
         """Draw the handle of a target."""
@@ -145,7 +145,7 @@ class Store(Protocol):
         """
 
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
-        """What is kept of messages that are not complete, of this share; only of these conversations, if given."""
+        """Return the incomplete messages of this share; only of these conversations, if given."""
 
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         """Delete it, of these conversations. Returns those of which nothing is kept now."""
@@ -159,7 +159,7 @@ class Store(Protocol):
     # ---------------------------------------------------------------- what secures it
 
     def find_beginnings(self, handles: Sequence[UUID]) -> list[UndecidedDialog]:
-        """Those of these endpoints that are initiators and whose security is not decided."""
+        """Return the initiators whose security is not decided."""
 
     def find_certificates_of(self, owners: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[UserCertificate]]:
         """The certificates of these principals, each given with its database."""
@@ -183,7 +183,7 @@ class Store(Protocol):
         """Keep the keys of targets that initiators have learned: the identifier of each, and the key."""
 
     def find_broker(self, certificate_id: int, broker: UUID) -> KnownBroker:
-        """What is known of a broker that signs by this certificate."""
+        """Return the known capabilities and clock of a broker that signs by this certificate."""
 
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
         """Add to what is known of a broker."""

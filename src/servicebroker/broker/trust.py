@@ -1,4 +1,4 @@
-"""Whether a link may bring what it brings.
+"""Trust in links: a peer may bring only what it can be the source of.
 
 What dialog security seals is proved by its seal, whoever carried it. All else is taken from a peer that a route of ours
 names for the service that it comes from: the instance itself, a forwarder, both halves of a mirrored pair. Routes and
@@ -27,7 +27,7 @@ REMEMBERED = 10_000  # sources that were found to be right
 
 
 class Source(NamedTuple):
-    """Where a message says that it comes from, and the broker of ours that it is for; None: it is to be passed on."""
+    """The stated source of a message, and our broker that it is for; None: it is to be forwarded."""
 
     service: str
     broker: str
@@ -65,7 +65,7 @@ class Trust:
             self._routes, self._located = version, None
 
     def takes(self, store: Store, came: ReceivedMessage, entry: Entry | None, decision: Decision | None) -> bool:
-        """Whether a message is taken, for an endpoint of ours or where the routes lead it; not when it waits either."""
+        """Return whether a message is taken now. A message that waits until its peer is known is not."""
         source = _source(came.header, entry, decision)
         if source is None or self._is_right(store, came.link.owner, source):
             return True
@@ -81,7 +81,7 @@ class Trust:
         return False
 
     def _is_right(self, store: Store, owner: str, source: Source) -> bool:
-        """Whether a route names the peer that has brought it; looked up anew before it is said that none does."""
+        """Return whether a route names the peer as this source. Routes are read again before the answer is no."""
         basis = self._routes, self._peers.version
         if basis != self._basis:
             self._basis = basis
@@ -99,7 +99,7 @@ class Trust:
         return found
 
     def _owners(self, store: Store, source: Source) -> dict[Address, str | None]:
-        """Who is where the routes lead; None for an address at which nobody has answered yet."""
+        """Return the owners at the addresses of the routes; None where nobody has answered yet."""
         there = ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
         owners = {address: self._peers.owner_at(address) for address in sorted(there)}
         for address in [address for address, owner in owners.items() if owner is None]:
@@ -108,7 +108,7 @@ class Trust:
         return owners
 
     def _may_become_right(self, store: Store, source: Source) -> bool:
-        """Whether somebody is being connected to who may have brought it, or a route is being asked for."""
+        """Return whether somebody is being connected to who may have brought it, or a route is being asked for."""
         owners = self._owners(store, source)
         if owners or source.database is None:
             return any(owner is None and self._links.reach(address) == "" for address, owner in owners.items())
@@ -130,7 +130,7 @@ class Trust:
 
 
 def _source(header: Header, entry: Entry | None, decision: Decision | None) -> Source | None:
-    """What is to be proved by the way that it came; None when its seal proves it, or nothing becomes of it."""
+    """Return the source that the link must prove; None if the seal proves it, or if the message has no effect."""
     broker, database = str(header.from_broker), str(header.to_broker) if header.to_broker else None
     if entry is not None:
         endpoint = entry.endpoint

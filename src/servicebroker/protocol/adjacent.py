@@ -35,7 +35,7 @@ System = Annotated[str, Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
 
 
 class Phase(StrEnum):
-    """Where a connection is, in the words of sys.dm_broker_connections."""
+    """The state of a connection, in the words of sys.dm_broker_connections."""
 
     INITIAL = "INITIAL"
     NEGOTIATING = "WAIT LOGIN NEGOTIATE"
@@ -45,7 +45,7 @@ class Phase(StrEnum):
 
 
 class Hello(Struct, array_like=True, frozen=True):
-    """What the side that connected says first.
+    """The first frame of the side that connected.
 
     `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances. A daemon that
     does not know `instance` yet leaves it out.
@@ -97,7 +97,7 @@ class Says(Struct, array_like=True, frozen=True):
 
 
 class Myself(NamedTuple):
-    """Who we are, in this start of the daemon; `instance` is the same in a primary and its standbys, `seat` is not."""
+    """Our identity in this start of the daemon. A primary and its standbys share `instance`, and differ in `seat`."""
 
     seat: UUID
     incarnation: UUID
@@ -135,7 +135,7 @@ class Asked(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the peer says that it is."""
+    """The role and timeline that the peer has stated."""
 
     standing: Standing
 
@@ -263,7 +263,7 @@ class Connection:
         return self._closed(number, text)
 
     def outgoing(self) -> bytes:
-        """What is to be written to the stream, once."""
+        """Return the bytes to write to the stream, and forget them."""
         out, self._out = self._out, []
         return b"".join(out)
 

@@ -20,7 +20,7 @@ _OF_SUBSCRIBER = 64  # bits of an IPv6 address
 
 
 class Places(NamedTuple):
-    """How many unproven connections there may be."""
+    """The limits on unproven connections: of all, and of one network."""
 
     in_all: int
     of_network: int

@@ -44,7 +44,7 @@ from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
 
 
 class Sending(StrEnum):
-    """What this side may send. Names the state in the refusals."""
+    """The state of sending. Its name stands in refusals."""
 
     FLOWING = "FLOWING"
     HELD = "HELD"  # the peer has ended: messages wait until this side's application ends too
@@ -55,7 +55,7 @@ class Sending(StrEnum):
 
 
 class DialogEvent(StrEnum):
-    """What moves a `Sending`."""
+    """An event that changes the state of sending."""
 
     ENDED_HERE = "END CONVERSATION"
     PEER_ENDED = "receive end conversation"
@@ -84,7 +84,7 @@ STATUS = {Sending.HELD: RULES[9779].text, Sending.FAILED: RULES[9784].text}
 
 
 class Identity(NamedTuple):
-    """Who talks to whom; an endpoint never changes it, but for `far_broker`, which may be learned.
+    """The two sides of a conversation, and what protects it.
 
     `lifetime` is the end of the conversation in seconds of the clock of `now`.
     """
@@ -166,7 +166,7 @@ class Transmission(NamedTuple):
 
 
 class TransmissionState(NamedTuple):
-    """What outlives the object in memory; all of it can also be found again from the store.
+    """The part of a `Dialog` that outlives it; all of it can be found again from the store.
 
     `base` is the lowest message in the transmission queue and `sent_below` the next number of SEND (both the latter
     when none waits); `is_acknowledged` whether the peer has ever acknowledged anything; `next` is the next message to
@@ -258,7 +258,7 @@ class Dialog:
             self._failure = GONE
 
     def secure(self, exchange: Exchange | None) -> None:
-        """What protects the conversation is decided, before anything of it has travelled."""
+        """Set the security of the conversation, before anything of it has travelled."""
         self.identity = self.identity._replace(is_secured=True, exchange=exchange)
 
     @property
@@ -340,11 +340,11 @@ class Dialog:
         self._is_refusing = True
 
     def give_way(self, large_window: int | None) -> None:
-        """So many bytes of large messages may be under way, since others send small ones; None: as many as of those."""
+        """Limit the bytes of large messages under way, while others send small ones. None: as many as of small ones."""
         self._outgoing.large_window = large_window
 
     def has_work(self, now: float) -> bool:
-        """Whether `transmit` would return something."""
+        """Return whether `transmit` would return something."""
         if now < self._outgoing.held_until:
             return False
         return self._incoming.is_ack_due or self._is_refusing or self._may_send(now)
@@ -444,7 +444,7 @@ class Dialog:
         return [*events, _dropped(11212)]
 
     def batch(self) -> Batch | None:
-        """What to store now; None when there is nothing, or when the last batch is not `committed` yet."""
+        """Return the batch to store now; None if there is nothing, or if the last one is not `committed` yet."""
         return self._incoming.batch()
 
     def committed(self) -> None:
@@ -461,12 +461,12 @@ class Dialog:
 
     @property
     def is_storing(self) -> bool:
-        """Whether something that has come waits for a commit."""
+        """Return whether something that has come waits for a commit."""
         return self._incoming.is_busy
 
     @property
     def begun(self) -> Begun | None:
-        """What is kept of messages that are not complete, or is to be with the next batch; None for nothing."""
+        """The incomplete messages that are kept, or will be with the next batch; None if there are none."""
         return self._incoming.begun
 
     def forget_kept(self) -> None:
@@ -483,7 +483,7 @@ class Dialog:
         self._incoming.rolled_back()
 
     def deleted(self, event: Acknowledged) -> None:
-        """What `Acknowledged` asked for is committed."""
+        """Note that the deletion that `Acknowledged` asked for is committed."""
         self._deleted_below = max(self._deleted_below, event.below)
 
     def _strange(self, header: Header) -> Dropped | None:
@@ -500,7 +500,7 @@ class Dialog:
         return None
 
     def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Diverged | None:
-        """Whether it shows that one of the two instances has gone back to an old copy."""
+        """Return whether it shows that one of the two instances has gone back to an old copy."""
         stored = self._incoming.stored.next
         if header.floor is not None and header.floor > stored:
             what = f"The messages {stored} to {header.floor - 1} were acknowledged, and are not known."
@@ -516,7 +516,7 @@ class Dialog:
         return [ClockDiffers(clock)] if clock is not None and is_opening else []
 
     def _diverge(self, diverged: Diverged) -> list[Outcome]:
-        """Nothing more is taken, acknowledged or sent: told once to this side, and to the peer whenever it sends."""
+        """Stop the conversation: this side is told once, the peer whenever it sends."""
         self._is_refusing = True
         if self._failure is not None:
             return [_dropped(11212)]
@@ -557,7 +557,7 @@ class Dialog:
         return events
 
     def _repeats(self, header: Header, parts: tuple[Part, ...]) -> bool:
-        """Whether all of it is stored: then it only wants its acknowledgement again."""
+        """Return whether all of it is stored: then it only wants its acknowledgement again."""
         return self._incoming.stored.has(header.number + len(parts) - 1, header.fragment)
 
     def _explain(self, verdict: Verdict, number: int) -> Dropped:
@@ -605,7 +605,7 @@ class Dialog:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the peer is silent over a link that stands: something was sent twice, and not acknowledged."""
+        """Return whether the peer is silent over a link that stands: something was sent twice, and not acknowledged."""
         return self._outgoing.is_unanswered and self.sending in SENDS
 
     @property
@@ -617,7 +617,7 @@ class Dialog:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the object may be saved and dropped: nothing under way, to commit or to acknowledge."""
+        """Return whether the object may be saved and dropped: nothing under way, to commit or to acknowledge."""
         return (
             not self._incoming.is_busy
             and self._deleted_below == self._outgoing.base

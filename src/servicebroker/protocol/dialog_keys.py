@@ -23,7 +23,7 @@ class SessionKeys(NamedTuple):
     has_second: bool = False
 
     def of(self, header: Header) -> Protection:
-        """What seals a frame with this header.
+        """Return the protection that seals a frame with this header.
 
         Raises:
             CorruptedMessage: 11254, the key is not known yet.
@@ -39,7 +39,7 @@ UNSECURED = SessionKeys(CHECKSUM)
 
 
 def bound(header: Header, key_id: UUID) -> bytes:
-    """What a key exchange is bound to: it is good for this conversation, these services, and this direction only."""
+    """Return the bytes that bind a key exchange to this conversation, these services and this direction."""
     parts = [key_id.bytes, header.conversation_id.bytes, header.from_broker.bytes, bytes([header.is_from_initiator])]
     for text in (header.from_service, header.to_service):
         parts += [len(text.encode()).to_bytes(2, "big"), text.encode()]

@@ -15,7 +15,7 @@ class Division(NamedTuple):
     shares: int = 1
 
     def has(self, conversation: UUID) -> bool:
-        """Whether a conversation is of this share."""
+        """Return whether a conversation is of this share."""
         return share_of(conversation, self.shares) == self.number
 
 

@@ -1,4 +1,4 @@
-"""What one endpoint of a conversation sends the other: the body of a DIALOG frame.
+"""The body of a DIALOG frame: a message from one endpoint of a conversation to the other.
 
     header length 2 | header | sealed payload
 
@@ -37,7 +37,7 @@ ObjectName = Annotated[str, Meta(min_length=1, max_length=MAXIMUM_NAME)]
 
 
 class Kind(IntEnum):
-    """What travels. A run and a fragment are sequenced; an acknowledgement and a failure are not."""
+    """The kind of a message. Runs and fragments are sequenced; acknowledgements and failures are not."""
 
     RUN = 0
     FRAGMENT = 1
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 
 class Content(IntEnum):
-    """What a sequenced message is: the application's, its END CONVERSATION, or its END CONVERSATION WITH ERROR."""
+    """The content of a sequenced message: data, END CONVERSATION, or END CONVERSATION WITH ERROR."""
 
     DATA = 0
     END = 1
@@ -61,7 +61,7 @@ Token = Annotated[bytes, Meta(min_length=8, max_length=8)]
 
 
 class Acknowledgement(Struct, array_like=True, frozen=True):
-    """What the receiver has committed: every message below `below`, and of those above it what it keeps.
+    """The messages that the receiver has committed: all below `below`, and of those above it the ones that it keeps.
 
     `whole` are ranges of messages (first, last), `parts` are ranges of fragments (message, first, last). `token` is
     that of message `below` - 1, where it is known.
@@ -74,7 +74,7 @@ class Acknowledgement(Struct, array_like=True, frozen=True):
 
 
 class Opening(Struct, array_like=True, frozen=True):
-    """What the target needs to make its endpoint; the initiator says it until anything is acknowledged.
+    """The data from which a target makes its endpoint. The initiator sends it until anything is acknowledged.
 
     `lifetime` is what is left of the conversation's, in seconds. In a secured conversation `sealed_at` is when this
     frame was made. Where the target's broker has told what its clock shows, that is by its clock, and `own_clock` is
@@ -194,7 +194,7 @@ class Envelope(NamedTuple):
 
 
 class _First(Struct, array_like=True, frozen=True):
-    """What a header begins with."""
+    """The first field of a header."""
 
     conversation_id: UUID
 
@@ -253,7 +253,7 @@ def conversation_of(body: bytes) -> UUID:
 
 
 def check_addresses(header: Header) -> None:
-    """Whether the header says who talks to whom.
+    """Check that the header names both sides.
 
     Raises:
         Undeliverable: 11201, 11205 or 11207 when a name is missing; 11202, 11206 or 11208 when it is too long; 11220
@@ -316,7 +316,7 @@ def _check(header: Header, payload: Payload) -> None:
 
 
 def _ascends(acknowledgement: Acknowledgement) -> bool:
-    """Whether no range is empty, and none reaches into the next: what overlaps would be walked again and again."""
+    """Return whether no range is empty or overlaps the next one, which would cost time again and again."""
     behind = 0
     for first, last in acknowledgement.whole:
         if not behind <= first <= last:

@@ -32,7 +32,7 @@ NONE: Mapping[Elsewhere, str] = MappingProxyType({})
 
 
 class Explanation(NamedTuple):
-    """What routing decides about a conversation now.
+    """The decisions that routing may make about a conversation now.
 
     Attributes:
         conversation: what was asked about.

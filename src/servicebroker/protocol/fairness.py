@@ -1,4 +1,4 @@
-"""Whose turn it is to send one frame: by priority, in turns among equals, and nobody starves."""
+"""A fair queue of senders: by priority, round robin among equals, without starvation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Turn(NamedTuple, Generic[Key]):
-    """Whose turn it is; `is_elevated` when only its long wait brought it (StarvationElevation)."""
+    """The next sender. `is_elevated`: it got its turn by its long wait alone (StarvationElevation)."""
 
     key: Key
     is_elevated: bool
 
 
 class FairQueue(Generic[Key]):
-    """Those that have something to send. One turn is one frame: then who has more to send is added again.
+    """The senders with something to send. One turn is one frame; a sender with more to send is added again.
 
     So the fragments of a large message take turns with everything else. Where HONOR_BROKER_PRIORITY is off, add with
     priority 5.
@@ -46,7 +46,7 @@ class FairQueue(Generic[Key]):
                 self._forget_if_empty(priority)
 
     def take(self) -> Turn[Key] | None:
-        """Who sends next, None when nobody waits."""
+        """Return the next sender; None if nobody waits."""
         if not self._classes:
             return None
         self._turn += 1

@@ -31,7 +31,7 @@ Seconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Passage(Struct, array_like=True, frozen=True):
-    """How far a message may still travel: `hops_remaining` forwarders; times in seconds, of which one is used up."""
+    """The limits of a forwarded message: hops that remain, time to live, and time used, in seconds."""
 
     message_id: UUID
     hops_remaining: Annotated[int, Meta(ge=0, le=255)] = HOPS
@@ -39,7 +39,7 @@ class Passage(Struct, array_like=True, frozen=True):
     time_consumed: Annotated[float, Meta(ge=0, le=2**31 - 1)] = 0.0
 
     def bounded(self) -> Passage:
-        """What a forwarder grants at most, whatever a peer says: memory is lent, and a circle of routes ends."""
+        """Return the passage within the most that a forwarder grants: memory is lent, and a circle of routes ends."""
         hops, seconds = min(self.hops_remaining, HOPS), min(self.time_to_live, TIME_TO_LIVE)
         return Passage(self.message_id, hops, seconds, self.time_consumed)
 
@@ -121,7 +121,7 @@ class Forwarder(Generic[Hop]):
 
     @property
     def hops(self) -> list[Hop]:
-        """Where messages wait to go."""
+        """The hops for which messages wait."""
         return list(self._waiting)
 
     @property
@@ -218,7 +218,7 @@ class Forwarder(Generic[Hop]):
 
 
 def _key(header: Header) -> tuple[object, ...]:
-    """What makes two messages the same one."""
+    """Return the key under which two messages are duplicates."""
     return header.conversation_id, header.is_from_initiator, header.kind, header.number, header.fragment
 
 

@@ -26,7 +26,7 @@ _CHECK = struct.Struct(">I")
 
 
 class FrameKind(IntEnum):
-    """What a frame's body is."""
+    """The kind of a frame's body."""
 
     HELLO = 1
     WELCOME = 2

@@ -17,10 +17,10 @@ MAX_AGE = REPLAY_PROTECTION - CLOCK_ALLOWANCE  # of an opening that is taken
 
 
 def is_fresh(sealed_at: int, now: datetime) -> bool:
-    """Whether a frame that was sealed at that time, in seconds since 1970, may open a conversation."""
+    """Return whether a frame that was sealed at that time, in seconds since 1970, may open a conversation."""
     return not is_ahead(sealed_at, now) and now.timestamp() - sealed_at < MAX_AGE.total_seconds()
 
 
 def is_ahead(moment: int, now: datetime) -> bool:
-    """Whether that time, in seconds since 1970, lies further ahead than clocks may differ."""
+    """Return whether that time, in seconds since 1970, lies further ahead than clocks may differ."""
     return moment - now.timestamp() > CLOCK_ALLOWANCE.total_seconds()

@@ -34,7 +34,7 @@ class Complete(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """What is kept from `first` on and below `below` will never be complete: the conversation has ended with an error.
+    """Delete the messages from `first` on and below `below`: the conversation failed, and they stay incomplete.
 
     What lies below `first` is next in order, and is delivered: perhaps by this batch, or it waits beside a queue.
     """
@@ -47,7 +47,7 @@ Step = Deliver | Keep | Complete | Discard
 
 
 class Batch(NamedTuple):
-    """What one transaction stores, in this order. The stored count goes from `expected` to `reached`.
+    """The steps of one transaction, in their order. The stored count goes from `expected` to `reached`.
 
     `token` is that of message `reached` - 1.
     """
@@ -59,11 +59,11 @@ class Batch(NamedTuple):
 
     @property
     def fragments(self) -> int:
-        """How many have come to be stored; a message that came whole is one."""
+        """Return how many have come to be stored; a message that came whole is one."""
         return _fragments(self.steps)
 
     def has(self, number: int) -> bool:
-        """Whether a message of this number, or a fragment of it, is stored."""
+        """Return whether a message of this number, or a fragment of it, is stored."""
         for step in self.steps:
             if isinstance(step, Deliver):
                 if step.number <= number < step.number + len(step.parts):
@@ -78,7 +78,7 @@ def _fragments(steps: list[Step]) -> int:
 
 
 class Verdict(Enum):
-    """What became of an arrival."""
+    """The outcome of an arrival."""
 
     NEW = "new"
     DUPLICATE = "duplicate"  # it is stored: acknowledge it again
@@ -91,7 +91,7 @@ class Verdict(Enum):
 
 
 class Allowance(NamedTuple):
-    """What the quota of a peer lets be kept: fragments of the message next in order, and what comes before its turn."""
+    """The bytes that a peer's quota allows: fragments of the next message, and messages that come too early."""
 
     current: bool = True
     ahead: bool = True
@@ -101,7 +101,7 @@ FREE = Allowance()
 
 
 class Begun(NamedTuple):
-    """What is kept of one conversation.
+    """The incomplete messages of one conversation.
 
     `number` is its message next in order, which says to have `declared` bytes, 0 while nothing of it has come, and
     counts for `current`. `ahead` is what later messages count for.
@@ -128,12 +128,12 @@ class Kept(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether none is missing."""
+        """Return whether none is missing."""
         return self.bounds == (0, self.fragments)
 
     @property
     def arrived(self) -> int:
-        """How many fragments have come."""
+        """Return how many fragments have come."""
         return sum(self.bounds[1::2]) - sum(self.bounds[::2])
 
     @property
@@ -142,11 +142,11 @@ class Kept(NamedTuple):
         return [(first, behind - 1) for first, behind in zip(self.bounds[::2], self.bounds[1::2], strict=True)]
 
     def has(self, fragment: int) -> bool:
-        """Whether this fragment has come."""
+        """Return whether this fragment has come."""
         return bool(bisect_right(self.bounds, fragment) & 1)
 
     def has_room(self, fragment: int, limits: Limits) -> bool:
-        """Whether a fragment that has not come lies beside one that has, or may begin another run."""
+        """Return whether a fragment that has not come lies beside one that has, or may begin another run."""
         if len(self.bounds) < 2 * limits.kept_ranges:
             return True
         return fragment in self.bounds or fragment + 1 in self.bounds
@@ -165,7 +165,7 @@ class Kept(NamedTuple):
         return self.size + limits.kept_cost + self.arrived * limits.message_cost
 
     def is_possible(self, limits: Limits) -> bool:
-        """Whether its fragments have the shape of a message that is not whole, or has come whole: fragment 0 of 1."""
+        """Return whether its fragments can be those of one message, incomplete or whole (fragment 0 of 1)."""
         if self.fragments == 1:
             return self.bounds == (0, 1)
         bounds, unit = self.bounds, limits.fragment_size
@@ -197,7 +197,7 @@ _NOTHING: Final[dict[int, Kept]] = {}  # shared by all that keep nothing, and ne
 
 
 class Progress:
-    """How far a direction has come: all below `next`, and of what lies above it, what is `kept`.
+    """The progress of one direction: all below `next` has arrived, and of later messages those in `kept`.
 
     `token` is that of message `next` - 1, where it is known.
     """
@@ -221,7 +221,7 @@ class Progress:
         self._acknowledgement: Acknowledgement | None = None  # until something changes
 
     def copy(self) -> Progress:
-        """One that changes by itself."""
+        """Return a copy that changes by itself."""
         twin = Progress(self.next, None, self.final, self.token, self.limits)
         twin.kept = self.kept.copy() or _NOTHING
         twin.held, twin._acknowledgement = self.held, self._acknowledgement
@@ -235,11 +235,11 @@ class Progress:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the message that ends the conversation was reached."""
+        """Return whether the message that ends the conversation was reached."""
         return self.final is not None and self.next > self.final
 
     def has(self, number: int, fragment: int) -> bool:
-        """Whether this fragment has come."""
+        """Return whether this fragment has come."""
         if number < self.next:
             return True
         kept = self.kept.get(number)
@@ -297,7 +297,7 @@ class Progress:
         self.held -= self.kept.pop(number).cost(self.limits)
 
     def acknowledgement(self) -> Acknowledgement:
-        """What the sender may be told once this is committed; of very many gaps the lowest."""
+        """Return the acknowledgement to send once this is committed; of very many gaps the lowest ones."""
         if not self.kept:
             return Acknowledgement(self.next, token=self.token)
         if self._acknowledgement is None:
@@ -342,7 +342,7 @@ class Incoming:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something waits for a commit."""
+        """Return whether something waits for a commit."""
         return bool(self._steps) or self._committing is not None
 
     def contradicts(self, number: int, parts: tuple[Part, ...], before: bytes | None) -> int | None:
@@ -409,7 +409,7 @@ class Incoming:
         return Verdict.OVER_QUOTA if is_kept and not is_allowed else Verdict.NEW
 
     def _is_shaped(self, fragment: int, fragments: int, size: int) -> bool:
-        """Whether a sender cuts a fragment like that: all are full but the last."""
+        """Return whether a sender cuts a fragment like that: all are full but the last."""
         limits = self._limits
         if fragments > limits.most_fragments or size > limits.fragment_size:
             return False
@@ -425,7 +425,7 @@ class Incoming:
         return number < seen.next + limits.ahead_messages and seen.ahead + cost <= limits.ahead_bytes
 
     def batch(self) -> Batch | None:
-        """What to store now; None when there is nothing, or the last batch is still with the caller."""
+        """Return the batch to store now; None if there is nothing, or if the caller still has the last one."""
         if self._committing is not None or not self._steps:
             return None
         self._committing = self.seen.copy()
@@ -446,7 +446,7 @@ class Incoming:
 
     @property
     def begun(self) -> Begun | None:
-        """What is kept, or is to be with the next batch; None for nothing."""
+        """The incomplete messages that are kept, or will be with the next batch; None if there are none."""
         seen = self.seen
         if not seen.kept:
             return None
@@ -457,7 +457,7 @@ class Incoming:
         return Begun(seen.next, declared, seen.held - ahead + each, ahead + each * (len(seen.kept) - 1))
 
     def forget_kept(self) -> None:
-        """What is kept was deleted.
+        """Note that the kept fragments were deleted.
 
         Raises:
             ValueError: something waits for a commit.

@@ -33,7 +33,7 @@ class Protection(Protocol):
 
     @property
     def is_secured(self) -> bool:
-        """Whether a key is shared, so that bodies are encrypted."""
+        """Return whether a key is shared, so that bodies are encrypted."""
         ...
 
     def seal(self, header: bytes, payload: bytes) -> bytes:

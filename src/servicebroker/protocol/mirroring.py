@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Role(IntEnum):
-    """What a broker says of itself."""
+    """The role that a broker states for itself."""
 
     MIRROR = 0  # its server is a standby: it takes no messages
     PRINCIPAL = 1
@@ -65,12 +65,12 @@ class Known(NamedTuple):
 
 
 def statement(system: str, timeline: int) -> bytes:
-    """What a principal signs."""
+    """Return the statement that a principal signs."""
     return f"servicebroker standing 1 {timeline} {system}".encode()
 
 
 class Word(Enum):
-    """What is known of one of the two, in words."""
+    """The knowledge about one of the two, in words."""
 
     UNHEARD = "has not answered yet"
     UNREACHABLE = "cannot be reached"
@@ -81,7 +81,7 @@ class Word(Enum):
 
 
 class Claimant(Enum):
-    """What a word comes to."""
+    """The meaning of a word: whether that broker claims to be the principal."""
 
     YES, NO, OPEN = "yes", "no", "open"
 

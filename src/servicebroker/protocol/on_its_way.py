@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 
 class Stage(StrEnum):
-    """How far what a conversation sends is on its way."""
+    """The stage of what a conversation sends."""
 
     FOUND = "FOUND"  # nobody knows yet where it goes, and nothing of it has left
     MATCHED = "MATCHED"  # its address is known; it is not claimed: there is no link, or somebody holds its row
@@ -27,7 +27,7 @@ class Stage(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to it."""
+    """An event of a conversation that sends."""
 
     ROUTED = "its address is found, or still the same"
     REROUTED = "another address is found"
@@ -45,7 +45,7 @@ class Event(StrEnum):
 
 
 class Act(StrEnum):
-    """What a step asks for."""
+    """An action that a step asks for."""
 
     NOTE_ADDRESS = "note where it goes"
     TAKE_LINK = "take the link"
@@ -66,7 +66,7 @@ class Act(StrEnum):
 
 
 class Storing(StrEnum):
-    """What becomes of what has arrived for it."""
+    """The state of what has arrived for a conversation."""
 
     NOTHING = "NOTHING"  # is being stored
     BATCH = "BATCH"  # is in the transaction of this round
@@ -74,7 +74,7 @@ class Storing(StrEnum):
 
 
 class BatchEvent(StrEnum):
-    """What happens to a batch."""
+    """An event of a batch that is to be stored."""
 
     GIVEN = "a batch is given to the store"
     ROW_HELD = "somebody holds the row"
@@ -87,14 +87,14 @@ AnyEvent = TypeVar("AnyEvent", Event, BatchEvent)
 
 
 class Step(NamedTuple, Generic[State]):
-    """How far it is then, and what is to be done."""
+    """The next stage, and the actions on the way to it."""
 
     after: State
     acts: tuple[Act, ...] = ()
 
 
 class Impossible(RuntimeError):
-    """What was told cannot happen at that point: a fault of whoever tells it."""
+    """An event that cannot happen in that stage: a fault of the caller."""
 
     def __init__(self, before: StrEnum, event: StrEnum) -> None:
         super().__init__(f"A conversation is {before}, and {event}: that cannot be.")
@@ -164,7 +164,7 @@ UNSETTLED = UNCLAIMED | {Stage.DELAYED}  # is matched whenever it is looked at
 
 
 def step(table: Mapping[tuple[State, AnyEvent], Step[State]], before: State, event: AnyEvent) -> Step[State]:
-    """What `event` asks for.
+    """Return the step that an event leads to.
 
     Raises:
         Impossible: it cannot happen then.

@@ -18,7 +18,7 @@ NEVER = float("inf")
 
 
 class Cut(NamedTuple):
-    """What one frame takes: messages `first` to `last` whole, or `length` bytes at `offset` of message `first`."""
+    """The content of one frame: messages `first` to `last`, or `length` bytes at `offset` of message `first`."""
 
     first: int
     last: int
@@ -92,7 +92,7 @@ class Outgoing:
 
     @property
     def room(self) -> int:
-        """How many bytes of messages may be offered now; a message is taken whole while this is above zero."""
+        """Return how many bytes of messages may be offered now; a message is taken whole while this is above zero."""
         return self._limits.window - self._offered - self._limits.message_cost * len(self._sizes)
 
     @property
@@ -126,7 +126,7 @@ class Outgoing:
         return self._tokens[number - self.base] if self.base <= number < self.next_number else None
 
     def skip_to(self, number: int) -> None:
-        """Nothing below `number` is sent any more: an Error takes its place."""
+        """Drop everything below `number`: an Error takes its place."""
         self.base = self._error = number
         self.sent_below = max(self.sent_below, number)
         self._sizes.clear()
@@ -136,7 +136,7 @@ class Outgoing:
         self.rewind()
 
     def cut(self, now: float) -> Cut | None:
-        """What travels next, None when nothing may."""
+        """Return the content of the next frame; None if nothing may travel."""
         if now < self.held_until:
             return None
         cut, attempts = self._cut_again() or (self._cut_new(), 0)
@@ -146,14 +146,14 @@ class Outgoing:
         return cut
 
     def has_work(self, now: float) -> bool:
-        """Whether `cut` would return something."""
+        """Return whether `cut` would return something."""
         if now < self.held_until:
             return False
         self._forget_acknowledged()
         return bool(self._again) or self._may_send_new()
 
     def contradicts(self, ack: Acknowledgement, recalled: bytes | None) -> str | None:
-        """How it shows that the peer has taken other messages than were sent here; None when nothing shows that.
+        """Return how it shows that the peer has taken other messages than were sent here; None when nothing shows that.
 
         `recalled` is the token of a message that was sent in an earlier life, and is not offered yet. It is enough to
         know the last message: whoever has taken that one has taken all before it.
@@ -193,7 +193,7 @@ class Outgoing:
         return news
 
     def tick(self, now: float) -> None:
-        """What was not acknowledged in time travels again, and a wait for a link may be over."""
+        """Send again what was not acknowledged in time; end a wait for a link that is over."""
         if self.held_until <= now:
             self.held_until = 0.0
         while self._flights and self._flights[0].due <= now:
@@ -205,11 +205,11 @@ class Outgoing:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is under way that the peer may yet acknowledge."""
+        """Return whether nothing is under way that the peer may yet acknowledge."""
         return not self._sizes or self.held_until > 0
 
     def _cannot_be_kept(self, number: int, first: int, last: int) -> bool:
-        """Whether no peer keeps just these pieces of a message that is offered: it has fewer, or would be whole."""
+        """Return whether no peer can keep just these pieces of a message: it has fewer, or would be whole."""
         if not self.base <= number < self.next_number:
             return False
         count = self._fragments(number)
@@ -328,7 +328,7 @@ class Outgoing:
         return number < self.base or bool(self._acked.get(number, 0) >> fragment & 1)
 
     def _lacks_what_it_had(self) -> bool:
-        """Whether all pieces of the lowest message are acknowledged, and it is not: the peer went back to a copy."""
+        """Return whether all pieces of the lowest message are acknowledged, but not it: the peer is an old copy."""
         return bool(self._sizes) and self._acked.get(self.base, 0) == (1 << self._fragments(self.base)) - 1
 
     def _is_flight_acked(self, flight: _Flight) -> bool:

@@ -19,7 +19,7 @@ INTERVAL = 5.0  # seconds between two readers under load, and between attempts t
 
 
 class MonitorState(StrEnum):
-    """What sys.dm_broker_queue_monitors says of a queue."""
+    """The state of a queue's monitor, as in sys.dm_broker_queue_monitors."""
 
     INACTIVE = "INACTIVE"  # nothing is receivable
     NOTIFIED = "NOTIFIED"  # a reader was asked for, and nobody has executed RECEIVE since
@@ -27,7 +27,7 @@ class MonitorState(StrEnum):
 
 
 class Decision(Enum):
-    """What is to be done now."""
+    """The action that a look leads to."""
 
     NOTHING = 0
     ACTIVATE = 1  # start one procedure, or send the notifications
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 
 class Monitor(NamedTuple):
-    """What is remembered of a queue between two looks; times as `now`, None for never.
+    """The memory of a queue between two looks. Times are those of `now`, None for never.
 
     Attributes:
         seen: the last look.
@@ -89,7 +89,7 @@ NEW = Monitor()
 
 
 def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[Monitor, Decision]:
-    """What a look at the queue leads to: the monitor from now on, and what is to be done."""
+    """Judge a look at the queue. Returns the monitor from now on, and the action."""
     begins = monitor.seen is None
     monitor = _observe(monitor, seen, now)
     if not seen.receivable or (monitor.state == MonitorState.NOTIFIED and monitor.retry_at is None):
@@ -121,7 +121,7 @@ def died(monitor: Monitor, settings: Settings, now: float) -> Monitor:
 
 
 def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
-    """What happened since the last look: RECEIVEs, some of them empty; and whether anything is left."""
+    """Note what happened since the last look: RECEIVEs, empty ones among them, and whether messages are left."""
     before = monitor.seen or seen
     if seen.empty != before.empty:
         monitor = monitor._replace(quiet_since=now, last_empty=now, found_nothing=True)

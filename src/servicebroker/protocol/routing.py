@@ -24,7 +24,7 @@ Pick = Callable[[int], int]
 
 
 class Address(NamedTuple):
-    """Where a broker listens."""
+    """The host and port of a broker."""
 
     host: str
     port: int
@@ -87,7 +87,7 @@ class RoutingTable:
 
 
 class Conversation(NamedTuple):
-    """What routing looks at in a conversation.
+    """The names in a conversation by which it is routed.
 
     Attributes:
         service: the name of the service that the message is for.
@@ -104,7 +104,7 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """What this instance says of itself.
+    """The facts about this instance that routing uses.
 
     Attributes:
         services: for a service name, the identifiers of the databases that have it and whose broker is enabled.
@@ -153,7 +153,7 @@ class Elsewhere(NamedTuple):
     mirror: Address | None = None
 
     def leads_to(self, addresses: frozenset[Address]) -> bool:
-        """Whether it is one of these addresses, or half of a pair of which one is."""
+        """Return whether it is one of these addresses, or half of a pair of which one is."""
         return self.address in addresses or self.mirror in addresses
 
 
@@ -186,7 +186,7 @@ Destination = Local | Elsewhere | Delayed | Ask | Refused | Dropped
 
 
 class Decision(NamedTuple):
-    """Where a message goes, and how that was found."""
+    """The destination of a message, and the rule and routes that led to it."""
 
     destination: Destination
     rule: Rule
@@ -199,7 +199,7 @@ class Decision(NamedTuple):
 def classify(
     conversation: Conversation, own: RoutingTable, outside: RoutingTable, site: Site, now: datetime, pick: Pick
 ) -> Decision:
-    """Where the messages of a conversation go.
+    """Return the destination of a conversation's messages.
 
     `own` is the table of the database that it began in, `outside` that of msdb, for what comes from elsewhere.
     """
@@ -213,7 +213,7 @@ def classify(
 
 
 def _while_asked(decision: Decision, conversation: Conversation, site: Site) -> Decision:
-    """What is delayed while a request for its route is pending says that."""
+    """Give a delayed message the reason that a request for its route is pending."""
     if isinstance(decision.destination, Delayed) and conversation.service in site.asked:
         return decision._replace(destination=Delayed(9770))
     return decision
@@ -296,7 +296,7 @@ def ways(service: str, broker_instance: str, tables: Iterable[RoutingTable], now
 
 
 def asks(service: str, table: RoutingTable, now: datetime) -> bool:
-    """Whether a dynamic routing service is asked for a route to this service where there is none."""
+    """Return whether a dynamic routing service is asked for a route to this service where there is none."""
     routes = table.of(DYNAMIC_ROUTING_SERVICE).values()
     return service != DYNAMIC_ROUTING_SERVICE and any(_valid(some, now) for some in routes)
 

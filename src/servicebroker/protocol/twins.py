@@ -16,14 +16,14 @@ MAX_DAEMONS = 4  # of one identity
 
 
 class Identity(NamedTuple):
-    """Who a daemon says that it is, and whose certificate it has shown."""
+    """The identity that a daemon states, and the owner of the certificate that it has shown."""
 
     owner: str
     instance: UUID
 
 
 class Presence(NamedTuple):
-    """Where a daemon was, and from when to when, in seconds, it has brought messages."""
+    """The address of a daemon, and the first and last time, in seconds, at which it brought messages."""
 
     where: str
     first: float

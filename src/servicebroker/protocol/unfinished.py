@@ -31,7 +31,7 @@ MOST_LOOKED_AT = 1_000  # conversations
 
 
 class Stored(NamedTuple):
-    """What the store has of one conversation, whose it is, and how many seconds ago the last of it came."""
+    """The incomplete messages of one conversation in the store, their owner, and the seconds since the last came."""
 
     conversation_handle: UUID
     owner: str
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class _Conversation:
-    """What a peer has begun of one."""
+    """The incomplete messages of one conversation of a peer."""
 
     owner: str
     begun: Begun
@@ -56,7 +56,7 @@ class _Conversation:
 
 @dataclass(slots=True)
 class _Account:
-    """What one peer has begun. `waiting` are its conversations whose message may be reserved, oldest first."""
+    """The incomplete messages of one peer. `waiting`: conversations whose message may be reserved, oldest first."""
 
     conversations: int = 0
     shared: int = 0  # bytes
@@ -86,12 +86,12 @@ class UnfinishedMessages:
         return self._look_at if self._conversations else NEVER
 
     def owner(self, handle: UUID) -> str | None:
-        """Whose a conversation is of which something is kept."""
+        """Return the owner of the incomplete messages of a conversation."""
         found = self._conversations.get(handle)
         return None if found is None else found.owner
 
     def allowance(self, owner: str, handle: UUID, fragments: int) -> Allowance:
-        """Return what may be kept of a conversation now, of which a message in so many fragments comes."""
+        """Return the allowance of a conversation, of which a message in so many fragments arrives."""
         account = self._accounts.get(owner)
         if account is None or account.shared < self._quota:
             return FREE
@@ -113,7 +113,7 @@ class UnfinishedMessages:
         self._promote(owner)
 
     def forget(self, handle: UUID) -> None:
-        """Nothing is kept of a conversation any more."""
+        """Forget the incomplete messages of a conversation."""
         known = self._conversations.get(handle)
         self._take_out(handle)
         if known is not None:
@@ -132,7 +132,7 @@ class UnfinishedMessages:
         return [handle for handle, one in oldest if now - one.at >= LOOK_S]
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to look for what is idle; then the next time is set."""
+        """Return whether it is time to look for what is idle; then the next time is set."""
         if now < self.wake_at:
             return False
         self._look_at = now + LOOK_S

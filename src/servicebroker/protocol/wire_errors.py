@@ -1,4 +1,4 @@
-"""What a decoder may raise, and nothing else: the bytes are hostile until parsed."""
+"""The only errors that a decoder may raise: the bytes are hostile until parsed."""
 
 from __future__ import annotations
 

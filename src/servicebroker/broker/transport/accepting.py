@@ -69,7 +69,7 @@ class Visitor:
 
 
 class Terms(NamedTuple):
-    """What connections from outside get.
+    """The terms of connections from outside.
 
     Attributes:
         places: of unproven connections.
@@ -98,7 +98,7 @@ class Acceptor:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         return int(self._listening[0].getsockname()[1])
 
     def listen(self, sockets: Sequence[socket.socket]) -> None:
@@ -193,7 +193,7 @@ class Acceptor:
         problem.__traceback__ = None  # its frames hold the exception, and 256 KB of TLS, until a collection of garbage
 
     def _is_full(self, accepted: socket.socket) -> bool:
-        """Whether a connection is one too many. The system gives the lowest descriptor that is free."""
+        """Return whether a connection is one too many. The system gives the lowest descriptor that is free."""
         most = self._terms.most
         return accepted.fileno() >= descriptors() - RESERVE or (most is not None and len(self._visitors) >= most)
 

@@ -42,7 +42,7 @@ class Observed(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """How often a peer was refused for one reason, and which one lately."""
+    """The refusals of peers for one reason: how often, and the latest peer."""
 
     times: int
     last_peer: str

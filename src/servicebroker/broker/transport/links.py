@@ -1,4 +1,4 @@
-"""What the relay sees of the network."""
+"""The network as the relay sees it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class Link(Protocol):
 
     @property
     def owner(self) -> str:
-        """Whose certificate the peer has shown; NOBODY's when it has shown none."""
+        """The owner of the peer's certificate; NOBODY if it has shown none."""
 
     @property
     def room(self) -> int:
-        """How many bytes it takes now without piling them up."""
+        """Return how many bytes it takes now without piling them up."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one; a link that is over drops it."""
 
     def complain(self) -> None:
-        """What it has brought was for nothing."""
+        """Count a frame of the peer that was for nothing."""
 
     def refused(self, number: int, text: str) -> None:
-        """What it has brought was refused, and why: doctor tells of it."""
+        """Count a message of the peer that was refused, with the reason: doctor shows it."""
 
     def opened(self) -> None:
-        """What it has brought began a conversation."""
+        """Count a conversation that the peer has begun."""
 
     def charge(self, seconds: float) -> None:
-        """What it has brought has taken so long, of the round that is over."""
+        """Charge the peer for seconds of the round that is over."""
 
 
 class Links(Protocol):

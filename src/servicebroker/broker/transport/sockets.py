@@ -138,7 +138,7 @@ class Network:
         return [stream.observed() for stream in list(self.streams)]
 
     def backlog(self) -> Backlog:
-        """What waits between sockets and rounds."""
+        """The frames that wait between sockets and rounds."""
         sums = [sum(column) for column in zip(*(stream.backlog() for stream in list(self.streams)), strict=True)]
         return Backlog(self.inbox.size, len(self.inbox), *(sums or [0, 0, 0, 0]))
 
@@ -179,7 +179,7 @@ class Network:
             self.inbox.put(Unreached(address, str(link)))
 
     def stand(self, standing: Standing) -> None:
-        """What we are; said again at least every `SILENT` seconds, or it is not believed."""
+        """State our role. It must be stated again within `SILENT` seconds, or it is not believed."""
         self._standing, self._seen_at = standing, time.monotonic()
         self.is_mirror = standing.role is Role.MIRROR
         in_doubt = standing.role is Role.IN_DOUBT
@@ -189,13 +189,13 @@ class Network:
 
     @property
     def standing(self) -> Standing:
-        """What we are now."""
+        """Our role now."""
         is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + SILENT
         return IN_DOUBT if is_silent else self._standing
 
     @property
     def is_away(self) -> bool:
-        """Whether messages that came in would wait for nobody knows how long: there are no connections meanwhile.
+        """Return whether no round takes messages for now: there are no connections meanwhile.
 
         A peer that kept one would send on it, also when the name that it connects to leads elsewhere by now.
         """
@@ -272,7 +272,7 @@ class Network:
             self.failed(address, f"{RULES[9753].text} {address}: {_why(problem)}.")
 
     def is_secured(self, address: Address) -> bool:
-        """Whether a connection to that address begins with TLS."""
+        """Return whether a connection to that address begins with TLS."""
         policy = self.policy
         if policy.encryption == SUPPORTED:
             return policy.tls is not None and address not in self._plain
@@ -398,7 +398,7 @@ class Network:
             stream.tell(self._told)
 
     def _peer_is_back(self, peer: Peer) -> None:
-        """It has connected to us: where it was not reached lately it may be now. The caller has the lock."""
+        """Try again the addresses of a peer that has just connected to us. The caller has the lock."""
         for address in self._asked:
             if self._last.get(address) == peer:
                 self._begin_connecting(address)
@@ -438,7 +438,7 @@ class Network:
             self._tell()
 
     def _look_for_twins(self, stream: Stream) -> None:
-        """Whether somebody else with the peer's identity brings messages as well."""
+        """Look whether another daemon with the peer's identity brings messages, too."""
         if not stream.has_brought_more():
             return
         identity, here = Identity(stream.owner, stream.instance), stream.where

@@ -95,7 +95,7 @@ class Stream(asyncio.Protocol):
 
     @property
     def room(self) -> int:
-        """How many bytes it takes now."""
+        """Return how many bytes it takes now."""
         transport = self._transport
         return OUTBOX - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
 
@@ -110,12 +110,12 @@ class Stream(asyncio.Protocol):
 
     @property
     def owner(self) -> str:
-        """Whose certificate the peer has shown."""
+        """The owner of the certificate that the peer has shown."""
         return self.proved.owner
 
     @property
     def proved(self) -> Proved:
-        """What the peer's certificate stands for."""
+        """The identity that the peer's certificate proves."""
         return UNPROVED if self._channel is None else self._channel.proved
 
     @property
@@ -137,28 +137,28 @@ class Stream(asyncio.Protocol):
         return greeting.incarnation
 
     def has_brought_more(self) -> bool:
-        """Whether messages have come since this was asked last."""
+        """Return whether messages have come since this was asked last."""
         before, self._fragments_seen = self._fragments_seen, self._fragments[metrics.RECEIVE]
         return self._fragments_seen > before
 
     @property
     def peer(self) -> Peer | None:
-        """Who is at the other end, once it has greeted."""
+        """The peer at the other end, once it has greeted."""
         greeting = self.connection.peer
         return None if greeting is None else Peer(self.owner, greeting.seat)
 
     @property
     def phase(self) -> Phase:
-        """How far the connection is."""
+        """Return how far the connection is."""
         return self.connection.phase
 
     def complain(self) -> None:
-        """What it has brought was for nothing: who does that all the time is read from time to time only."""
+        """Count a frame that was for nothing: a peer that brings only those is read less often."""
         self.network.inbox.complain(self, 1)
         self.network.inbox.waste(self, 1.0)
 
     def refused(self, number: int, text: str) -> None:
-        """What it has brought was refused."""
+        """Count a message that was refused."""
         self.network.refusals.note(Refusal(True, self.known_as, number), text)
 
     @property
@@ -167,11 +167,11 @@ class Stream(asyncio.Protocol):
         return self.owner or self.where.rpartition(":")[0]
 
     def opened(self) -> None:
-        """It has begun a conversation, which costs a hundred times what a message does."""
+        """Count a conversation that the peer has begun, which costs far more than a message."""
         self.network.inbox.waste(self, OPENING)
 
     def charge(self, seconds: float) -> None:
-        """What it has brought has taken so long: its owner rests accordingly."""
+        """Charge the owner for seconds of the round: it rests as long."""
         self.network.inbox.charge(self, seconds)
 
     # ---------------------------------------------------------------- what the loop calls
@@ -220,7 +220,7 @@ class Stream(asyncio.Protocol):
         self._hear(plain)
 
     def _hear(self, said: bytes) -> None:
-        """What has come, and what was left of before, as far as the peer is listened to."""
+        """Handle received bytes, with the rest of those before, as far as the peer is listened to."""
         events = self.connection.receive(said, time.monotonic(), FRAMES)
         self._handle(events)
         while len(events) >= FRAMES and not self.network.inbox.is_noisy(self):
@@ -362,7 +362,7 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- TLS, or not
 
     def _unsecured(self, data: bytes) -> bytes:
-        """What the peer has said, out of TLS where it is used.
+        """Return the received bytes, decrypted if TLS is used.
 
         Raises:
             BrokerError: the peer is not let in, or does not let us in.
@@ -382,7 +382,7 @@ class Stream(asyncio.Protocol):
         return plain
 
     def _decide(self, *, is_tls: bool) -> None:
-        """How to go on with a peer that has just begun to speak."""
+        """Return how to go on with a peer that has just begun to speak."""
         self._expect_next_step()
         policy = self.network.policy
         if policy.refusal:
@@ -501,7 +501,7 @@ class Stream(asyncio.Protocol):
         self.network.over(self, closed, was_online=self._was_online)
 
     def _remember(self, closed: Closed) -> None:
-        """Who has refused whom, and why."""
+        """Remember which side has refused the other, and why."""
         is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
         peer = str(self.address or self.known_as)
         self.network.refusals.note(Refusal(is_ours, peer, closed.number), closed.text)

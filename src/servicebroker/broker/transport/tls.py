@@ -34,7 +34,7 @@ _REASONS = {10: "it has expired", 9: "it is not valid yet"}  # of OpenSSL, why a
 
 
 class Tls:
-    """Who we are and whom we trust.
+    """Our certificates, and those that we trust.
 
     Args:
         identity: the file with our certificate and its key; None without one.
@@ -71,7 +71,7 @@ class Tls:
 
     @property
     def ways(self) -> int:
-        """How many certificates we have to show, by different methods."""
+        """Return how many certificates we have to show, by different methods."""
         return len(self._shown)
 
     def channel(self, *, is_opener: bool, turn: int = 0) -> Channel:
@@ -94,7 +94,7 @@ class Tls:
         return made
 
     def signed(self, standing: Standing) -> Standing:
-        """What we are, with the evidence that we have said it where we are the principal."""
+        """Return our role; of a principal with the evidence that it has stated it."""
         if standing.role is not Role.PRINCIPAL:
             return standing
         method, file = next(iter(self._shown.items()))
@@ -104,7 +104,7 @@ class Tls:
         return standing._replace(evidence=signature)
 
     def is_ours(self, known: Known) -> bool:
-        """Whether a server of this instance has signed that timeline of the cluster."""
+        """Return whether a server of this instance has signed that timeline of the cluster."""
         text = statement(known.system, known.timeline)
         signature, ours = self.recognition.read_evidence(known.evidence)
         keys = [key for der in [*ours, *(one.facts.der for one in self._own)] if (key := public_key(der)) is not None]
@@ -140,7 +140,7 @@ class Tls:
         return watch
 
     def _choose(self, contexts: Mapping[Method, ssl.SSLContext]) -> Callable[..., int | None]:
-        """What is shown to an opener: the first of ours that it takes. It says that as the name of the server."""
+        """Return the callback that picks a certificate for an opener: the first that its server name says it takes."""
 
         def choose(stream: ssl.SSLObject, takes: str | None, context: ssl.SSLContext) -> int | None:
             offered = takes.upper().split(".") if takes else list(contexts)
@@ -173,11 +173,11 @@ class Channel:
 
     @property
     def proved(self) -> Proved:
-        """What the peer's certificate stands for; nothing before it has shown it."""
+        """The identity that the peer's certificate proves; none before it is shown."""
         return UNPROVED if self.peer is None else self.peer.proved
 
     def outgoing(self) -> bytes:
-        """What is to be written to the stream, once."""
+        """Return the bytes to write to the stream, and forget them."""
         return self._outgoing.read()
 
     def begin(self) -> None:
@@ -192,7 +192,7 @@ class Channel:
                 view = view[self._object.write(view) :]
 
     def receive(self, data: bytes) -> bytes:
-        """What the peer has said, as far as it can be read.
+        """Return the bytes that the peer has sent, as far as they can be decrypted.
 
         Raises:
             BrokerError: 28034, 28035, 28038 the peer is not let in; 9751 it does not let us in; 9758 no TLS 1.3.
