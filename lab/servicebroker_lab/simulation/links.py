@@ -13,7 +13,7 @@ from uuid import UUID
 from servicebroker.broker.inboxes import Answered, Lost, Reached, Unreached
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy
-from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED
+from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED_S
 from servicebroker.broker.transport.stream import CLAIM
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
@@ -352,7 +352,7 @@ class Links:
 
     def _try_again(self, address: Address) -> None:
         """Connect again if the address was asked for lately; otherwise forget its attempts."""
-        if self._asked.get(address, -WANTED) + WANTED > self.now:
+        if self._asked.get(address, -WANTED_S) + WANTED_S > self.now:
             self._connect(address)
         else:
             self._attempts.pop(address, None)

@@ -12,8 +12,8 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal
-from servicebroker.broker.conversations import CAPACITY
-from servicebroker.broker.departures import BUDGET
+from servicebroker.broker.conversations import MAX_CONVERSATIONS
+from servicebroker.broker.departures import BODY_BUDGET_BYTES
 from servicebroker.broker.inboxes import Answered, Reached, share_for
 from servicebroker.broker.inboxes import Lost as LinkLost
 from servicebroker.broker.peers import Peers
@@ -139,7 +139,7 @@ class Daemon:
     def __init__(self, instance: Instance, capacity: int) -> None:
         self._instance = instance
         self._capacity = capacity
-        self._is_narrow = capacity != CAPACITY or instance.world.network.faults.narrow > 0
+        self._is_narrow = capacity != MAX_CONVERSATIONS or instance.world.network.faults.narrow > 0
         self._loop = instance.world.loop
         world, random = instance.world, instance.world.loop.random
         seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
@@ -168,7 +168,7 @@ class Daemon:
             KEYS,
             self.links.peers,
             instance.world.limits,
-            instance.world.limits.window if self._is_narrow else BUDGET,
+            instance.world.limits.window if self._is_narrow else BODY_BUDGET_BYTES,
         )
         return Share(relay, FaultyStore(instance, self, WHOLE))
 
@@ -420,7 +420,7 @@ class Instance:
 
     def start(self) -> None:
         """A daemon begins to serve."""
-        self.daemons.append(Daemon(self, self.world.loop.random.choice((3, CAPACITY))))
+        self.daemons.append(Daemon(self, self.world.loop.random.choice((3, MAX_CONVERSATIONS))))
         if self.world.loop.happens(self.world.network.faults.divided):
             self.divide()
 

@@ -14,7 +14,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.wording import shown
-from servicebroker.protocol.queue_monitor import INTERVAL
+from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 
 
 class AsyncHost:
@@ -75,7 +75,7 @@ def activate(
     *,
     procedures: Iterable[str] = (),
     resolvers: Iterable[Resolver] = (),
-    interval: float = INTERVAL,
+    interval: float = READER_INTERVAL_S,
     patience: float = DEFAULT_PATIENCE_S,
 ) -> Host | AsyncHost:
     """Run activation in this process: `with sb.activate(instance): ...`, under asyncio `async with`.

@@ -38,8 +38,8 @@ from servicebroker.model.events import ACTIVATION_CLASS
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import told
 from servicebroker.protocol.queue_monitor import (
-    INTERVAL,
     NEW,
+    READER_INTERVAL_S,
     Decision,
     Settings,
     could_not_start,
@@ -83,7 +83,7 @@ class Host:
         instance: Instance,
         resolvers: Iterable[Resolver],
         *,
-        interval: float = INTERVAL,
+        interval: float = READER_INTERVAL_S,
         patience: float = DEFAULT_PATIENCE_S,
     ) -> None:
         self.instance = instance

@@ -60,8 +60,8 @@ from servicebroker.protocol.on_its_way import BatchEvent, Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
-KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
-KEPT_OF_PEER = 250  # of these, on all of its links
+MAX_KEPT, MAX_KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
+MAX_KEPT_OF_PEER = 250  # of these, on all of its links
 MAX_TRACES = 10_000  # trace contexts that wait for the messages they came with
 MAX_TRACES_PER_CONVERSATION = 2_500  # of them; a peer may send what is never taken
 
@@ -115,10 +115,10 @@ class PendingOpenings:
 
     def keep(self, came: ReceivedMessage) -> bool:
         """Return whether there is room for it."""
-        if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
+        if len(self._kept) >= MAX_KEPT or self._bytes + len(came.body) > MAX_KEPT_BYTES:
             return False
         peer = line_of(came.link)
-        if self._of_peer[peer] >= KEPT_OF_PEER:
+        if self._of_peer[peer] >= MAX_KEPT_OF_PEER:
             return False
         self._of_peer[peer] += 1
         self._kept.append(came)
@@ -422,7 +422,7 @@ class InboundWriter:
             self._charges.charge_for(handle, began)
         self._postponed, self._behind, self._stored = {}, set(), []
         if not batches and not self._targets:
-            self._traces.take({}, ())  # what only comes again does not pile up
+            self._traces.take({}, ())  # contexts of repeated messages do not pile up
             return None
         self._happens(batches, BatchEvent.GIVEN)
         targets = {handle: target for handle, (target, _) in self._targets.items()}

@@ -31,8 +31,8 @@ from servicebroker.protocol.on_its_way import ARRIVING, LEAVING, Act, BatchEvent
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Elsewhere
 
-CAPACITY = 10_000  # conversations
-LATELY = 0.5  # seconds
+MAX_CONVERSATIONS = 10_000  # conversations
+RECENT_S = 0.5  # seconds
 # Of a large message beside which others send small ones one fragment is under way, and more of them on a long way,
 # where those under way delay nobody: so many for each second of the shortest time until something is acknowledged.
 ASIDE_RATE = 128
@@ -73,7 +73,7 @@ class Entry:
     @property
     def is_at_rest(self) -> bool:
         """Return whether nothing is lost or delayed when it is forgotten."""
-        is_to_send = self.wants_more or self.dialog.load > 0  # what is not acknowledged is tried again
+        is_to_send = self.wants_more or self.dialog.load > 0  # unacknowledged messages are tried again
         return self.dialog.is_idle and not (is_to_send and self.dialog.sending in SENDS)
 
     @property
@@ -135,13 +135,13 @@ class _Traffic:
     taken: int = 0  # since then
     taken_before: int = 0  # in the half second before that
     small: _Small | None = None  # the last
-    measured: _Small | None = None  # whose acknowledgement is waited for
+    measured: _Small | None = None  # the ones whose acknowledgement is measured
     quickest: float = NEVER  # seconds until one was acknowledged
 
     def turn(self, now: float) -> None:
         """Another half second begins, if it is time."""
-        if now - self.since >= LATELY:
-            self.taken_before = self.taken if now - self.since < 2 * LATELY else 0
+        if now - self.since >= RECENT_S:
+            self.taken_before = self.taken if now - self.since < 2 * RECENT_S else 0
             self.since, self.taken = now, 0
 
 
@@ -400,7 +400,7 @@ class Conversations:
                     self.happens(entry, Event.HELD_BACK, why=found)
                     return
                 self.happens(entry, Event.LINK_FOUND, link=found)
-                if entry.link is not None:  # else it is to be claimed first
+                if entry.link is not None:  # else a claim comes first
                     self.hungry[handle] = None
             if entry.link is not None:
                 self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
@@ -411,7 +411,7 @@ class Conversations:
         if entry.link is not None:
             small, quickest = self._traffic[entry.link].small, self._traffic[entry.link].quickest
             is_other = small is not None and small.handle != entry.endpoint.conversation_handle
-            if small is not None and is_other and self._seconds() - small.at < LATELY:
+            if small is not None and is_other and self._seconds() - small.at < RECENT_S:
                 return int(min(self._limits.window, self._limits.fragment_size * max(1.0, ASIDE_RATE * quickest)))
         return None
 

@@ -31,7 +31,17 @@ from servicebroker.broker.principal_check import PrincipalCheck
 from servicebroker.broker.processes import Begin, ProcessExited, ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.self_report import SelfReport
-from servicebroker.broker.shares import FALLBACK, MANY, NAME, PACE, SOON, Serving, Share, Shares, pin_plans
+from servicebroker.broker.shares import (
+    BUSY_MESSAGES,
+    FIRST_POLL_S,
+    NAME,
+    POLL_INTERVAL_S,
+    ROUND_PAUSE_S,
+    Serving,
+    Share,
+    Shares,
+    pin_plans,
+)
 from servicebroker.broker.transport import connections
 from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
@@ -66,15 +76,15 @@ from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
-AWAKE = 4  # rounds with much to do, none of them finding nothing, until it need not be woken; with little: it dozes
-ROUND = 2_000  # frames that a round takes
-RECONNECT = 1.0  # seconds between attempts to reach the database again
-LOOK = 1.0  # seconds between looks at the endpoint and the certificates
-PROMOTION = 0.5  # seconds between looks at whether the standby was promoted
-ANSWERS = 30.0  # seconds between looks for what the built-in service was sent and nothing has told it of
-PATIENCE = 10.0  # seconds that `stop` gives to a commit that waits for a standby
-STANDBY = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
-TRANSMITTER = 0  # stands for the transmission queue among the queues that readers wait for
+ROUNDS_UNTIL_POLLING = 4  # rounds in a row with much to do, after which the daemon polls; with less it waits for NOTIFY
+ROUND_FRAMES = 2_000  # frames that a round takes
+RECONNECT_INTERVAL_S = 1.0  # seconds between attempts to reach the database again
+POLICY_INTERVAL_S = 1.0  # seconds between looks at the endpoint and the certificates
+PROMOTION_INTERVAL_S = 0.5  # seconds between looks at whether the standby was promoted
+ANSWER_INTERVAL_S = 30.0  # seconds between looks for what the built-in service was sent and nothing has told it of
+STOP_TIMEOUT_S = 10.0  # seconds that `stop` gives to a commit that waits for a standby
+LEASE_INTERVAL_S = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
+TRANSMITTER_ID = 0  # stands for the transmission queue among the queues that readers wait for
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -123,7 +133,7 @@ class Daemon:
         self._relay = relay
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
-        self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
+        self._addresses: frozenset[Address] = frozenset()  # the addresses by which routes mean this instance
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
@@ -158,13 +168,13 @@ class Daemon:
         assert found is not None
         self._watch.listener = endpoint._replace(port=found)
         self._names = frozenset(Address(name.lower(), found) for name in (host, *names) if name)
-        return Address(host or "0.0.0.0", found)  # what an empty host means
+        return Address(host or "0.0.0.0", found)  # the meaning of an empty host
 
     def stop(self) -> None:
         """End `run` soon; from any thread, but not inside of a signal's handler."""
         self._stopped.set()
         self._inbox.bell.set()
-        self._impatient = threading.Timer(PATIENCE, self._interrupt)
+        self._impatient = threading.Timer(STOP_TIMEOUT_S, self._interrupt)
         self._impatient.daemon = True
         self._impatient.start()
 
@@ -173,8 +183,8 @@ class Daemon:
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=PATIENCE)
-        self._shares.interrupt(PATIENCE)
+                connection.cancel_safe(timeout=STOP_TIMEOUT_S)
+        self._shares.interrupt(STOP_TIMEOUT_S)
 
     def run(self) -> None:
         """Serve, also through restarts of the database, until `stop` is called."""
@@ -188,7 +198,7 @@ class Daemon:
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.lost(problem)
                     self._begin_anew()
-                except Exception as problem:  # whatever brings it about must not end the readers, nor all other peers
+                except Exception as problem:  # a bug here must not end the readers, nor all other peers
                     self._failed(problem)
                     self._begin_anew()
         finally:
@@ -201,7 +211,7 @@ class Daemon:
         """Soon, from what the database holds."""
         self._network.stand(IN_DOUBT)
         self._shares.end()
-        self._stopped.wait(RECONNECT)
+        self._stopped.wait(RECONNECT_INTERVAL_S)
 
     def _failed(self, problem: Exception) -> None:
         """A fault of this program: the log has where, once a minute; doctor tells of it as long as it happens."""
@@ -235,7 +245,7 @@ class Daemon:
             except (psycopg.Error, InstanceError) as problem:
                 self._outage.lost(problem)
                 self._network.stand(IN_DOUBT)
-                self._stopped.wait(RECONNECT)
+                self._stopped.wait(RECONNECT_INTERVAL_S)
         return False
 
     def _is_promoted(self, connection: psycopg.Connection[Any]) -> bool:
@@ -252,10 +262,10 @@ class Daemon:
             if not was_mirror:
                 was_mirror = True
                 _log.info("The server is a standby: this process waits as the mirror until it is promoted.")
-            while self._inbox.take(ROUND):
+            while self._inbox.take(ROUND_FRAMES):
                 pass
             self._follow(connection)
-            self._stopped.wait(PROMOTION)
+            self._stopped.wait(PROMOTION_INTERVAL_S)
         return False
 
     def _here(self) -> LocalInstance:
@@ -279,7 +289,7 @@ class Daemon:
                 self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
                 self._network.obey(OFF)
                 self._watch.forget()
-            self._stopped.wait(STANDBY)
+            self._stopped.wait(LEASE_INTERVAL_S)
         return False
 
     def _serve(self, connection: DirectConnection) -> None:
@@ -294,8 +304,8 @@ class Daemon:
         self._reports.write(connection, anew=True)
         heard = listening(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name=NAME)
         with contextlib.closing(kept), heard as ear:
-            kept.ask()  # what another process has left there
-            self._look(connection)  # what there is to tell of the last round, should no round succeed
+            kept.ask()  # left there by another process
+            self._look(connection)  # the report of the last round, should no round succeed
             try:
                 self._shares.begin(store)
                 while not self._stopped.is_set():
@@ -312,7 +322,7 @@ class Daemon:
         now = time.monotonic()
         if now < self._look_at:
             return
-        self._look_at = now + LOOK
+        self._look_at = now + POLICY_INTERVAL_S
         follow(self._clock, connection)
         if ahead := taken_ahead(self._clock):
             run_alone(connection, note_wrong_clock(ahead, self._clock()))
@@ -377,9 +387,9 @@ class Daemon:
         now = time.monotonic()
         if now < self._answer_at:
             return
-        self._answer_at = now + ANSWERS
+        self._answer_at = now + ANSWER_INTERVAL_S
         if run_alone(connection, answer_built_in(self._clock())):
-            self._answer_at = now + PACE
+            self._answer_at = now + ROUND_PAUSE_S
 
     def _obey(self, policy: Policy) -> None:
         self._policy, self._addresses = policy, policy.addresses
@@ -408,29 +418,29 @@ class Daemon:
         self._inbox.bell.clear()
         _register(connection, waits=True)
         self._tell_others(is_awake=False)
-        pause, busy = SOON, 0
-        while not self._stopped.is_set() and busy < AWAKE:
+        pause, busy = FIRST_POLL_S, 0
+        while not self._stopped.is_set() and busy < ROUNDS_UNTIL_POLLING:
             ear.check()
             carried = self._round(connection)
             if carried:
-                pause, busy = SOON, busy + (carried >= MANY)
+                pause, busy = FIRST_POLL_S, busy + (carried >= BUSY_MESSAGES)
             else:
                 busy = 0
             if self._inbox.bell.wait(min(pause, max(0.0, self._wake_at - time.monotonic()))):
                 self._inbox.bell.clear()
-                pause = SOON
+                pause = FIRST_POLL_S
             elif self._wake_at > time.monotonic():
-                pause = min(pause * 5, FALLBACK)
+                pause = min(pause * 5, POLL_INTERVAL_S)
         self._tell_others(is_awake=True)
         _register(connection, waits=False)
 
     def _work(self, connection: DirectConnection) -> None:
         """One round after the other, until one finds nothing, or some find little."""
         idle = 0
-        while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection)):
-            idle = idle + 1 if carried < MANY else 0
+        while not self._stopped.is_set() and idle < ROUNDS_UNTIL_POLLING and (carried := self._round(connection)):
+            idle = idle + 1 if carried < BUSY_MESSAGES else 0
             if self._wake_at > time.monotonic():
-                self._stopped.wait(PACE)
+                self._stopped.wait(ROUND_PAUSE_S)
 
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
@@ -444,7 +454,7 @@ class Daemon:
     def _carry(self, share: Share) -> int:
         """One round of a share, on its thread; how much there was to do, in messages."""
         began = time.monotonic()
-        taken = share.inbox.take(ROUND)
+        taken = share.inbox.take(ROUND_FRAMES)
         arrivals = []
         for one in taken:
             match one:
@@ -483,7 +493,7 @@ class Daemon:
         if notice.channel == DELIVERY_CHANNEL:
             self._answer_at = 0.0
             self._inbox.bell.set()
-        elif notice.payload == str(TRANSMITTER):
+        elif notice.payload == str(TRANSMITTER_ID):
             self._inboxes.ring()
 
 
@@ -494,14 +504,14 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
             connection,
             "daemon.register.enter",
             "insert into servicebroker.waiting_readers values ($1, pg_backend_pid()) on conflict do nothing",
-            TRANSMITTER,
+            TRANSMITTER_ID,
         )
     else:
         execute(
             connection,
             "daemon.register.leave",
             "delete from servicebroker.waiting_readers where queue_id = $1 and pid = pg_backend_pid()",
-            TRANSMITTER,
+            TRANSMITTER_ID,
         )
 
 

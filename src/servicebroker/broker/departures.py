@@ -21,14 +21,14 @@ from servicebroker.protocol.dialog import SENDS
 from servicebroker.protocol.envelope import CAPABILITIES, Content, Header, Part, encode
 from servicebroker.protocol.outgoing import NEVER, Cut
 
-PAGE = 500  # conversations that a round looks for among those that wait for long
+PAGE_CONVERSATIONS = 500  # conversations that a round looks for among those that wait for long
 AT_ONCE = 1_000  # messages of one conversation that a round reads
-BUDGET = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
+BODY_BUDGET_BYTES = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
 # Bytes under way on a link, of all shares; of each where its peer takes as much in half a second. Much more only makes
 # acknowledgements late, and what is late is sent again.
-PIPELINE = 4 * 1024 * 1024
+PIPELINE_BYTES = 4 * 1024 * 1024
 FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
-FRAGMENTS = 8  # that a round reads for each link, so that a small message does not wait for a large one's megabyte
+MAX_FRAGMENTS_READ = 8  # by a round for each link: a small message does not wait for a large one's megabyte
 
 
 class Finding:
@@ -117,10 +117,10 @@ class Finding:
             self._page_at = now
         if now < self._page_at:
             return set()
-        handles = store.page(self._page_after, PAGE)
-        if len(handles) == PAGE:
+        handles = store.page(self._page_after, PAGE_CONVERSATIONS)
+        if len(handles) == PAGE_CONVERSATIONS:
             self._page_after = handles[-1]
-            self._page_at = now if self._conversations.room >= PAGE else now + MATCH_AGAIN
+            self._page_at = now if self._conversations.room >= PAGE_CONVERSATIONS else now + MATCH_AGAIN
         else:
             self._page_after = UUID(int=0)
             self._page_at = now + MATCH_AGAIN if self._page_missed else NEVER
@@ -143,7 +143,7 @@ class Readahead:
         self._conversations = conversations
         self._longest = longest
         self._seconds = seconds
-        self._budget, self._pipeline = budget // shares, PIPELINE // shares
+        self._budget, self._pipeline = budget // shares, PIPELINE_BYTES // shares
 
     @property
     def wake_at(self) -> float:
@@ -204,9 +204,9 @@ class Readahead:
 
     def _most(self, link: Link) -> int:
         """Bytes under way on it, at most."""
-        if self._pipeline == PIPELINE:
-            return PIPELINE
-        return max(self._pipeline, min(PIPELINE, self._conversations.lately_taken(link)))
+        if self._pipeline == PIPELINE_BYTES:
+            return PIPELINE_BYTES
+        return max(self._pipeline, min(PIPELINE_BYTES, self._conversations.lately_taken(link)))
 
     def _offer_read(self, entry: Entry, leaving: Leaving) -> None:
         """The application's messages as far as there is room for them, and what ends the conversation."""
@@ -259,12 +259,12 @@ class Frames:
         self._is_traced = False  # messages have trace contexts
 
     def send(self, store: Store, *, is_traced: bool) -> int:
-        """Send what is in line, as far as links take it. Returns how many messages that was, one at least for a frame."""
+        """Send what is in line, as far as links take it. Returns the number of messages, one at least for a frame."""
         self._is_traced = is_traced
         sent = 0
         for link, line in self._conversations.lines:
             self._fragments = 0
-            while link.room > 0 and self._fragments < FRAGMENTS and (turn := line.take()) is not None:
+            while link.room > 0 and self._fragments < MAX_FRAGMENTS_READ and (turn := line.take()) is not None:
                 entry = self._conversations.get(turn.key)
                 if entry is None or entry.link is not link:
                     continue
@@ -279,7 +279,7 @@ class Frames:
     def _frame(self, store: Store, handle: UUID, entry: Entry) -> _Frame | None:
         began = self._seconds()
         transmission = None if entry.session is None else entry.dialog.transmit(began)
-        self._charges.charge_for(handle, began)  # what is acknowledged may have many gaps
+        self._charges.charge_for(handle, began)  # an acknowledgement may have many gaps
         if transmission is None or entry.session is None:
             return None
         cut = transmission.cut

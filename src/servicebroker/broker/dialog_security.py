@@ -109,7 +109,7 @@ class Denied(NamedTuple):
 
 
 MOST_BROKERS = 10_000  # that a daemon remembers: a few hundred bytes each
-MAX_BROKERS_OF_SERVICE = 100  # whose capabilities are remembered
+MAX_BROKERS_OF_SERVICE = 100  # brokers whose capabilities are remembered
 PLAIN = Secured(Security.NONE, UNSECURED)
 Learned = tuple[UUID, bytes]  # a target's key: its identifier, and as it is stored
 
@@ -122,7 +122,7 @@ class DialogSecurity:
         self._clock = clock
         self._exchanges = Exchanges(clock)
         self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate, as they are stored
-        # Whether the brokers of a far service understand exchanges of a batch; by our database and the service.
+        # By our database and the far service: for each broker, whether it understands exchanges of a batch.
         self._batching: dict[tuple[int, str], dict[UUID, bool]] = {}
         self._learned: dict[UUID, Learned] = {}  # by handle, to be saved
 

@@ -14,12 +14,12 @@ from servicebroker.broker.transport.connections import show
 from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
+from servicebroker.protocol.forwarding import MEGABYTE_BYTES, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Ask, Decision, Dropped, Elsewhere
 
-LOOK = 1.0  # seconds between looks for what could not be passed on in time
-SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
+EXPIRY_INTERVAL_S = 1.0  # seconds between looks for what could not be passed on in time
+MAX_SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
 
 Row = tuple[object, ...]
 
@@ -50,7 +50,7 @@ class Forwarding:
             case Elsewhere() as away if away.leads_to(here.addresses):
                 journal.forwarded_dropped(BrokerError(11294), header)
             case Elsewhere() as away:
-                self._forwarder.limit = here.forward_size * MEGABYTE // self.shares
+                self._forwarder.limit = here.forward_size * MEGABYTE_BYTES // self.shares
                 self._take_in(came, away)
             case Dropped(9792):
                 journal.forwarded_dropped(BrokerError(9792), header)
@@ -73,7 +73,7 @@ class Forwarding:
                 refused = self._forwarder.take_in(came.header, came.body, passage, hop, now, owner)
         if refused is not None:
             _dropped(refused)
-        self.wake_at = min(self.wake_at, now + LOOK)
+        self.wake_at = min(self.wake_at, now + EXPIRY_INTERVAL_S)
 
     def send(self, here: LocalInstance) -> bool:
         """Pass on what the links take; whether there was anything. Forwarding may have been switched off meanwhile."""
@@ -96,7 +96,7 @@ class Forwarding:
         if now >= self.wake_at:
             for refusal in self._forwarder.expire(now):
                 _dropped(refusal)
-            self.wake_at = now + LOOK if len(self._forwarder) else NEVER
+            self.wake_at = now + EXPIRY_INTERVAL_S if len(self._forwarder) else NEVER
         return sent
 
     def drop_all(self, number: int) -> None:
@@ -128,7 +128,7 @@ class Forwarding:
                 held.passage.time_to_live,
                 int(held.consumed(now)),
             )
-            for held, _ in zip(self._forwarder, range(SHOWN), strict=False)
+            for held, _ in zip(self._forwarder, range(MAX_SHOWN), strict=False)
         ]
 
 

@@ -21,19 +21,19 @@ from servicebroker.protocol.mirroring import NEVER, Known, Standing
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
-INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
-ENOUGH = 512 * 1024  # bytes that a round takes: they are acknowledged, and more of them sent, while the next are stored
-OVERHEAD = 500  # bytes that a frame counts for beside its body
-ACTIVE = 30.0  # seconds for which a peer that has brought something has its share
+INBOX_BYTES = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
+ROUND_BYTES = 512 * 1024  # that a round takes: peers send more while the next round stores
+FRAME_OVERHEAD_BYTES = 500  # bytes that a frame counts for beside its body
+ACTIVE_S = 30.0  # seconds for which a peer that has brought something has its share
 OVER = float("-inf")  # when it brought something, of a link that is over: who has proved nothing comes with another one
-TURN = 0.02  # seconds that the frames of a peer may take of a round, while there are others
-PORTION, FEWEST, MOST = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
-RECENT = 0.2  # how much the last round says of what a peer has lately done
-LIGHT = 0.5  # who has lately had less than this part of what all have on average is not to wait for the others
-VAIN = 0.1  # who has brought a larger part for nothing has its turn in any case
-NOISE = 200  # frames for nothing of one peer that are read between two ticks of the network
+TURN_S = 0.02  # seconds that the frames of a peer may take of a round, while there are others
+FIRST_PORTION, MIN_PORTION, MAX_PORTION = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
+RECENT_WEIGHT = 0.2  # the weight of the last round in the moving average of a peer's use
+LIGHT_USE = 0.5  # a peer below this part of the average use does not wait for others
+VAIN_PART = 0.1  # a peer with a larger part of useless frames waits for its turn in any case
+NOISE_FRAMES = 200  # frames for nothing of one peer that are read between two ticks of the network
 LEAST_S = 0.0005  # charged to a link in a round: what is less is divided among all by their frames
-WASTE = 2.0  # who has brought more waits as long as its turn took; so much longer when that was for nothing
+WASTE_FACTOR = 2.0  # the pause after a turn is this many times as long for useless frames
 
 
 class Lost(NamedTuple):
@@ -79,7 +79,7 @@ class _Line:
         self.arrivals: deque[Arrival] = deque()
         self.size = 0  # bytes of their bodies
         self.active_at = 0.0
-        self.portion = PORTION  # frames of a round, while there are other lines
+        self.portion = FIRST_PORTION  # frames of a round, while there are other lines
         self.taken = 0  # by the round that runs
         self.wasted = 0.0  # of that
         self.charged = 0.0  # seconds of the round that runs that were measured for it
@@ -90,7 +90,7 @@ class _Line:
     @property
     def weight(self) -> int:
         """Bytes of memory."""
-        return self.size + OVERHEAD * len(self.arrivals)
+        return self.size + FRAME_OVERHEAD_BYTES * len(self.arrivals)
 
 
 class Inbox:
@@ -144,7 +144,7 @@ class Inbox:
             full = [line for line in self._lines.values() if self._is_full(line)]
             taken = [self._happened.pop(key) for key in list(self._happened)[:most]]
             self._lines = {
-                key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
+                key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE_S > now
             }
             self._is_shared = self._has_light_one()
             for line in self._lines.values():
@@ -153,14 +153,14 @@ class Inbox:
             for line in turns:
                 line.rests_until = 0.0
             size = 0
-            while turns and len(taken) < most and size < ENOUGH:
+            while turns and len(taken) < most and size < ROUND_BYTES:
                 for line in turns[: most - len(taken)]:
                     arrival = line.arrivals.popleft()
                     line.size -= len(arrival.body)
                     line.taken += 1
                     taken.append(arrival)
                     size += len(arrival.body)
-                    if size >= ENOUGH:
+                    if size >= ROUND_BYTES:
                         break
                 turns = [
                     line
@@ -201,14 +201,14 @@ class Inbox:
             rest = max(seconds - sum(line.charged for line in served), 1e-6)
             each_of_rest = rest / max(1, sum(line.taken for line in served))
             for line in self._lines.values():
-                line.use += RECENT * (line.charged + each_of_rest * line.taken - line.use)
+                line.use += RECENT_WEIGHT * (line.charged + each_of_rest * line.taken - line.use)
             for line in served:
                 each = each_of_rest + line.charged / line.taken
                 has_had_its_turn = line.taken >= line.portion or line.wasted > 0
-                line.portion = min(max(int(TURN / each), FEWEST), MOST)
-                line.vain += RECENT * (line.wasted / line.taken - line.vain)
+                line.portion = min(max(int(TURN_S / each), MIN_PORTION), MAX_PORTION)
+                line.vain += RECENT_WEIGHT * (line.wasted / line.taken - line.vain)
                 if line.arrivals and has_had_its_turn and self._has_turns(line):
-                    line.rests_until = now + each * (line.taken + WASTE * line.wasted)
+                    line.rests_until = now + each * (line.taken + WASTE_FACTOR * line.wasted)
             self._has_more &= any(line.arrivals and not line.rests_until for line in self._lines.values())
 
     def charge(self, link: Link, seconds: float) -> None:
@@ -220,11 +220,11 @@ class Inbox:
     def _has_light_one(self) -> bool:
         """Return whether some line has had much less than the others, or nobody knows yet."""
         uses = [line.use for line in self._lines.values()]
-        return len(uses) > 1 and min(uses) <= LIGHT * sum(uses) / len(uses)
+        return len(uses) > 1 and min(uses) <= LIGHT_USE * sum(uses) / len(uses)
 
     def _has_turns(self, line: _Line) -> bool:
         """Return whether a round takes no more than its portion of that line, and lets it rest then."""
-        return self._is_shared or (len(self._lines) > 1 and line.vain > VAIN)
+        return self._is_shared or (len(self._lines) > 1 and line.vain > VAIN_PART)
 
     def waste(self, link: Link, share: float) -> None:
         """A frame of this thread's round has cost more than it was worth."""
@@ -257,7 +257,7 @@ class Inbox:
             return line is not None and self._is_full(line)
 
     def _is_full(self, line: _Line) -> bool:
-        return line.weight > INBOX // self.count // (len(self._lines) + 1)
+        return line.weight > INBOX_BYTES // self.count // (len(self._lines) + 1)
 
     def __len__(self) -> int:
         with self._lock:
@@ -317,7 +317,7 @@ class Inboxes:
 
     def is_noisy(self, link: Link) -> bool:
         """Return whether a peer brings too much noise, on all of its connections together, to be read now."""
-        return self._noise[line_of(link)] > NOISE
+        return self._noise[line_of(link)] > NOISE_FRAMES
 
     def forgive(self) -> bool:
         """Noise is counted anew; whether there was any."""

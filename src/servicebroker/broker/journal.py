@@ -23,7 +23,7 @@ from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 _log = logging.getLogger("servicebroker.broker")
 
-_LONGEST = 2_000  # characters of a line
+_MAX_LINE = 2_000  # characters of a line
 
 UNDELIVERABLE = "Broker:Message Undeliverable"
 
@@ -264,4 +264,4 @@ def _tell_of_message(event: str, why: str, header: Header, subclass: str = "") -
 def _tell(level: int, event: str, text: str, fields: dict[str, str]) -> None:
     """Say it, whatever a peer has put into it."""
     told = {name: cleaned(value) for name, value in fields.items()}
-    _log.log(level, "%s: %s", event, cleaned(text, _LONGEST), extra={"fields": {"event": event, **told}})
+    _log.log(level, "%s: %s", event, cleaned(text, _MAX_LINE), extra={"fields": {"event": event, **told}})

@@ -36,7 +36,7 @@ class Matching:
         self._links = links
         self._here = here
         self._routes: int | None = None
-        self._anew: set[UUID] = set()  # whose routes or principals have changed, in this round
+        self._anew: set[UUID] = set()  # conversations whose routes or principals have changed in this round
 
     def match(self, store: Store, handles: Iterable[UUID]) -> None:
         """Route the conversations that have no address yet, or whose routes have changed."""
@@ -80,7 +80,7 @@ class Matching:
         decided = self._security.begin(store, undecided) if undecided else {}
         for endpoint in undecided:
             if endpoint.is_initiator and endpoint.conversation_handle not in decided:
-                del entries[endpoint.conversation_handle]  # it is being removed
+                del entries[endpoint.conversation_handle]  # its endpoint is being removed
         locked = {handle: one for handle, one in decided.items() if isinstance(one, str)}
         secured = {handle: one for handle, one in decided.items() if isinstance(one, Secured)}
         claims = {

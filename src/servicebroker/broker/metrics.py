@@ -120,7 +120,7 @@ def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheu
     return counter.labels("send"), counter.labels("receive")
 
 
-SEND, RECEIVE = 0, 1  # the places in these
+SEND_PLACE, RECEIVE_PLACE = 0, 1  # the places in these
 IO_BYTES = _both("io_bytes", "Send and Receive I/O bytes Total.")
 IOS = _both("ios", "Send and Receive I/Os; bytes by I/Os is the Len Avg.")
 FRAGMENTS = _both("fragments", "Message Fragment Sends and Receives.")

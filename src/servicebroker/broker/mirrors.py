@@ -28,7 +28,7 @@ class Mirrors:
         self._pairs: dict[Elsewhere, Pair] = {}
         self._changed: set[Elsewhere] = set()  # another one is chosen, or none for another reason
         self._news: set[Elsewhere] = set()  # something was heard, or a word has changed
-        self._told: dict[Elsewhere, str] = {}  # what was kept last
+        self._told: dict[Elsewhere, str] = {}  # the rows that were saved last
 
     @property
     def wake_at(self) -> float:
@@ -113,7 +113,7 @@ class Mirrors:
         if (pair.words, pair.standings, pair.reasons) != (before.words, before.standings, before.reasons):
             self._news.add(one)
             if pair.chosen is None:
-                self._changed.add(one)  # what waits says why
+                self._changed.add(one)  # messages that wait show why
         if pair.chosen != before.chosen:
             self._changed.add(one)
             level = logging.WARNING if pair.chosen is None else logging.INFO

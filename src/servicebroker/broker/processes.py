@@ -37,8 +37,8 @@ from servicebroker.store.running import execute
 from servicebroker.store.statement_counts import Place, counts_at
 
 MODULE = "servicebroker.broker.share_process"
-CLOSING = 5.0  # seconds that a process has to end by itself, and then its session
-TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # who is told something, beside a link
+CLOSE_TIMEOUT_S = 5.0  # seconds that a process has to end by itself, and then its session
+TO_LINKS, TO_PEERS, TO_LOG = "links", "peers", "log"  # addressees of a call, beside links
 
 
 def program_on_disk() -> list[tuple[str, int]]:
@@ -182,7 +182,7 @@ class ShareProcess:
         self._busy: set[int] = set()  # links that the last round has sent on
         self._happened: list[tuple[str, tuple[Any, ...]]] = []
         self._seen: StatusMessage | None = None
-        self._is_idle = self._is_ready = False  # it waits for a question, it has connected
+        self._is_idle = self._is_ready = False  # the process waits for a question; it has connected
         self._url = begin.url
         self._session: Session | None = None
         self.wake_at = NEVER
@@ -191,7 +191,7 @@ class ShareProcess:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                    stdin=subprocess.PIPE,  # it ends when nobody has the other end any more
+                    stdin=subprocess.PIPE,  # the process ends when the other end is closed
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C is for this process, which lets it finish
                 )
@@ -217,7 +217,7 @@ class ShareProcess:
             self._session = self._hear()
             self._take(self._hear())
         except ProcessExited as gone:
-            if self._process.wait() >= 0:  # nobody has killed it
+            if self._process.wait() >= 0:  # the process was not killed
                 raise Unstartable(f"A process {self.ending} as it began.") from gone
             raise
         self._is_ready = True
@@ -225,7 +225,7 @@ class ShareProcess:
     def close(self) -> None:
         """Have it end: what it has counted is counted, and its transaction is over."""
         assert self._process.stdin is not None
-        impatient = threading.Timer(CLOSING if self._is_idle else 0.0, self._process.kill)
+        impatient = threading.Timer(CLOSE_TIMEOUT_S if self._is_idle else 0.0, self._process.kill)
         with ExitStack() as stack:
             stack.callback(self._end_session)
             stack.callback(self._process.wait)
@@ -249,7 +249,7 @@ class ShareProcess:
                 "processes.end_session",
                 "select pg_terminate_backend(pid, $3) from pg_stat_activity where pid = $1 and backend_start = $2",
                 *self._session,
-                int(CLOSING * 1000),
+                int(CLOSE_TIMEOUT_S * 1000),
             )
 
     def interrupt(self, patience: float) -> None:
@@ -360,7 +360,7 @@ class ShareProcess:
             case int(number):
                 self._busy.add(number)
                 link = self._known.get(number)
-                if link is not None:  # one that is over is known to nobody in the end
+                if link is not None:  # a link that is over may be forgotten by now
                     getattr(link, told.method)(*told.arguments, **told.named)
             case str(whom) if whom == TO_LOG:
                 logger, *record = told.arguments

@@ -14,8 +14,8 @@ from uuid import UUID
 
 from servicebroker.broker import journal
 from servicebroker.broker.arrivals import InboundWriter, MessageOpener, PendingOpenings, ReceivedMessage, parsed
-from servicebroker.broker.conversations import CAPACITY, Conversations
-from servicebroker.broker.departures import BUDGET, Finding, Frames, Readahead
+from servicebroker.broker.conversations import MAX_CONVERSATIONS, Conversations
+from servicebroker.broker.departures import BODY_BUDGET_BYTES, Finding, Frames, Readahead
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.inboxes import Charges
@@ -51,11 +51,11 @@ class Relay:
         seconds: Callable[[], float],
         chance: Random,
         here: Callable[[], LocalInstance] = LocalInstance,
-        capacity: int = CAPACITY,
+        capacity: int = MAX_CONVERSATIONS,
         keys: KeyFolder | None = None,
         peers: Peers | None = None,
         limits: Limits = LIMITS,
-        budget: int = BUDGET,
+        budget: int = BODY_BUDGET_BYTES,
     ) -> None:
         self._peers = peers or Peers()
         self._security = DialogSecurity(keys, clock)
@@ -109,7 +109,7 @@ class Relay:
         began = self._seconds()
         self._charges.begin()
         with store.transaction():
-            if self.snapshot is None:  # who is entered from here on lacks nothing that this look has seen
+            if self.snapshot is None:  # conversations entered from here on have all that this look has seen
                 self.snapshot = store.look(None).snapshot
                 self._writer.quotas.load(store)
             touched = self._take(store, list(arrivals))
@@ -191,7 +191,7 @@ class Relay:
                 journal.not_taken(problem, arrival.link)
                 arrival.link.complain()
         unknown = [key for key in {one.key for one in came} if self._conversations.find(*key) is None]
-        # also whose message is not taken: what it sends itself is found by no page while it is in memory
+        # also if its message is not taken: no page finds what it sends while it is in memory
         touched = {self._conversations.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
         ours = self._pass_on(store, came)
         opened = self._opener.begin(store, ours)

@@ -53,7 +53,7 @@ from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.running import execute
 from servicebroker.store.statement_counts import counts_of, place_of
 
-LOOK = 1.0  # seconds between two times that it says how it stands
+REPORT_INTERVAL_S = 1.0  # seconds between two times that it says how it stands
 
 
 class Daemon:
@@ -299,7 +299,7 @@ class Worker:
         wake_at, now = self._relay.wake_at, time.monotonic()
         seen = None
         if now >= self._look_at:
-            self._look_at, seen = now + LOOK, self._seen()
+            self._look_at, seen = now + REPORT_INTERVAL_S, self._seen()
         return Done(carried, wake_at, self._daemon.take_told(), seen)
 
     def _happens(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -327,7 +327,7 @@ def _end_with_the_daemon() -> None:
 
 def main(descriptor: int) -> None:
     """Serve the daemon at the other end of that socket."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # who ends all processes of a service lets the daemon end this one
+    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes of a service: the daemon ends this one
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_daemon, daemon=True).start()
     with Connection(descriptor) as connection:

@@ -35,20 +35,20 @@ from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import execute
 
 NAME = "servicebroker serve"  # of the connections
-PACE = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
-MANY = 8  # messages that are much to do for one round
-FALLBACK = 1.0  # seconds: how often a share looks when nothing wakes it
-SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
-MOST = 4  # shares of one process: they compute one after the other
-PROCESSES = 8  # shares at most that have processes of their own, where nobody has said how many
-CORES = 2  # for each share, which keeps a thread and a server process busy
-FEW = 4  # cores that are used up by one process, its server's and those who send and receive
-FULL = 0.6  # part of the time that shares are in rounds, on average, and more are started
-COMPUTING = 0.8  # part of the time that this process computes, and more would only wait for each other
-REST = 0.55  # part of the time for each share but one, and there is one less
-SOME, LONG = 3, 10  # looks for which that has to last
+ROUND_PAUSE_S = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
+BUSY_MESSAGES = 8  # messages that are much to do for one round
+POLL_INTERVAL_S = 1.0  # seconds: how often a share looks when nothing wakes it
+FIRST_POLL_S = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
+MAX_THREADS = 4  # shares of one process: they compute one after the other
+MAX_PROCESSES = 8  # shares at most that have processes of their own, where nobody has said how many
+CORES_PER_SHARE = 2  # for each share, which keeps a thread and a server process busy
+CORES_OF_ONE_PROCESS = 4  # cores that are used up by one process, its server's and those who send and receive
+FULL_LOAD = 0.6  # part of the time that shares are in rounds, on average, and more are started
+FULL_CPU = 0.8  # part of the time that this process computes, and more would only wait for each other
+LOW_LOAD = 0.55  # part of the time for each share but one, and there is one less
+LOOKS_TO_GROW, LOOKS_TO_SHRINK = 3, 10  # looks for which that has to last
 GIVEN_UP = 60.0  # seconds until more connections are tried again
-YOUNG = 2.0  # seconds between two that begin for one share
+RESTART_INTERVAL_S = 2.0  # seconds between two that begin for one share
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -168,7 +168,7 @@ class Shares:
         self._store: PostgresStore | None = None  # of the first share
         self._opened: list[_Opened | ShareProcess] = []
         self._opening: Future[list[_Opened | ShareProcess]] | None = None
-        self._replaced: dict[int, tuple[int, datetime, str]] = {}  # how often, when lately, and how that one had ended
+        self._replaced: dict[int, tuple[int, datetime, str]] = {}  # count, last time, and how that process had ended
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self.problem: Exception | None = None
@@ -353,8 +353,10 @@ class Shares:
                     assert isinstance(opened, ShareProcess)
                     if not over.is_set():
                         self._note_killed(number + 1, opened.ending)
-                        over.wait(max(0.0, began + YOUNG - time.monotonic()))
-                    if over.is_set() or self._start is None:  # nobody begins here who would wait for its last commit
+                        over.wait(max(0.0, began + RESTART_INTERVAL_S - time.monotonic()))
+                    if (
+                        over.is_set() or self._start is None
+                    ):  # no process begins here that would wait for its last commit
                         raise
                     another = partial(self._start, division, True)
                 except Unstartable as problem:
@@ -374,17 +376,19 @@ class Shares:
 
     def _rounds(self, share: Share, over: threading.Event) -> None:
         """As the daemon's, but nobody notifies this one: while the daemon is awake it looks at each pace."""
-        pause, bell = SOON, share.inbox.bell
+        pause, bell = FIRST_POLL_S, share.inbox.bell
         while not over.is_set():
-            if self._carry(share) >= MANY:
-                pause = SOON
+            if self._carry(share) >= BUSY_MESSAGES:
+                pause = FIRST_POLL_S
                 if share.wake_at > time.monotonic():
-                    over.wait(PACE)
+                    over.wait(ROUND_PAUSE_S)
                 continue
-            pause = SOON if share.carried else min(pause * 5, PACE if self.is_awake else FALLBACK)
+            pause = (
+                FIRST_POLL_S if share.carried else min(pause * 5, ROUND_PAUSE_S if self.is_awake else POLL_INTERVAL_S)
+            )
             if bell.wait(min(pause, max(0.0, share.wake_at - time.monotonic()))):
                 bell.clear()
-                pause = SOON
+                pause = FIRST_POLL_S
 
 
 class Load:
@@ -407,12 +411,12 @@ class Load:
         computing = 0.0 if self._in_processes else (computed - self._computed) / elapsed
         is_known = len(self._before) == count
         self._before, self._looked_at, self._computed = worked, now, computed
-        self._full = self._full + 1 if is_known and sum(busy) >= FULL * count and computing < COMPUTING else 0
-        self._resting = self._resting + 1 if is_known and sum(busy) < REST * (count - 1) else 0
-        if self._full >= SOME and count < most(in_processes=self._in_processes):
+        self._full = self._full + 1 if is_known and sum(busy) >= FULL_LOAD * count and computing < FULL_CPU else 0
+        self._resting = self._resting + 1 if is_known and sum(busy) < LOW_LOAD * (count - 1) else 0
+        if self._full >= LOOKS_TO_GROW and count < most(in_processes=self._in_processes):
             self._full = 0
             return count + 1
-        if self._resting >= LONG:
+        if self._resting >= LOOKS_TO_SHRINK:
             self._resting = 0
             return count - 1
         return count
@@ -436,12 +440,12 @@ def _resident(pid: int) -> int | None:
 
 def most(*, in_processes: bool = False) -> int:
     """Shares at most, on the cores that this process may use."""
-    return max(1, min(PROCESSES if in_processes else MOST, cores() // CORES))
+    return max(1, min(MAX_PROCESSES if in_processes else MAX_THREADS, cores() // CORES_PER_SHARE))
 
 
 def are_many_cores() -> bool:
     """Return whether one Python process would be the bottleneck before the cores are."""
-    return cores() > FEW
+    return cores() > CORES_OF_ONE_PROCESS
 
 
 def cores() -> int:

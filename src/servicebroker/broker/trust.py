@@ -22,8 +22,8 @@ from servicebroker.model.security.peers import MESSAGES, Mistrust
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
 
-PATIENCE = 4.0  # seconds that a message waits until it is known who is where; then its sender tries again
-REMEMBERED = 10_000  # sources that were found to be right
+SOURCE_TIMEOUT_S = 4.0  # seconds that a message waits until it is known who is where; then its sender tries again
+MAX_SOURCES = 10_000  # sources that were found to be right
 
 
 class Source(NamedTuple):
@@ -70,7 +70,7 @@ class Trust:
         if source is None or self._is_right(store, came.link.owner, source):
             return True
         if (
-            self._seconds() - came.since < PATIENCE
+            self._seconds() - came.since < SOURCE_TIMEOUT_S
             and self._may_become_right(store, source)
             and self._waiting.keep(came)
         ):
@@ -93,7 +93,7 @@ class Trust:
             self._located = None
             found = owner in self._owners(store, source).values()
         if found:
-            if len(self._right) >= REMEMBERED:
+            if len(self._right) >= MAX_SOURCES:
                 self._right.clear()
             self._right.add((owner, source))
         return found
@@ -144,5 +144,5 @@ def _source(header: Header, entry: Entry | None, decision: Decision | None) -> S
     if isinstance(destination, Local):
         database = destination.broker_instance
     if header.is_secured and (header.exchange is None or header.exchange.source):
-        return None  # whoever has signed it began the conversation; what is not signed begins none
+        return None  # the signer began the conversation; without a signature none begins
     return None if database is None else Source(header.from_service, broker, database)

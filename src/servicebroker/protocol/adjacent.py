@@ -22,9 +22,9 @@ from servicebroker.protocol.wire_errors import WireError
 OLDEST_VERSION, NEWEST_VERSION = 1, 1
 HANDSHAKE_TIME = 15.0  # seconds until both must have greeted
 KEEP_ALIVE = 15.0  # seconds of our own silence
-SILENCE = 50.0  # seconds of the peer's silence: it is gone
-IDLE = 90.0  # seconds without a message of a conversation: the connection is closed
-ALL = 2**31  # frames
+SILENCE_TIMEOUT_S = 50.0  # seconds of the peer's silence: it is gone
+IDLE_TIMEOUT_S = 90.0  # seconds without a message of a conversation: the connection is closed
+MAX_FRAMES = 2**31  # frames
 MIRRORING = "mirroring"  # the capability of answering QUESTION
 
 Version = Annotated[int, Meta(ge=0, le=65_535)]
@@ -155,7 +155,7 @@ class Closed(NamedTuple):
 
     number: int
     text: str
-    is_by_peer: bool = False  # it has said so
+    is_by_peer: bool = False  # by its own word
 
 
 Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
@@ -269,7 +269,7 @@ class Connection:
 
     # --- what we hear
 
-    def receive(self, data: bytes, now: float, most: int = ALL) -> list[Event]:
+    def receive(self, data: bytes, now: float, most: int = MAX_FRAMES) -> list[Event]:
         """Bytes from the stream, in any portions; of at most so many frames, when there are more `resume` goes on."""
         if self.phase is Phase.CLOSED:
             return []
@@ -290,9 +290,9 @@ class Connection:
         if self.phase is not Phase.ONLINE:
             late = now >= self._begun_at + HANDSHAKE_TIME
             return [self._part(FrameKind.CLOSE, BrokerError(28029, "timeout", self.phase), now)] if late else []
-        if now >= self._heard_at + SILENCE:
+        if now >= self._heard_at + SILENCE_TIMEOUT_S:
             return [self.close(9753, BrokerError(9753).text, now)]
-        if now >= self._active_at + IDLE:
+        if now >= self._active_at + IDLE_TIMEOUT_S:
             return [self.close(0, "The connection was idle.", now)]
         if now >= self._said_at + KEEP_ALIVE:
             self._say(FrameKind.KEEP_ALIVE, b"", now)
@@ -305,9 +305,9 @@ class Connection:
             return float("inf")
         if self.phase is not Phase.ONLINE:
             return self._begun_at + HANDSHAKE_TIME
-        return min(self._heard_at + SILENCE, self._active_at + IDLE, self._said_at + KEEP_ALIVE)
+        return min(self._heard_at + SILENCE_TIMEOUT_S, self._active_at + IDLE_TIMEOUT_S, self._said_at + KEEP_ALIVE)
 
-    def resume(self, now: float, most: int = ALL) -> list[Event]:
+    def resume(self, now: float, most: int = MAX_FRAMES) -> list[Event]:
         """After `welcome`, what the peer has sent right behind its greeting; or what `receive` has left."""
         return self._read(now, most)
 

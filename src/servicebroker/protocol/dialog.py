@@ -77,7 +77,7 @@ TRANSITIONS: dict[tuple[Sending, DialogEvent], Sending] = {
     **{(state, DialogEvent.CLOSED_HERE): Sending.CLOSED for state in Sending},
 }
 SENDS = frozenset({Sending.FLOWING, Sending.ENDING})
-_KEEPS = frozenset({Sending.FLOWING, Sending.HELD})  # nothing that was sent is dropped
+_KEEPS = frozenset({Sending.FLOWING, Sending.HELD})  # states in which no sent message is dropped
 GONE = BrokerFailure(-8462, RULES[8462].text)
 OVER_QUOTA = "Its peer has as many unfinished messages as are kept of one."
 STATUS = {Sending.HELD: RULES[9779].text, Sending.FAILED: RULES[9784].text}

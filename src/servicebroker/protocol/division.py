@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-SLOTS = 256  # the last byte of an identifier, which is drawn at random
+SLOT_COUNT = 256  # the last byte of an identifier, which is drawn at random
 
 
 class Division(NamedTuple):
@@ -24,4 +24,4 @@ WHOLE = Division()
 
 def share_of(conversation: UUID, count: int) -> int:
     """The number of the share that a conversation is of, of so many."""
-    return conversation.int % SLOTS % count
+    return conversation.int % SLOT_COUNT % count

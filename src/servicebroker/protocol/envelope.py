@@ -56,7 +56,7 @@ class Content(IntEnum):
 Moment = Annotated[int, Meta(ge=0, le=2**40)]  # seconds since 1970, UTC
 Capability = Annotated[str, Meta(min_length=1, max_length=64)]
 
-# What tells a message from every other one that had, or will have, its number: drawn when it is sent.
+# Distinguishes a message from every other one that had, or will have, its number; drawn when it is sent.
 Token = Annotated[bytes, Meta(min_length=8, max_length=8)]
 
 

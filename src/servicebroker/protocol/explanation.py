@@ -75,7 +75,7 @@ def explain(
 
         def pick(count: int, path: list[int] = path, taken: list[int] = taken) -> int:
             place = len(taken)
-            if place == len(path):  # nobody has been here: the others are for later
+            if place == len(path):  # this choice is new: the others are for later
                 paths.extend([*path, other] for other in range(min(count, MOST_OUTCOMES) - 1, 0, -1))
                 path.append(0)
             taken.append(path[place])

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-PATIENCE = 16  # turns: one of so many goes to who has waited longest, whatever its priority
+MAX_TURNS_WAITED = 16  # turns: one of so many goes to who has waited longest, whatever its priority
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -61,10 +61,10 @@ class FairQueue(Generic[Key]):
 
     def _starving(self) -> int | None:
         """The priority of who has waited longest, when it is time for it."""
-        if self._turn - self._elevated < PATIENCE:
+        if self._turn - self._elevated < MAX_TURNS_WAITED:
             return None
         since, priority = min((next(iter(line.values())), priority) for priority, line in self._classes.items())
-        return priority if self._turn - since >= PATIENCE else None
+        return priority if self._turn - since >= MAX_TURNS_WAITED else None
 
     def _forget_if_empty(self, priority: int) -> None:
         if not self._classes[priority]:

@@ -22,10 +22,10 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
-HOPS = 16  # forwarders that a message may pass
+MAX_HOPS = 16  # forwarders that a message may pass
 TIME_TO_LIVE = 60  # seconds on the way; its sender sends it again about as often
-MEGABYTE = 1024 * 1024
-OVERHEAD = 500  # bytes that a held message counts for beside its body
+MEGABYTE_BYTES = 1024 * 1024
+MESSAGE_OVERHEAD_BYTES = 500  # bytes that a held message counts for beside its body
 
 Seconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -34,13 +34,13 @@ class Passage(Struct, array_like=True, frozen=True):
     """The limits of a forwarded message: hops that remain, time to live, and time used, in seconds."""
 
     message_id: UUID
-    hops_remaining: Annotated[int, Meta(ge=0, le=255)] = HOPS
+    hops_remaining: Annotated[int, Meta(ge=0, le=255)] = MAX_HOPS
     time_to_live: Seconds = TIME_TO_LIVE
     time_consumed: Annotated[float, Meta(ge=0, le=2**31 - 1)] = 0.0
 
     def bounded(self) -> Passage:
         """Return the passage within the most that a forwarder grants: memory is lent, and a circle of routes ends."""
-        hops, seconds = min(self.hops_remaining, HOPS), min(self.time_to_live, TIME_TO_LIVE)
+        hops, seconds = min(self.hops_remaining, MAX_HOPS), min(self.time_to_live, TIME_TO_LIVE)
         return Passage(self.message_id, hops, seconds, self.time_consumed)
 
 
@@ -83,7 +83,7 @@ class Held(NamedTuple, Generic[Hop]):
     @property
     def size(self) -> int:
         """Bytes of memory that it counts for."""
-        return len(self.body) + OVERHEAD
+        return len(self.body) + MESSAGE_OVERHEAD_BYTES
 
     def consumed(self, now: float) -> float:
         """Seconds that it has been on its way."""
@@ -135,7 +135,7 @@ class Forwarder(Generic[Hop]):
         So no certificate keeps the messages of all others out, and one alone may fill everything; peers that have
         shown none count as one. Where that would not make room enough, nothing is dropped.
         """
-        size, left = len(body) + OVERHEAD, Counter(self._bytes)
+        size, left = len(body) + MESSAGE_OVERHEAD_BYTES, Counter(self._bytes)
         needed, going = self.held_bytes + size - self.limit, list[tuple[object, ...]]()
         newest = {brought: reversed(keys) for brought, keys in self._brought.items()}
         while needed > 0:

@@ -16,7 +16,7 @@ from zlib import crc32
 from servicebroker.protocol.wire_errors import WireError
 
 MAGIC = b"SB"
-FORMAT = 1
+FRAME_FORMAT = 1
 HEADER_SIZE = 16  # bytes
 MAXIMUM_BODY = 262_144  # bytes of a body once the peer is known
 MAXIMUM_GREETING = 4_096  # bytes of a body before that
@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
     CLOSE = 5
     DIALOG = 6
     FORWARDED = 7  # a DIALOG that has passed a forwarder, see forwarding.py
-    QUESTION = 8  # who is the principal of a mirrored pair, see mirroring.py
+    QUESTION = 8  # the principal of a mirrored pair, see mirroring.py
     STANDING = 9
 
 
@@ -58,7 +58,7 @@ def encode_frame(kind: FrameKind, body: bytes = b"") -> bytes:
     """
     if len(body) > MAXIMUM_BODY:
         raise ValueError(f"a frame's body has at most {MAXIMUM_BODY} bytes, this one has {len(body)}")
-    fields = _FIELDS.pack(MAGIC, FORMAT, kind, len(body), crc32(body))
+    fields = _FIELDS.pack(MAGIC, FRAME_FORMAT, kind, len(body), crc32(body))
     return b"".join((fields, _CHECK.pack(crc32(fields)), body))
 
 
@@ -103,7 +103,7 @@ def _parse_header(header: bytes, limit: int) -> tuple[FrameKind, int, int]:
         raise WireError(11235, "it does not begin like a frame; another program may be connected")
     if crc32(header[: _FIELDS.size]) != _CHECK.unpack_from(header, _FIELDS.size)[0]:
         raise WireError(11235, "the checksum of the header is wrong")
-    if version != FORMAT:
+    if version != FRAME_FORMAT:
         raise WireError(11235, f"frames of format {version} are unknown")
     if kind not in _KINDS:
         raise WireError(11235, f"frames of kind {kind} are unknown")

@@ -81,8 +81,8 @@ class Verdict(Enum):
     """The outcome of an arrival."""
 
     NEW = "new"
-    DUPLICATE = "duplicate"  # it is stored: acknowledge it again
-    PENDING = "pending"  # it waits for its commit: the acknowledgement will come
+    DUPLICATE = "duplicate"  # already stored: acknowledge it again
+    PENDING = "pending"  # waits for its commit: the acknowledgement will come
     TOO_FAR = "too far"  # the sender's retry brings it again
     AFTER_END = "after the end"
     INCONSISTENT = "inconsistent"
@@ -465,7 +465,7 @@ class Incoming:
         if self.is_busy:
             raise ValueError("what is kept is being stored")
         stored = self.stored
-        final = stored.final if stored.is_closed else None  # else it is the number of what was kept
+        final = stored.final if stored.is_closed else None  # else that is the number of the kept one
         self.stored = Progress(stored.next, None, final, stored.token, stored.limits)
         self.seen = self.stored.copy()
 

@@ -24,7 +24,7 @@ SALT_SIZE = 16  # bytes
 COUNTER_SIZE = 8  # bytes
 TAG_SIZE = 16  # bytes, of both kinds
 KEY_USES = 2**32  # transmissions under one salt
-SALTS = 4  # of a peer that are remembered
+MAX_SALTS = 4  # of a peer that are remembered
 _PADDING = bytes(4)  # before the counter, to the twelve bytes of a nonce
 
 
@@ -118,7 +118,7 @@ class SessionKey:
         except InvalidTag:
             raise CorruptedMessage(11230) from None
         if salt not in self._opening:
-            if len(self._opening) >= SALTS:
+            if len(self._opening) >= MAX_SALTS:
                 self._opening.clear()
             self._opening[salt] = cipher
         return payload

@@ -13,8 +13,8 @@ class Limits(NamedTuple):
     fragment_size: int = 32_768  # bytes of a body in one frame; longer messages travel in fragments
     window: int = 1_048_576  # bytes that a conversation may have under way, unacknowledged
     message_cost: int = 100  # bytes that a message counts for beside its body
-    ahead_messages: int = 16_384  # how far beyond the next message an arrival is kept
-    ahead_bytes: int = 4_194_304  # of those, kept; with what they cost beside their bodies
+    ahead_messages: int = 16_384  # messages beyond the next one that are kept
+    ahead_bytes: int = 4_194_304  # bytes of them, with their cost beside their bodies
     # Bytes that a kept message counts for beside its fragments, which count for `message_cost` each. The sum is at most
     # four times `message_cost`, as `ahead_bytes` is four windows: all that a sender has under way can be kept.
     kept_cost: int = 300

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple, TypeVar
 
-HEARING = 3.0  # seconds that a broker has for its answer; then it counts as unreachable
+ANSWER_TIMEOUT_S = 3.0  # seconds that a broker has for its answer; then it counts as unreachable
 ASK_AGAIN = 2.0  # seconds between questions while neither of the two is known to be the principal
 NEVER = float("inf")
 
@@ -138,7 +138,7 @@ class Pair(NamedTuple):
         """When `tick` has something to do."""
         if self.chosen is not None:
             return NEVER
-        return self.asked_at + (HEARING if Word.UNHEARD in self.words else ASK_AGAIN)
+        return self.asked_at + (ANSWER_TIMEOUT_S if Word.UNHEARD in self.words else ASK_AGAIN)
 
 
 def first_use(known: Known, now: float) -> Pair:
@@ -173,7 +173,7 @@ def tick(pair: Pair, now: float) -> Pair:
     if Word.UNHEARD in pair.words:
         for side in (0, 1):
             if pair.words[side] is Word.UNHEARD:
-                pair = unreachable(pair, side, f"no answer in {HEARING:g} seconds", now)
+                pair = unreachable(pair, side, f"no answer in {ANSWER_TIMEOUT_S:g} seconds", now)
     return pair if pair.chosen is not None else _asked(pair, now)
 
 
@@ -198,7 +198,7 @@ def _decided(pair: Pair, now: float) -> Pair:
         return pair._replace(chosen=CHOICE[first, second])
     if STAYS[CLAIMS[pair.words[pair.chosen]]]:
         return pair
-    other = 1 - pair.chosen  # what it said before may be long ago
+    other = 1 - pair.chosen  # its last answer may be long ago
     words, reasons = _with(pair.words, other, Word.UNHEARD), _with(pair.reasons, other, "")
     return _asked(pair._replace(chosen=None, words=words, reasons=reasons), now)
 

@@ -18,11 +18,11 @@ from typing import Generic, NamedTuple, TypeVar
 class Stage(StrEnum):
     """The stage of what a conversation sends."""
 
-    FOUND = "FOUND"  # nobody knows yet where it goes, and nothing of it has left
+    FOUND = "FOUND"  # without an address, and nothing of it has left
     MATCHED = "MATCHED"  # its address is known; it is not claimed: there is no link, or somebody holds its row
-    DELAYED = "DELAYED"  # it is claimed, for its peer is elsewhere; where is not known yet, or just now
+    DELAYED = "DELAYED"  # claimed, for its peer is elsewhere; its address is not known now
     CLAIMED = "CLAIMED"  # its address is known, and there is no link to it
-    LINKED = "LINKED"  # what it is offered travels, when its turn comes
+    LINKED = "LINKED"  # its offered messages travel, when its turn comes
     FORGOTTEN = "FORGOTTEN"  # out of memory; what waits is found in the database again
 
 
@@ -159,7 +159,7 @@ ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.POSTPONED, BatchEvent.NO_ROOM): Step(Storing.NOTHING, (Act.ROLL_BACK,)),
 }
 
-UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # nothing of it has left: it may have its target here yet
+UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # nothing has left: its target may still be made here
 UNSETTLED = UNCLAIMED | {Stage.DELAYED}  # is matched whenever it is looked at
 
 

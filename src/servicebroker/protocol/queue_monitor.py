@@ -15,13 +15,13 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
-INTERVAL = 5.0  # seconds between two readers under load, and between attempts to start what cannot be started
+READER_INTERVAL_S = 5.0  # seconds between two readers under load, and between attempts to start what cannot be started
 
 
 class MonitorState(StrEnum):
     """The state of a queue's monitor, as in sys.dm_broker_queue_monitors."""
 
-    INACTIVE = "INACTIVE"  # nothing is receivable
+    INACTIVE = "INACTIVE"  # no message is receivable
     NOTIFIED = "NOTIFIED"  # a reader was asked for, and nobody has executed RECEIVE since
     RECEIVES_OCCURRING = "RECEIVES_OCCURRING"
 
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     """ACTIVATION of a queue. With `external`, notifications are sent instead, and nobody counts who reads."""
 
     max_readers: int
-    interval: float = INTERVAL
+    interval: float = READER_INTERVAL_S
     external: bool = False
 
 

@@ -71,7 +71,7 @@ class UnfinishedMessages:
         self._limits = limits
         self._quota = limits.unfinished_bytes // shares
         self._accounts: dict[str, _Account] = {}
-        self._conversations: OrderedDict[UUID, _Conversation] = OrderedDict()  # who has brought nothing longest first
+        self._conversations: OrderedDict[UUID, _Conversation] = OrderedDict()  # the longest idle first
         self._look_at = NEVER
 
     def __len__(self) -> int:

@@ -149,7 +149,7 @@ class Two:
 
     def disconnect(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let time pass without a message."""
-        monkeypatch.setattr(adjacent, "IDLE", 0.0)
+        monkeypatch.setattr(adjacent, "IDLE_TIMEOUT_S", 0.0)
         eventually(lambda: self.west.streams == self.east.streams == 0)
         monkeypatch.undo()
 
@@ -279,7 +279,7 @@ def test_bytes_and_fragments_are_counted_and_outlive_their_connection(
 
 @pytest.mark.feature(143)
 def test_who_says_nothing_but_keeps_alive_is_closed_too(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adjacent, "IDLE", 0.5)
+    monkeypatch.setattr(adjacent, "IDLE_TIMEOUT_S", 0.5)
     with connect(two.east) as peer:
         peer.greet().hears(Online)
         peer.stream.sendall(encode_frame(FrameKind.KEEP_ALIVE))
@@ -337,7 +337,7 @@ def test_an_instance_does_not_talk_to_itself(two: Two) -> None:
 def test_a_daemon_without_its_database_keeps_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name that its peers connect to may lead elsewhere by now: who kept a connection would send to it for ever."""
     two.works()
-    monkeypatch.setattr(sockets, "AWAY", 0.5)
+    monkeypatch.setattr(sockets, "DOUBT_TIMEOUT_S", 0.5)
     handle = two.west.send()
     with two.east.without_database():
         eventually(lambda: two.west.streams == two.east.streams == 0)
@@ -521,10 +521,10 @@ def faults(site: Site) -> list[Finding]:
 @pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])
 def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPatch, *, asks: bool) -> None:
     """Answers to questions, and to messages of conversations that nobody knows: they do not pile up."""
-    monkeypatch.setattr(inboxes, "NOISE", 10**9)
+    monkeypatch.setattr(inboxes, "NOISE_FRAMES", 10**9)
     monkeypatch.setattr(streams, "FRAMES", 1)
     limit = 16 * 1024
-    monkeypatch.setattr(streams, "OUTBOX", limit)
+    monkeypatch.setattr(streams, "OUTBOX_BYTES", limit)
     header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
     stranger = encode(header, (Part(ORDER, Content.DATA, b"x"),), CHECKSUM)
     with connect(two.east) as peer:
@@ -551,7 +551,7 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
 def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the daemon waits for its database, a peer sends without end: what waits in memory is bounded."""
     limit = 4 * 1024 * 1024
-    monkeypatch.setattr(inboxes, "INBOX", limit)
+    monkeypatch.setattr(inboxes, "INBOX_BYTES", limit)
     inbox = two.east.daemon._inbox
     two.works()
     corrupted = count("corrupted_messages")

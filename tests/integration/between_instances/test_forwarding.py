@@ -14,7 +14,7 @@ import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.broker import forwarding, metrics
 from servicebroker.protocol.forwarding import unwrap
-from servicebroker.protocol.mirroring import ASK_AGAIN, HEARING, Role, Standing
+from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, Role, Standing
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
@@ -412,7 +412,7 @@ def test_a_pair_whose_route_goes_is_asked_no_more(three: Three, rounds: int) -> 
         assert west.asked == {"east", "nobody"}
     west.asked.clear()
     three.rounds()
-    three.pass_time(HEARING + ASK_AGAIN)
+    three.pass_time(ANSWER_TIMEOUT_S + ASK_AGAIN)
     three.rounds()
     assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
     assert "nobody" not in west.asked

@@ -721,7 +721,7 @@ def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) 
 def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_s_retry(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "KEPT", 3)
+    monkeypatch.setattr(arrivals, "MAX_KEPT", 3)
     with pair.east.database.transaction() as transaction:
         transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.DELIVERY,))
         for _ in range(4):

@@ -410,7 +410,7 @@ def test_a_commit_that_waits_for_its_standby_ends_with_the_daemon(
     guarded: tuple[Site, Site, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     west, east, server = guarded
-    monkeypatch.setattr(daemon, "PATIENCE", 0.5)
+    monkeypatch.setattr(daemon, "STOP_TIMEOUT_S", 0.5)
     process = commit_waits(west, east, server)
     east.daemon.stop()
     east._thread.join(20)

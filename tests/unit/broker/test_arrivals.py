@@ -11,15 +11,15 @@ import pytest
 
 from remote_support import Wire
 from servicebroker.broker.arrivals import (
-    KEPT_OF_PEER,
+    MAX_KEPT_OF_PEER,
     MAX_TRACES,
     MAX_TRACES_PER_CONVERSATION,
     ArrivedTraces,
     PendingOpenings,
     ReceivedMessage,
 )
-from servicebroker.broker.conversations import CAPACITY
-from servicebroker.broker.departures import BUDGET
+from servicebroker.broker.conversations import MAX_CONVERSATIONS
+from servicebroker.broker.departures import BODY_BUDGET_BYTES
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.conversation.traces import MessageContext
@@ -111,9 +111,9 @@ def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> Non
     body = _message(uuid4(), 0)
     mallory = [
         ReceivedMessage(Wire(owner="certificate mallory"), parse(body), body, None, 0.0)
-        for _ in range(2 * KEPT_OF_PEER)
+        for _ in range(2 * MAX_KEPT_OF_PEER)
     ]
-    assert [waiting.keep(came) for came in mallory].count(True) == KEPT_OF_PEER
+    assert [waiting.keep(came) for came in mallory].count(True) == MAX_KEPT_OF_PEER
     assert waiting.keep(mallory[0]._replace(link=Wire(owner="certificate shop")))
     assert waiting.keep(mallory[0]._replace(link=Wire()))
 
@@ -151,7 +151,10 @@ class Receiver:
     """An instance that only receives."""
 
     def __init__(
-        self, budget: int = BUDGET, capacity: int = CAPACITY, seconds: Callable[[], float] = lambda: 0.0
+        self,
+        budget: int = BODY_BUDGET_BYTES,
+        capacity: int = MAX_CONVERSATIONS,
+        seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.tables = Tables(uuid4(), Random(1))
         self.tables.services.add("//target")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.engine.remote.mirrored_pairs import Row
-from servicebroker.protocol.mirroring import ASK_AGAIN, HEARING, NEVER, Known, Role, Standing
+from servicebroker.protocol.mirroring import ANSWER_TIMEOUT_S, ASK_AGAIN, NEVER, Known, Role, Standing
 from servicebroker.protocol.routing import Address, Elsewhere
 
 A, B, C = Address("a", 1), Address("b", 1), Address("c", 1)
@@ -44,7 +44,7 @@ def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
     assert world.links.asked == [(A, Known("c", 4)), (B, Known("c", 4))]
     assert world.mirrors.strangers([PAIR]) == []
     world.mirrors.heard(B, MIRROR)
-    world.now = HEARING
+    world.now = ANSWER_TIMEOUT_S
     world.mirrors.tick()  # A is silent
     assert len(world.links.asked) == 4
     world.now += ASK_AGAIN

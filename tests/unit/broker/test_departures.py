@@ -32,7 +32,7 @@ class OneLink:
 
 
 def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departures, "PAGE", 2)
+    monkeypatch.setattr(departures, "PAGE_CONVERSATIONS", 2)
     tables, passed = Tables(UUID(int=1), Random(1)), [0.0]
     tables.services |= {"//here", "//far"}  # conversations with a target here are not the daemon's
     for number in range(10):

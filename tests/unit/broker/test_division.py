@@ -17,18 +17,18 @@ import pytest
 from many_sites import Pipe
 from servicebroker.broker import inboxes, share_process, shares
 from servicebroker.broker.conversations import Conversations
-from servicebroker.broker.departures import BUDGET, PIPELINE, Readahead
+from servicebroker.broker.departures import BODY_BUDGET_BYTES, PIPELINE_BYTES, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
 from servicebroker.broker.processes import ProcessExited, ShareProcess
 from servicebroker.broker.shares import (
-    COMPUTING,
-    FEW,
-    FULL,
-    LONG,
-    MOST,
-    PROCESSES,
-    REST,
-    SOME,
+    CORES_OF_ONE_PROCESS,
+    FULL_CPU,
+    FULL_LOAD,
+    LOOKS_TO_GROW,
+    LOOKS_TO_SHRINK,
+    LOW_LOAD,
+    MAX_PROCESSES,
+    MAX_THREADS,
     Load,
     Share,
     Shares,
@@ -136,7 +136,7 @@ def test_nothing_is_lost_and_every_owner_keeps_its_order_when_they_are_divided_a
 
 
 def test_shares_have_the_room_of_one_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "INBOX", 12_000)
+    monkeypatch.setattr(inboxes, "INBOX_BYTES", 12_000)
     made, link, relieved = Inboxes(), Pipe(), []
     made.relieved = lambda: relieved.append(True)
     made.divide(3)
@@ -166,21 +166,21 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
     world: Any = SimpleNamespace(now=0.0)
     conversations = Conversations(world, world, lambda: world.now, world, 10, LIMITS, world)
     entry: Any = SimpleNamespace(link=object(), load=0, dialog=SimpleNamespace(load=0))
-    ahead = Readahead(conversations, 100, world, BUDGET, 4)
+    ahead = Readahead(conversations, 100, world, BODY_BUDGET_BYTES, 4)
 
     def takes(size: int) -> int:
         """Return the bytes that may be under way when the peer takes so many in a tenth of a second."""
-        for load in (PIPELINE, PIPELINE - size):
+        for load in (PIPELINE_BYTES, PIPELINE_BYTES - size):
             entry.dialog.load = load
             conversations.weigh(entry)
         world.now += 0.1
         return ahead._most(entry.link)
 
-    assert [takes(PIPELINE // 100) for _ in range(20)] == [PIPELINE // 4] * 20
-    assert max(takes(PIPELINE // 10) for _ in range(10)) == PIPELINE // 10 * 5
-    assert [takes(PIPELINE // 2) for _ in range(10)][-1] == PIPELINE
+    assert [takes(PIPELINE_BYTES // 100) for _ in range(20)] == [PIPELINE_BYTES // 4] * 20
+    assert max(takes(PIPELINE_BYTES // 10) for _ in range(10)) == PIPELINE_BYTES // 10 * 5
+    assert [takes(PIPELINE_BYTES // 2) for _ in range(10)][-1] == PIPELINE_BYTES
     world.now += 1.0
-    assert takes(0) == PIPELINE // 4
+    assert takes(0) == PIPELINE_BYTES // 4
 
 
 # ---------------------------------------------------------------- how many
@@ -189,7 +189,7 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
 class Busy:
     """A clock of the test, and shares that have been in rounds for so long."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = MOST, *, in_processes: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = MAX_THREADS, *, in_processes: bool = False) -> None:
         self.now = self.computed = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now, process_time=lambda: self.computed)
         monkeypatch.setattr(shares, "time", clock)
@@ -212,16 +212,16 @@ class Busy:
 
 def test_shares_come_while_they_are_busy_and_go_while_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
-    assert busy.passes(SOME, 1.0) == 1
+    assert busy.passes(LOOKS_TO_GROW, 1.0) == 1
     assert busy.passes(1, 1.0) == 2
-    assert busy.passes(20, 1.0, 2 * FULL - 1.1) == 2  # one conversation is more than a share can do
-    assert busy.passes(SOME, 1.0, 2 * FULL - 1.0) == 3  # they have not the same number of conversations
-    assert busy.passes(SOME, 1.0, 1.0, 1.0) == 3
+    assert busy.passes(20, 1.0, 2 * FULL_LOAD - 1.1) == 2  # one conversation is more than a share can do
+    assert busy.passes(LOOKS_TO_GROW, 1.0, 2 * FULL_LOAD - 1.0) == 3  # they have not the same number of conversations
+    assert busy.passes(LOOKS_TO_GROW, 1.0, 1.0, 1.0) == 3
     assert busy.passes(1, 1.0, 1.0, 1.0) == 4
-    assert busy.passes(20, *[1.0] * 4) == MOST
-    assert busy.passes(LONG, *[0.42] * 4) == 4
-    assert busy.passes(LONG, *[0.1] * 4) == 3
-    assert busy.passes(2 * LONG + 2, *[0.01] * 4) == 1
+    assert busy.passes(20, *[1.0] * 4) == MAX_THREADS
+    assert busy.passes(LOOKS_TO_SHRINK, *[0.42] * 4) == 4
+    assert busy.passes(LOOKS_TO_SHRINK, *[0.1] * 4) == 3
+    assert busy.passes(2 * LOOKS_TO_SHRINK + 2, *[0.01] * 4) == 1
     assert busy.passes(100, 0.0) == 1
 
 
@@ -230,25 +230,25 @@ def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_t
 ) -> None:
     busy = Busy(monkeypatch)
     for _ in range(10):
-        assert busy.passes(SOME - 1, 1.0) == 1
-        assert busy.passes(1, FULL - 0.1) == 1
-    assert busy.passes(30, 1.0, computing=COMPUTING) == 1
+        assert busy.passes(LOOKS_TO_GROW - 1, 1.0) == 1
+        assert busy.passes(1, FULL_LOAD - 0.1) == 1
+    assert busy.passes(30, 1.0, computing=FULL_CPU) == 1
 
 
 def test_processes_do_not_wait_for_what_the_first_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch, in_processes=True)
-    assert busy.passes(SOME + 1, 1.0, computing=1.0) == 2
-    assert busy.passes(2 * LONG, 0.01, 0.01) == 1
+    assert busy.passes(LOOKS_TO_GROW + 1, 1.0, computing=1.0) == 2
+    assert busy.passes(2 * LOOKS_TO_SHRINK, 0.01, 0.01) == 1
 
 
 def test_a_share_that_is_needed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = Busy(monkeypatch)
-    assert busy.passes(SOME + 1, 1.0) == 2
-    assert busy.passes(100, REST / 2, REST / 2 + 0.01) == 2
+    assert busy.passes(LOOKS_TO_GROW + 1, 1.0) == 2
+    assert busy.passes(100, LOW_LOAD / 2, LOW_LOAD / 2 + 0.01) == 2
 
 
 def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, expected in ((1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, MOST)):
+    for cores, expected in ((1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, MAX_THREADS)):
         monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
         assert shares.most() == expected
     busy = Busy(monkeypatch, most=1)
@@ -256,10 +256,10 @@ def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_are_for_more_than_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, expected in ((1, 1), (2, 1), (4, 1), (5, 2), (8, 4), (16, PROCESSES), (64, PROCESSES)):
+    for cores, expected in ((1, 1), (2, 1), (4, 1), (5, 2), (8, 4), (16, MAX_PROCESSES), (64, MAX_PROCESSES)):
         monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
-        assert shares.are_many_cores() == (cores > FEW)
-        if cores > FEW:
+        assert shares.are_many_cores() == (cores > CORES_OF_ONE_PROCESS)
+        if cores > CORES_OF_ONE_PROCESS:
             assert shares.most(in_processes=True) == expected
 
 

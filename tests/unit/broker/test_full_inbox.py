@@ -33,7 +33,7 @@ class Crossing(Inboxes):
 
 
 def test_a_stream_that_is_paused_while_the_inbox_is_emptied_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "INBOX", 10)
+    monkeypatch.setattr(inboxes, "INBOX_BYTES", 10)
     with ExitStack() as stack:
         west, east = (Network(UUID(int=n), UUID(int=n + 10), Crossing(), lambda: datetime.now(UTC)) for n in (1, 2))
         stack.callback(west.close)

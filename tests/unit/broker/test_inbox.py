@@ -67,12 +67,12 @@ def test_what_waits_for_the_next_round_does_not_hurry_it(world: World) -> None:
 
 def test_a_round_takes_what_is_enough_and_the_next_one_follows_at_once(world: World) -> None:
     """So what it has stored is acknowledged while more is stored; what came meanwhile does not hurry anybody."""
-    mallory, size = Of("mallory"), inboxes.ENOUGH // 4
+    mallory, size = Of("mallory"), inboxes.ROUND_BYTES // 4
     world.brings(mallory, 9, size)
     for count, wake_at in ((4, 0.0), (4, 0.0), (1, inboxes.NEVER)):
         assert world.round() == {"mallory": count}
         assert world.inbox.wake_at == wake_at
-    world.brings(mallory, 1, 10 * inboxes.ENOUGH)  # one at least
+    world.brings(mallory, 1, 10 * inboxes.ROUND_BYTES)  # one at least
     world.brings(mallory, 1)
     assert world.round() == {"mallory": 1}
     assert len(world.inbox.empty()) == 1
@@ -82,7 +82,7 @@ def test_a_round_takes_what_is_enough_and_the_next_one_follows_at_once(world: Wo
 def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(world: World) -> None:
     owners = [f"shop {number}" for number in range(10)]
     for owner in owners:
-        world.brings(Of(owner), 2, inboxes.ENOUGH // 4)
+        world.brings(Of(owner), 2, inboxes.ROUND_BYTES // 4)
     rounds = [world.round(each=0.001) for _ in range(5)]
     assert [sum(one.values()) for one in rounds] == [4] * 5
     assert [list(one) for one in rounds] == [
@@ -98,12 +98,12 @@ def test_who_had_no_turn_before_it_was_enough_is_the_first_in_the_next_round(wor
 def test_rounds_follow_at_once_only_while_somebody_may_bring_more(world: World) -> None:
     """An owner that had a whole turn rests; one without room in the round does not."""
     mallory, shop = Of("mallory"), Of("shop")
-    world.brings(mallory, 500, inboxes.ENOUGH // 40)
+    world.brings(mallory, 500, inboxes.ROUND_BYTES // 40)
     world.brings(shop, 1)
-    assert world.round(each=0.001) == {"mallory": inboxes.PORTION, "shop": 1}
+    assert world.round(each=0.001) == {"mallory": inboxes.FIRST_PORTION, "shop": 1}
     assert world.inbox.wake_at > world.now
     large = Of("large")
-    world.brings(large, 16, inboxes.ENOUGH // 4)
+    world.brings(large, 16, inboxes.ROUND_BYTES // 4)
     assert world.round(each=0.001) == {"large": 4}
     assert world.inbox.wake_at == 0.0
     assert world.round(each=0.001, waste=1.0)["large"] > 0  # for nothing: it rests, as mallory does
@@ -115,13 +115,13 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     world.brings(mallory, 1_500)
     world.brings(shop)
     first = world.round(each=0.01)
-    assert first == {"mallory": inboxes.PORTION, "shop": 1}
+    assert first == {"mallory": inboxes.FIRST_PORTION, "shop": 1}
     assert world.round() == {}  # the owner rests
     world.brings(shop)
     assert world.round(each=0.01) == {"shop": 1}
     world.now = world.inbox.wake_at
     second = world.round(each=0.01)
-    assert second == {"mallory": inboxes.TURN / 0.01}  # no more than a turn takes at that price
+    assert second == {"mallory": inboxes.TURN_S / 0.01}  # no more than a turn takes at that price
     world.now = world.inbox.wake_at
     assert world.round(each=1e-6)["mallory"] == 2
     world.now = world.inbox.wake_at
@@ -173,12 +173,12 @@ def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World
     for _ in range(3):
         world.brings(Of("mallory"), 100)
     world.brings(Of("shop"))
-    assert world.round() == {"mallory": inboxes.PORTION, "shop": 1}
+    assert world.round() == {"mallory": inboxes.FIRST_PORTION, "shop": 1}
     plain = World.__new__(World)
     plain.now, plain.inbox = world.now, Inbox()
     for _ in range(3):
         plain.brings(Of(""), 100)
-    assert plain.round() == {"": 3 * inboxes.PORTION}
+    assert plain.round() == {"": 3 * inboxes.FIRST_PORTION}
 
 
 def test_who_brings_as_much_as_the_others_needs_no_turns(world: World) -> None:
@@ -205,13 +205,13 @@ def test_a_partner_that_brings_little_is_served_beside_busy_ones(world: World) -
         found = world.round(each=0.001)
         world.now += 0.2
         assert found["shop"] == 1
-        assert sum(found.values()) <= 2 * inboxes.TURN / 0.001 + 1
+        assert sum(found.values()) <= 2 * inboxes.TURN_S / 0.001 + 1
     for _ in range(100):  # a quiet owner counts until it is forgotten
-        world.now += inboxes.ACTIVE / 90
+        world.now += inboxes.ACTIVE_S / 90
         for one in busy:
             world.brings(one, 100)
         found = world.round(each=0.001)
-    assert sum(found.values()) > 2 * inboxes.TURN / 0.001 + 1
+    assert sum(found.values()) > 2 * inboxes.TURN_S / 0.001 + 1
 
 
 def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World) -> None:
@@ -223,7 +223,7 @@ def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World
         world.now += 1.0
     world.brings(mallory, 500)
     world.brings(shop, 500)
-    assert max(world.round(each=0.001).values()) <= inboxes.TURN / 0.001
+    assert max(world.round(each=0.001).values()) <= inboxes.TURN_S / 0.001
 
 
 def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "INBOX", 30_000)
+    monkeypatch.setattr(inboxes, "INBOX_BYTES", 30_000)
     mallory, shop = Of("mallory"), Of("shop")
     world.brings(shop)
     relieved: list[bool] = []

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from servicebroker.broker.conversations import ASIDE_RATE, LATELY, Conversations
+from servicebroker.broker.conversations import ASIDE_RATE, RECENT_S, Conversations
 from servicebroker.protocol.limits import LIMITS
 
 FRAGMENT = LIMITS.fragment_size
@@ -49,7 +49,7 @@ def test_it_has_all_while_nobody_else_sends() -> None:
     assert world.window(world.large) == FRAGMENT
     assert world.window(world.small) is None
     assert world.window(world.entry(link=object())) is None  # beside them, not before them
-    world.now += LATELY
+    world.now += RECENT_S
     assert world.window(world.large) is None
 
 

@@ -70,7 +70,7 @@ def test_whoever_does_not_go_on_to_commit_is_in_doubt(
     two: tuple[Daemon, Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     west, east = two
-    monkeypatch.setattr(networks, "SILENT", 0.5)
+    monkeypatch.setattr(networks, "RELAY_TIMEOUT_S", 0.5)
     east.network.stand(PRINCIPAL)
     west.network.ask(east.address, Known())
     eventually(lambda: west.heard() == [PRINCIPAL, IN_DOUBT])

@@ -265,7 +265,7 @@ class Silent(asyncio.Protocol):
 
 
 def test_the_last_descriptors_are_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "descriptors", lambda: accepting.RESERVE)
+    monkeypatch.setattr(accepting, "descriptors", lambda: accepting.RESERVED_DESCRIPTORS)
     first = site.stranger()
     eventually(lambda: is_ended(first))
     assert not site.network.streams

@@ -11,9 +11,9 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import (
     HANDSHAKE_TIME,
-    IDLE,
+    IDLE_TIMEOUT_S,
     KEEP_ALIVE,
-    SILENCE,
+    SILENCE_TIMEOUT_S,
     Alive,
     Arrived,
     Closed,
@@ -195,7 +195,7 @@ def test_keep_alives_keep_it_open_until_it_is_idle() -> None:
             peer.receive(side.outgoing(), now)
         ticks += 1
         assert ticks < 50
-    assert now == 10.0 + IDLE
+    assert now == 10.0 + IDLE_TIMEOUT_S
     assert other.phase is Phase.CLOSED
 
 
@@ -205,11 +205,11 @@ def test_a_peer_that_went_silent_is_given_up() -> None:
     while not events:
         now = opener.wake_at
         events = opener.tick(now)
-        if now < SILENCE:
+        if now < SILENCE_TIMEOUT_S:
             assert now % KEEP_ALIVE == 0
     (closed,) = events
     assert isinstance(closed, Closed)
-    assert (now, closed.number) == (SILENCE, 9753)
+    assert (now, closed.number) == (SILENCE_TIMEOUT_S, 9753)
 
 
 @pytest.mark.parametrize("fields", [[], [["one"]], [[], UUID(int=7).bytes]])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from servicebroker.protocol.fairness import PATIENCE, FairQueue, Turn
+from servicebroker.protocol.fairness import MAX_TURNS_WAITED, FairQueue, Turn
 
 
 def taken(line: FairQueue[str], count: int) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_low_priority_under_a_flood_gets_its_turns_and_no_more() -> None:
     for number in range(50):
         line.add(f"low {number}", 1)
     elevated = 0
-    for _ in range(20 * PATIENCE):
+    for _ in range(20 * MAX_TURNS_WAITED):
         line.add("flood", 10)
         turn = line.take()
         assert turn is not None
@@ -62,7 +62,7 @@ def test_a_low_priority_under_a_flood_gets_its_turns_and_no_more() -> None:
 
 def test_nobody_is_elevated_without_a_wait() -> None:
     line: FairQueue[str] = FairQueue()
-    for _ in range(3 * PATIENCE):
+    for _ in range(3 * MAX_TURNS_WAITED):
         line.add("high", 10)
         line.take()
     line.add("high", 10)

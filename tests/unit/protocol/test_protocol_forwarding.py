@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.forwarding import (
-    HOPS,
-    MEGABYTE,
-    OVERHEAD,
+    MAX_HOPS,
+    MEGABYTE_BYTES,
+    MESSAGE_OVERHEAD_BYTES,
     TIME_TO_LIVE,
     Forwarder,
     Passage,
@@ -52,7 +52,7 @@ def test_a_message_is_passed_on_with_one_hop_less_and_the_time_it_was_held() -> 
     forwarder: Forwarder[str] = Forwarder(1_000)
     assert forwarder.take_in(header(), b"body", FRESH, "next", 10.0) is None
     assert forwarder.hops == ["next"]
-    assert passed(forwarder, "next", 12.5) == (Passage(MESSAGE, HOPS - 1, TIME_TO_LIVE, 2.5), b"body")
+    assert passed(forwarder, "next", 12.5) == (Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 2.5), b"body")
     assert (len(forwarder), forwarder.held_bytes, forwarder.hops) == (0, 0, [])
     assert forwarder.pass_on("next", 13.0) is None
 
@@ -66,17 +66,17 @@ def test_the_hops_come_to_an_end() -> None:
         if refusal:
             break
         passage, hops = passed(forwarder, "next", 0.0)[0], hops + 1
-    assert (number_of(refusal), hops) == (11285, HOPS)
+    assert (number_of(refusal), hops) == (11285, MAX_HOPS)
 
 
 def test_who_says_how_far_it_may_go_gets_no_more_than_others() -> None:
-    claimed, forwarder = Passage(MESSAGE, 255, 2**31 - 1), Forwarder[str](MEGABYTE)
+    claimed, forwarder = Passage(MESSAGE, 255, 2**31 - 1), Forwarder[str](MEGABYTE_BYTES)
     forwarder.take_in(header(), b"", unwrap(wrap(claimed, b""))[0], "next", 0.0)
     assert forwarder.wake_at == TIME_TO_LIVE
     assert forwarder.expire(TIME_TO_LIVE - 1) == []
     assert [number_of(one) for one in forwarder.expire(TIME_TO_LIVE)] == [11290]
     forwarder.take_in(header(), b"", claimed, "next", 0.0)
-    assert passed(forwarder, "next", 1.0)[0] == Passage(MESSAGE, HOPS - 1, TIME_TO_LIVE, 1.0)
+    assert passed(forwarder, "next", 1.0)[0] == Passage(MESSAGE, MAX_HOPS - 1, TIME_TO_LIVE, 1.0)
 
 
 @pytest.mark.feature(155)
@@ -96,7 +96,7 @@ def test_what_has_used_up_its_time_is_dropped() -> None:
 
 @pytest.mark.feature(153)
 def test_memory_has_its_limit_and_is_free_again() -> None:
-    forwarder: Forwarder[str] = Forwarder(2 * (OVERHEAD + 10))
+    forwarder: Forwarder[str] = Forwarder(2 * (MESSAGE_OVERHEAD_BYTES + 10))
     for number in range(2):
         assert forwarder.take_in(header(number), b"0123456789", FRESH, "next", 0.0) is None
     refusal = forwarder.take_in(header(2), b"", FRESH, "other", 0.0)
@@ -156,7 +156,7 @@ Step = tuple[Any, ...]
 def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
     steps: list[tuple[tuple[Any, ...], float]],
 ) -> None:
-    forwarder: Forwarder[str] = Forwarder(5 * OVERHEAD)
+    forwarder: Forwarder[str] = Forwarder(5 * MESSAGE_OVERHEAD_BYTES)
     now, taken, gone = 0.0, 0, 0
     for step, seconds in steps:
         now += seconds
@@ -185,7 +185,7 @@ def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
 
 @pytest.mark.feature(153)
 def test_who_fills_the_memory_gives_way_to_others() -> None:
-    forwarder: Forwarder[str] = Forwarder(10 * OVERHEAD)
+    forwarder: Forwarder[str] = Forwarder(10 * MESSAGE_OVERHEAD_BYTES)
     for number in range(10):
         assert forwarder.take_in(header(number), b"", FRESH, "dead", 0.0, "Mallory") is None
     assert not forwarder.make_room(b"", "Mallory")
@@ -209,11 +209,11 @@ def test_who_fills_the_memory_gives_way_to_others() -> None:
 @pytest.mark.feature(153)
 def test_nobody_gives_way_to_what_is_refused_anyway() -> None:
     """Two hold half of it each. For four parts of ten only two would be dropped fairly, for three all three."""
-    forwarder: Forwarder[str] = Forwarder(10 * OVERHEAD)
+    forwarder: Forwarder[str] = Forwarder(10 * MESSAGE_OVERHEAD_BYTES)
     for number in range(5):
         assert forwarder.take_in(header(number), b"", FRESH, "dead", 0.0, "Mallory") is None
         assert forwarder.take_in(header(number + 5), b"", FRESH, "dead", 0.0, "Bob") is None
-    three, four = bytes(2 * OVERHEAD), bytes(3 * OVERHEAD)
+    three, four = bytes(2 * MESSAGE_OVERHEAD_BYTES), bytes(3 * MESSAGE_OVERHEAD_BYTES)
     assert not forwarder.make_room(four, "Carol")
     assert len(forwarder) == 10
     assert len(forwarder.make_room(three, "Carol")) == 3

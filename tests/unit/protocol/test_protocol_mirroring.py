@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servicebroker.protocol.mirroring import (
+    ANSWER_TIMEOUT_S,
     ASK_AGAIN,
     CHOICE,
     CLAIMS,
-    HEARING,
     IN_DOUBT,
     NEVER,
     STAYS,
@@ -81,9 +81,9 @@ def test_who_is_chosen_of_two_that_were_asked(
 
 def test_one_waits_for_the_answer_of_the_other_but_not_for_ever() -> None:
     pair = told(principal())
-    assert (pair.chosen, pair.wake_at) == (None, HEARING)
-    assert tick(pair, HEARING - 0.1) == pair
-    pair = tick(pair, HEARING)
+    assert (pair.chosen, pair.wake_at) == (None, ANSWER_TIMEOUT_S)
+    assert tick(pair, ANSWER_TIMEOUT_S - 0.1) == pair
+    pair = tick(pair, ANSWER_TIMEOUT_S)
     assert (pair.chosen, pair.words[1], pair.wake_at) == (0, Word.UNREACHABLE, NEVER)
 
 
@@ -92,8 +92,8 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
     assert pair.wake_at == ASK_AGAIN
     pair = tick(pair, ASK_AGAIN)
     assert (pair.asked_at, pair.wake_at, pair.questions) == (ASK_AGAIN, 2 * ASK_AGAIN, 2)
-    silent = tick(first_use(Known(), 0.0), HEARING)
-    assert (silent.chosen, silent.asked_at) == (None, HEARING)
+    silent = tick(first_use(Known(), 0.0), ANSWER_TIMEOUT_S)
+    assert (silent.chosen, silent.asked_at) == (None, ANSWER_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("news", [None, IN_DOUBT, Standing(Role.MIRROR, "c", 2)])

@@ -21,9 +21,9 @@ from typing import NamedTuple
 from servicebroker.protocol.admission import Admission, Places
 
 MOST_UNPROVEN = 1_024  # connections at a daemon
-RESERVE = 64  # descriptors that no connection gets which comes from outside: files, databases, links of ours
-BACKLOG = 1_024  # connections that the system holds until they are accepted
-PORTION = 8  # accepted at a time: then the loop reads what those before have said, which may prove them
+RESERVED_DESCRIPTORS = 64  # not for connections from outside, but for files, databases and our own links
+LISTEN_BACKLOG = 1_024  # connections that the system holds until they are accepted
+ACCEPTED_AT_ONCE = 8  # accepted at a time: then the loop reads what those before have said, which may prove them
 SWEEP_INTERVAL_S = 0.25  # between two looks for those that are late
 SHORTAGE_PAUSE_S = 0.25  # without a descriptor nothing is accepted for so long
 
@@ -47,7 +47,7 @@ class Visitor:
         self.host = host
         self.end: Callable[[Why], None] = lambda why: self.cancel()
         self.connecting: asyncio.Task[object] | None = None
-        self.is_ended = False  # it has lost its place, and gets none again
+        self.is_ended = False  # the connection has lost its place, and gets none again
         self._acceptor = acceptor
 
     def expect(self, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Acceptor:
         """Accept connections of these sockets, which are bound."""
         for listening in sockets:
             listening.setblocking(False)
-            listening.listen(BACKLOG)
+            listening.listen(LISTEN_BACKLOG)
             self._listening.append(listening)
         self._accept_again()
 
@@ -155,7 +155,7 @@ class Acceptor:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(PORTION):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, name = listening.accept()
             except (BlockingIOError, InterruptedError):
@@ -195,7 +195,9 @@ class Acceptor:
     def _is_full(self, accepted: socket.socket) -> bool:
         """Return whether a connection is one too many. The system gives the lowest descriptor that is free."""
         most = self._terms.most
-        return accepted.fileno() >= descriptors() - RESERVE or (most is not None and len(self._visitors) >= most)
+        return accepted.fileno() >= descriptors() - RESERVED_DESCRIPTORS or (
+            most is not None and len(self._visitors) >= most
+        )
 
     def _end_oldest(self) -> bool:
         oldest = self._admission.oldest()
@@ -245,7 +247,7 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)
-        made.listen(BACKLOG)
+        made.listen(LISTEN_BACKLOG)
     except OSError:
         made.close()
         raise

@@ -35,15 +35,15 @@ from servicebroker.protocol.mirroring import IN_DOUBT, NEVER, Known, Role, Stand
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.twins import Identity, Twins
 
-LINKS = 64  # connections of one owner
+MAX_LINKS = 64  # connections of one owner
 LINKS_OF_HOST = 256  # connections of one host without certificates, where the endpoint takes such
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
-WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
-REMEMBERED = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
-SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
-AWAY = 5.0  # seconds in doubt, as while the database is down; then peers have to look for another one
-TICK = 0.5  # seconds
+WANTED_S = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
+MAX_ADDRESSES = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
+RELAY_TIMEOUT_S = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
+DOUBT_TIMEOUT_S = 5.0  # seconds in doubt, as while the database is down; then peers have to look for another one
+TICK_INTERVAL_S = 0.5  # seconds
 NOT_BELIEVED = (9751, 28035)  # why a connection ends whose certificates one side does not take
 NOT_IN_SERVICE = RULES[28012].text.format("Its PostgreSQL server does not answer, or does not commit.")
 
@@ -97,22 +97,22 @@ class Network:
         self.streams: set[Stream] = set()
         self._twins = Twins()
         self._lock = threading.Lock()
-        self._peers: dict[Address, Peer] = {}  # who answered there, while its link is online
+        self._peers: dict[Address, Peer] = {}  # the peer that answered there, while its link is online
         self._attempts: dict[Address, Attempt] = {}
         self.unreachable: frozenset[Address] = frozenset()
         self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
-        self._last: dict[Address, Peer] = {}  # who answered there last
+        self._last: dict[Address, Peer] = {}  # the peer that answered there last
         self._connecting: set[Address] = set()
         self._wanted: set[Address] = set()  # asked for while nothing could leave
-        self._plain: set[Address] = set()  # where a peer takes no TLS
-        self._turns: dict[Address, int] = {}  # where a peer has not believed the first of our certificates
+        self._plain: set[Address] = set()  # addresses whose peer takes no TLS
+        self._turns: dict[Address, int] = {}  # addresses whose peer did not believe our first certificate
         self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._standing, self._seen_at = IN_DOUBT, 0.0
         self.is_mirror = False
-        self._away_at = NEVER  # nobody could be served from then on
+        self._away_at = NEVER  # from then on the daemon could serve nobody
         self._told = IN_DOUBT  # to those who have asked
         self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
-        self.was_asked = False  # whether we are the principal, by anybody
+        self.was_asked = False  # a peer has asked whether we are the principal
         self._refused: dict[int, Counted] = {}
         self.refusals = Refusals()
         self._listening: tuple[str, int | None] = "", None
@@ -170,7 +170,7 @@ class Network:
         with self._lock:
             self._questions.pop(address, None)
             self._questions[address] = known
-            if len(self._questions) > REMEMBERED:
+            if len(self._questions) > MAX_ADDRESSES:
                 del self._questions[next(iter(self._questions))]
         link = self.reach(address)
         if isinstance(link, Stream):
@@ -179,18 +179,18 @@ class Network:
             self.inbox.put(Unreached(address, str(link)))
 
     def stand(self, standing: Standing) -> None:
-        """State our role. It must be stated again within `SILENT` seconds, or it is not believed."""
+        """State our role. It must be stated again within `RELAY_TIMEOUT_S` seconds, or it is not believed."""
         self._standing, self._seen_at = standing, time.monotonic()
         self.is_mirror = standing.role is Role.MIRROR
         in_doubt = standing.role is Role.IN_DOUBT
-        self._away_at = min(self._away_at, self._seen_at + AWAY) if in_doubt else NEVER
+        self._away_at = min(self._away_at, self._seen_at + DOUBT_TIMEOUT_S) if in_doubt else NEVER
         if standing != self._told:
             self._loop.call_soon_threadsafe(self._tell)
 
     @property
     def standing(self) -> Standing:
         """Our role now."""
-        is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + SILENT
+        is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + RELAY_TIMEOUT_S
         return IN_DOUBT if is_silent else self._standing
 
     @property
@@ -254,7 +254,7 @@ class Network:
         """Connect to those that are wanted and were not reached: whoever waits need not ask first."""
         now = time.monotonic()
         with self._lock:
-            self._asked = {address: at for address, at in self._asked.items() if at + WANTED > now}
+            self._asked = {address: at for address, at in self._asked.items() if at + WANTED_S > now}
             self._attempted({address: one for address, one in self._attempts.items() if address in self._asked})
             for address in () if self.policy.silence else self._asked:
                 if now >= self._attempts.get(address, _NONE).again_at:
@@ -322,7 +322,7 @@ class Network:
         """Why one more connection is too many: they would use up the sockets of this process."""
         many = sum(one.phase is Phase.ONLINE and one.known_as == stream.known_as for one in self.streams)
         if stream.owner:
-            return f"its owner has {many} connections" if many >= LINKS else None
+            return f"its owner has {many} connections" if many >= MAX_LINKS else None
         return f"its host has {many} connections without a certificate" if many >= LINKS_OF_HOST else None
 
     def online(self, stream: Stream, event: Online) -> None:
@@ -339,7 +339,7 @@ class Network:
                 self._peers[stream.address] = peer
                 self._last.pop(stream.address, None)
                 self._last[stream.address] = peer
-                if len(self._last) > REMEMBERED:
+                if len(self._last) > MAX_ADDRESSES:
                     del self._last[next(iter(self._last))]
             else:
                 self._peer_is_back(peer)
@@ -425,7 +425,7 @@ class Network:
             self.failed(stream.address, closed.text)
 
     def _tick(self) -> None:
-        self._loop.call_later(TICK, self._tick)  # first: whatever a peer brings about, there is a next one
+        self._loop.call_later(TICK_INTERVAL_S, self._tick)  # first: whatever a peer brings about, there is a next one
         if self.inbox.forgive():
             self._resume()
         if self.is_away:
@@ -451,7 +451,7 @@ class Network:
         self._loop.call_soon_threadsafe(self._resume)
 
     def _resume(self) -> None:
-        for stream in list(self.streams):  # what was not read yet may end some of them
+        for stream in list(self.streams):  # frames not read yet may end some of them
             stream.resume()
 
     async def _close(self) -> None:

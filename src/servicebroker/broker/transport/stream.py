@@ -14,7 +14,7 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.transport.accepting import Visitor, Why
 from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
-from servicebroker.broker.transport.tls import HANDSHAKE, RECORDS, Channel
+from servicebroker.broker.transport.tls import HANDSHAKE_BYTE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
 from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, Refusal
 from servicebroker.model.errors import RULES, BrokerError
@@ -39,24 +39,24 @@ from servicebroker.protocol.wire_errors import CorruptedMessage
 if TYPE_CHECKING:
     from servicebroker.broker.transport.sockets import Network
 
-OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
-FRAMES = 100  # that are looked at before it is asked again whether the peer is noisy
-OPENING = 0.5  # what a new conversation counts for, where something for nothing counts for 1
+OUTBOX_BYTES = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
+FRAMES_AT_ONCE = 100  # that are looked at before it is asked again whether the peer is noisy
+OPENING_WASTE = 0.5  # of a new conversation; a useless frame counts for 1
 STEP_TIME = 5.0  # seconds until a peer that connected has said something, has ended TLS's handshake, has greeted
 CLOSING_TIME = 10.0  # seconds in which a peer takes what we have said before the end
-LINGER = 1.0  # seconds that a refused peer has to read why
+REFUSAL_LINGER_S = 1.0  # seconds that a refused peer has to read why
 CLAIM = "it does not prove that this is the instance which it says"
 
-REFUSED_BY_PEER = (9751, 28038)  # it says so as an alert of TLS
+REFUSED_BY_PEER = (9751, 28038)  # the peer says so by an alert of TLS
 
-_TOLD = {  # what a peer hears of why it is refused
+_TOLD = {  # the reason that a refused peer reads
     28034: RULES[28034].text.format("of your certificate"),
     28035: RULES[28035].text.format("it is none of those that are let in here, or was revoked"),
 }
 
 BROKEN = (9753, 11235, 28029)  # an end of a connection that was online, which nobody wanted
 
-NOTHING = Alive, Asked, Told, Corrupted  # what brings no message
+NOTHING = Alive, Asked, Told, Corrupted  # events without a message
 
 _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
 
@@ -67,7 +67,7 @@ class Stream(asyncio.Protocol):
     def __init__(self, network: Network, address: Address | None, visitor: Visitor | None = None) -> None:
         self.network = network
         self._visitor = visitor  # of a connection that we accepted, until it is online
-        self.address = address  # where we connected to; None for a connection that we accepted
+        self.address = address  # to which we connected; None if we accepted the connection
         self.connection = Connection(network.me, is_opener=address is not None, now=time.monotonic())
         self.moment = 0
         self.where = str(address or "")  # the peer is, for who reads of it
@@ -88,7 +88,7 @@ class Stream(asyncio.Protocol):
         self._online_at: datetime | None = None
         self._bytes = [0, 0]  # sent, received
         self._fragments = [0, 0]
-        self._fragments_seen = 0  # of those received, when the network looked last
+        self._fragments_seen = 0  # bytes received when the network looked last
         self._calls = [0, 0]
 
     # ---------------------------------------------------------------- as a link, from any thread
@@ -97,7 +97,7 @@ class Stream(asyncio.Protocol):
     def room(self) -> int:
         """Return how many bytes it takes now."""
         transport = self._transport
-        return OUTBOX - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
+        return OUTBOX_BYTES - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one; dropped when the connection is over."""
@@ -138,7 +138,7 @@ class Stream(asyncio.Protocol):
 
     def has_brought_more(self) -> bool:
         """Return whether messages have come since this was asked last."""
-        before, self._fragments_seen = self._fragments_seen, self._fragments[metrics.RECEIVE]
+        before, self._fragments_seen = self._fragments_seen, self._fragments[metrics.RECEIVE_PLACE]
         return self._fragments_seen > before
 
     @property
@@ -168,7 +168,7 @@ class Stream(asyncio.Protocol):
 
     def opened(self) -> None:
         """Count a conversation that the peer has begun, which costs far more than a message."""
-        self.network.inbox.waste(self, OPENING)
+        self.network.inbox.waste(self, OPENING_WASTE)
 
     def charge(self, seconds: float) -> None:
         """Charge the owner for seconds of the round: it rests as long."""
@@ -180,7 +180,7 @@ class Stream(asyncio.Protocol):
         """The stream is there."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=OUTBOX)
+        transport.set_write_buffer_limits(high=OUTBOX_BYTES)
         self.network.streams.add(self)
         name = transport.get_extra_info("peername") or ("", 0)
         if self.address is None:
@@ -199,7 +199,7 @@ class Stream(asyncio.Protocol):
             self._write()
             return
         tls = self.network.policy.tls
-        if tls is None:  # it has just been taken away
+        if tls is None:  # the link has just been taken away
             self.shut(9762, RULES[9762].text)
             return
         self._channel = tls.channel(is_opener=True, turn=self.network.turn(self.address))
@@ -211,7 +211,7 @@ class Stream(asyncio.Protocol):
         if self.connection.phase is Phase.CLOSED:
             return
         self._active_at = self.network.clock()
-        self._count(metrics.RECEIVE, data)
+        self._count(metrics.RECEIVE_PLACE, data)
         try:
             plain = self._unsecured(data)
         except BrokerError as problem:
@@ -221,10 +221,10 @@ class Stream(asyncio.Protocol):
 
     def _hear(self, said: bytes) -> None:
         """Handle received bytes, with the rest of those before, as far as the peer is listened to."""
-        events = self.connection.receive(said, time.monotonic(), FRAMES)
+        events = self.connection.receive(said, time.monotonic(), FRAMES_AT_ONCE)
         self._handle(events)
-        while len(events) >= FRAMES and not self.network.inbox.is_noisy(self):
-            events = self.connection.resume(time.monotonic(), FRAMES)
+        while len(events) >= FRAMES_AT_ONCE and not self.network.inbox.is_noisy(self):
+            events = self.connection.resume(time.monotonic(), FRAMES_AT_ONCE)
             self._handle(events)
         if self.network.inbox.is_noisy(self) or self.network.inbox.is_full(self):
             self._pause()
@@ -370,7 +370,7 @@ class Stream(asyncio.Protocol):
         if self._is_begun and self._channel is None:
             return data
         if self.address is None and self._channel is None:
-            self._decide(is_tls=data[0] == HANDSHAKE)
+            self._decide(is_tls=data[0] == HANDSHAKE_BYTE)
             if self._channel is None:
                 return data
         assert self._channel is not None
@@ -438,7 +438,7 @@ class Stream(asyncio.Protocol):
                 case Told():
                     self.network.told(self, event.standing)
                 case Arrived():
-                    self._count_fragment(metrics.RECEIVE, event.body)
+                    self._count_fragment(metrics.RECEIVE_PLACE, event.body)
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
                     problem = CorruptedMessage(11235, f"{event.size} bytes were changed under way")
@@ -514,7 +514,7 @@ class Stream(asyncio.Protocol):
             except OSError:  # the peer has reset the connection
                 transport.abort()
             else:
-                self._loop.call_later(LINGER, transport.close)
+                self._loop.call_later(REFUSAL_LINGER_S, transport.close)
 
     def _flush(self) -> None:
         if not self._unsent:
@@ -527,7 +527,7 @@ class Stream(asyncio.Protocol):
         for body, is_forwarded in outbox:
             if self.connection.phase == "ONLINE":
                 self.connection.send(body, now, is_forwarded=is_forwarded)
-                self._count_fragment(metrics.SEND, body)
+                self._count_fragment(metrics.SEND_PLACE, body)
                 self._handed += 1
         self._write()
         if was_full:
@@ -540,5 +540,5 @@ class Stream(asyncio.Protocol):
                 self._channel.send(data)
             data = self._channel.outgoing()  # before it is open: the handshake, or an alert
         if data and self._transport is not None and not self._transport.is_closing():
-            self._count(metrics.SEND, data)
+            self._count(metrics.SEND_PLACE, data)
             self._transport.write(data)

@@ -22,9 +22,9 @@ from servicebroker.protocol.mirroring import Known, Role, Standing, statement
 from servicebroker.store.keys.x509_certificates import is_signed, public_key, read_identity, sign
 from servicebroker.store.membership import MemberState
 
-HANDSHAKE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
+HANDSHAKE_BYTE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
 RECORDS = range(0x14, 0x18)  # the first byte of what a TLS server may answer
-PORTION = 256 * 1024  # bytes
+READ_BYTES = 256 * 1024  # bytes
 
 MOST_STRANGERS = 1_000  # certificates that a context believes because it was shown them
 CERTIFICATE_MESSAGE = 11  # of a handshake
@@ -115,7 +115,9 @@ class Tls:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # a certificate stands for an instance, wherever it is
         context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # one that an authority has signed is trusted by itself
+        context.verify_flags |= (
+            ssl.VERIFY_X509_PARTIAL_CHAIN
+        )  # a certificate signed by an authority is trusted by itself
         context.load_cert_chain(identity, password="")  # else a key under a password would be asked for
         if anchors := self.recognition.anchors:
             context.load_verify_locations(cadata=b"".join(anchors))
@@ -205,7 +207,7 @@ class Channel:
         portions = []
         try:
             with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-                while portion := self._object.read(PORTION):
+                while portion := self._object.read(READ_BYTES):
                     portions.append(portion)
         except ssl.SSLError as problem:  # only now does an opener hear that its certificate is refused
             raise self._refusal(problem) from None

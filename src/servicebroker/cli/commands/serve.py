@@ -39,7 +39,7 @@ from servicebroker.engine.catalog.network_endpoints import (
 from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.model.security.authentication import parse_authentication
 from servicebroker.model.wording import shown
-from servicebroker.protocol.queue_monitor import INTERVAL
+from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 from servicebroker.store.connection import is_url
 
 MOST_PROCESSES = 32
@@ -71,7 +71,7 @@ def serve(
     activation_interval: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="Pause between two readers that are started for a queue under load."),
-    ] = INTERVAL,
+    ] = READER_INTERVAL_S,
     alert_command: Annotated[
         str | None,
         typer.Option(
