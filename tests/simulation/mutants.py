@@ -41,7 +41,7 @@ MUTANTS = [
         "            touched |= self._readahead.offer(store, touched)\n",
         "            touched |= self._readahead.offer(store, touched)\n"
         "            if stored is not None:\n"
-        "                self._settling.committed(store, stored)\n"
+        "                self._writer.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
         323,
@@ -282,15 +282,15 @@ MUTANTS = [
     Mutant(
         "keys are not kept",
         "broker.arrivals",
-        "admitted.security, admitted.keys)\n",
-        "admitted.security, None)\n",
+        "                how.keys,\n",
+        "                None,\n",
         0,
     ),
     Mutant(
         "a closed endpoint has no keys",
         "broker.conversations",
-        "        session = self._session_of(endpoint)\n",
-        "        session = None if endpoint.state == EndpointState.CLOSED else self._session_of(endpoint)\n",
+        "        session = session or self._session_of(endpoint)\n",
+        "        session = None if endpoint.state == EndpointState.CLOSED else session or self._session_of(endpoint)\n",
         4,
     ),
     Mutant(
@@ -366,8 +366,8 @@ MUTANTS = [
     Mutant(
         "what begins a conversation is for certificates of yesterday",
         "broker.dialog_security",
-        "        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):\n",
-        "        if True:\n",
+        "        is_same = (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination)\n",
+        "        is_same = True\n",
         14,
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = [
     Mutant(
         "two pasts are not told",
         "broker.arrivals",
-        "                    self._apart[handle] = event\n",
+        "                    self._diverged[handle] = event\n",
         "                    pass\n",
         5,
     ),
@@ -441,7 +441,7 @@ MUTANTS = [
         "            self._matching.match(store, touched)\n",
         "            self._matching.match(store, touched)\n"
         "            if stored is not None and self.forwarding.shares > 1:\n"
-        "                self._settling.committed(store, stored)\n"
+        "                self._writer.committed(store, stored)\n"
         "                stored = None\n"
         "                self._frames.send(store, is_traced=False)\n",
         1615,

@@ -354,9 +354,7 @@ class Shares:
                     if not over.is_set():
                         self._note_killed(number + 1, opened.ending)
                         over.wait(max(0.0, began + RESTART_INTERVAL_S - time.monotonic()))
-                    if (
-                        over.is_set() or self._start is None
-                    ):  # no process begins here that would wait for its last commit
+                    if over.is_set() or self._start is None:  # no process begins here to wait for its last commit
                         raise
                     another = partial(self._start, division, True)
                 except Unstartable as problem:

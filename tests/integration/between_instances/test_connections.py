@@ -522,7 +522,7 @@ def faults(site: Site) -> list[Finding]:
 def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPatch, *, asks: bool) -> None:
     """Answers to questions, and to messages of conversations that nobody knows: they do not pile up."""
     monkeypatch.setattr(inboxes, "NOISE_FRAMES", 10**9)
-    monkeypatch.setattr(streams, "FRAMES", 1)
+    monkeypatch.setattr(streams, "FRAMES_AT_ONCE", 1)
     limit = 16 * 1024
     monkeypatch.setattr(streams, "OUTBOX_BYTES", limit)
     header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)

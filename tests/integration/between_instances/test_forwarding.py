@@ -366,7 +366,7 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
         three.rounds(4)
         assert west.asked == {"east", "nobody"}
         assert east.database.receive(STOCK_QUEUE) == []
-        west.relay.stands(EAST, principal(1))
+        west.relay.on_peer_role(EAST, principal(1))
         west.relay.unreached(NOBODY, "refused")
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"a"]
@@ -375,26 +375,26 @@ def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is
         west.round()  # the message is under way, and never arrives
         east.world["west"].out["east"].frames.clear()
         assert west.asked == set()
-        west.relay.stands(EAST, MIRROR)
+        west.relay.on_peer_role(EAST, MIRROR)
         three.send("c", handle=handle)
         three.rounds(4)
         assert west.asked == {"east", "nobody"}
         ((why,),) = query(west.database, "select distinct transmission_status from sys.transmission_queue")
         assert why.startswith("The target service broker is unreachable. Neither is known to be the principal: ")
         assert "TCP://east:4022 says that it is the mirror" in why
-        west.relay.stands(EAST, principal(2))
-        west.relay.stands(NOBODY, principal(1))  # the old one
+        west.relay.on_peer_role(EAST, principal(2))
+        west.relay.on_peer_role(NOBODY, principal(1))  # the old one
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"b", b"c"]
         west.restart()  # and is known as that after a restart
         three.send("d", handle=handle)
         three.rounds(4)
-        west.relay.stands(NOBODY, principal(1))
+        west.relay.on_peer_role(NOBODY, principal(1))
         west.relay.unreached(EAST, "cut")
         three.rounds(4)
         ((why,),) = query(west.database, "select distinct transmission_status from sys.transmission_queue")
         assert "TCP://nobody:4022 claims to be the principal on a timeline that a promotion has ended" in why
-        west.relay.stands(EAST, principal(2))
+        west.relay.on_peer_role(EAST, principal(2))
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"d"]
     assert query(west.database, "select * from servicebroker.mirrored_pairs") == []
@@ -428,8 +428,8 @@ def test_a_forwarder_holds_messages_until_one_of_a_pair_is_the_principal(three: 
         assert middle.asked == {"east", "nobody"}
         assert len(middle.relay.forwarding.observed()) == 1
         assert east.database.receive(STOCK_QUEUE) == []
-        middle.relay.stands(EAST, principal(1))
-        middle.relay.stands(NOBODY, MIRROR)
+        middle.relay.on_peer_role(EAST, principal(1))
+        middle.relay.on_peer_role(NOBODY, MIRROR)
         three.rounds()
         assert bodies(east.database.receive(STOCK_QUEUE)) == [b"a"]
         assert middle.relay.forwarding.observed() == []
