@@ -168,7 +168,7 @@ def queue_number(database: sb.Database, name: str) -> int:
 @contextmanager
 def pipeline_on(database: sb.Database, queue: str = STOCK_QUEUE) -> Iterator[None]:
     """The queue is held as by a pipeline that reads it, and free at once afterwards, not when a session has gone."""
-    held = locks.PIPELINE, queue_number(database, queue)
+    held = locks.PIPELINE_QUEUE, queue_number(database, queue)
     with psycopg.connect(database.instance.url, autocommit=True) as connection:
         connection.execute("select pg_advisory_lock(%s, %s)", held)
         try:

@@ -157,7 +157,9 @@ class Storage:
         self._fill(1, messages * CROWD_FACTOR, prefix=HEAD)
         self._insert(messages, GROUP_COUNT, "")
         other = self._connection()
-        other.execute("select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.GROUP, HEAD + "0"))
+        other.execute(
+            "select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.CONVERSATION_GROUP, HEAD + "0")
+        )
 
     def _consumed(self, held_by: str | None, messages: int) -> None:
         """A queue through which a hundred times as many messages have gone, while somebody held vacuum back."""

@@ -279,7 +279,7 @@ class Daemon:
         stands_by = False
         while not self._stopped.is_set():
             ((ours,),) = execute(
-                connection, "daemon.wait_for_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER
+                connection, "daemon.wait_for_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER_DAEMON
             )
             if ours:
                 return True

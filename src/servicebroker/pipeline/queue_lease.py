@@ -99,7 +99,7 @@ class QueueLease:
                 self.connection,
                 "queue_lease.claim.lock",
                 "select pg_advisory_lock($1, $2)",
-                locks.PIPELINE,
+                locks.PIPELINE_QUEUE,
                 self.queue_id,
             )
         except psycopg.errors.LockNotAvailable:
@@ -265,7 +265,7 @@ class QueueLease:
             "select l.pid, a.backend_start::text from pg_locks l left join pg_stat_activity a using (pid) "
             "where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = $1 and l.objid = $2 "
             "and l.database = (select oid from pg_database where datname = current_database())",
-            locks.PIPELINE,
+            locks.PIPELINE_QUEUE,
             self.queue_id,
         )
         return f" (process {rows[0][0]} of the server, since {rows[0][1]})" if rows else ""

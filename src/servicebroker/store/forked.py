@@ -18,7 +18,7 @@ _process_id = os.getpid()
 
 
 def process_id() -> int:
-    """Return what `os.getpid()` does, without its system call: every verb asks."""
+    """Return the id of this process, without the system call of `os.getpid()`: every verb asks for it."""
     return _process_id
 
 

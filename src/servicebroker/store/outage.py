@@ -22,7 +22,7 @@ class Outage:
         self._say_at = 0.0
 
     def lost(self, problem: Exception) -> None:
-        """Report that it is lost, or still is."""
+        """Log a lost connection; the same message again only after `REPEAT_S` seconds."""
         said, now = one_line(problem), self._seconds()
         if said != self._said or now >= self._say_at:
             self._log.warning("%s: %s", self._text, said)

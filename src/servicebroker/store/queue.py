@@ -125,8 +125,8 @@ def _text(part: str, queue_id: int, **names: str) -> str:
     """Return the definition of that name in the template, for one queue."""
     values = {
         "id": str(queue_id),
-        "group_lock": str(locks.GROUP),
-        "pipeline_lock": str(locks.PIPELINE),
+        "group_lock": str(locks.CONVERSATION_GROUP),
+        "pipeline_lock": str(locks.PIPELINE_QUEUE),
         "expired": _expired(),
         "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         **names,

@@ -37,7 +37,7 @@ _SENTENCES: dict[str, str] = {
     "57P": _LOST,
 }
 _LOCK_FUNCTION = re.compile(r"pg_(try_)?advisory_\w*lock")
-_DEADLOCK = 1205
+_DEADLOCK_NUMBER = 1205
 _TRANSACTION_ROLLBACK = "40"  # the class of SQLSTATE of deadlocks and serialization failures
 _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
 
@@ -111,7 +111,7 @@ def undoes_all(problem: BaseException | None) -> bool:
     while problem is not None:
         if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):
             return True
-        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK:
+        if isinstance(problem, BrokerError) and problem.number == _DEADLOCK_NUMBER:
             return True
         problem = problem.__cause__
     return False

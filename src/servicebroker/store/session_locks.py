@@ -103,9 +103,11 @@ def _find_start(connection: psycopg.Connection[Any]) -> datetime:
 def _unlock(connection: psycopg.Connection[Any], kept: _SessionLocks) -> None:
     with connection.cursor(row_factory=tuple_row) as cursor:
         if not kept.unsure:
-            cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.GROUP, kept.keys))
+            cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, kept.keys))
             return
         freed = True
         while freed:  # a lock that was taken several times is released as often
-            cursor.execute(text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.GROUP, locks.GROUP))
+            cursor.execute(
+                text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.CONVERSATION_GROUP, locks.CONVERSATION_GROUP)
+            )
             freed = any(was for (was,) in cursor.fetchall())

@@ -217,7 +217,7 @@ def test_what_is_held_is_shown_until_its_time_is_over(three: Three, caplog: pyte
     middle.round()
     shown = []
     with connect(middle.instance.url) as connection:
-        connection.execute("select pg_advisory_lock(%s, 0)", (locks.BROKER,))  # as the daemon does
+        connection.execute("select pg_advisory_lock(%s, 0)", (locks.BROKER_DAEMON,))  # as the daemon does
         for seconds in (0, 10):
             middle.seconds += seconds
             forwarding.write(connection, middle.relay.forwarding.observed())

@@ -704,7 +704,7 @@ def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) 
     handle, _ = opened(pair)
     with pair.east.database.transaction() as transaction:
         lock = "select pg_advisory_xact_lock(%s, 0)"
-        transaction.connection.execute(lock, (locks.DELIVERY,))
+        transaction.connection.execute(lock, (locks.PARKED_DELIVERY,))
         pair.west.database.send(handle, ORDER, b"1")
         begin(pair)
         pair.rounds()
@@ -723,7 +723,7 @@ def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_
 ) -> None:
     monkeypatch.setattr(arrivals, "MAX_KEPT", 3)
     with pair.east.database.transaction() as transaction:
-        transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.DELIVERY,))
+        transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))
         for _ in range(4):
             begin(pair)
         for _ in range(3):

@@ -152,12 +152,12 @@ def test_a_waiting_reader_and_a_pipeline_do_not_notice(database: sb.Database) ->
     database.send(handle, ORDER, b"1")
     assert bodies(waiting.result(10)) == [b"1"]
     with database.instance.connection() as pipeline:
-        pipeline.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, number))
+        pipeline.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE_QUEUE, number))
         database.send(handle, ORDER, b"2")
         assert not give_back(database)  # unacknowledged messages stay
         pipeline.execute(f"delete from servicebroker.queue_{number}".encode())
         assert give_back(database)
-        pipeline.execute("select pg_advisory_unlock(%s, %s)", (locks.PIPELINE, number))
+        pipeline.execute("select pg_advisory_unlock(%s, %s)", (locks.PIPELINE_QUEUE, number))
 
 
 def test_giving_back_waits_for_nobody_and_nobody_for_it(database: sb.Database) -> None:

@@ -45,7 +45,7 @@ def held(database: sb.Database) -> int:
         "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and granted "
         "and database = (select oid from pg_database where datname = current_database())"
     )
-    return int(query(database, text, locks.GROUP)[0][0])
+    return int(query(database, text, locks.CONVERSATION_GROUP)[0][0])
 
 
 def undo_receive(transaction: sb.JoinedTransaction, how: str) -> list[sb.Message]:

@@ -152,7 +152,7 @@ def test_no_receive_comes_back_empty_while_free_work_is_there(database: sb.Datab
                 if not messages:
                     held = transaction.connection.execute(
                         "select objid::bigint from pg_locks where locktype = 'advisory' and classid = %s",
-                        (locks.GROUP,),
+                        (locks.CONVERSATION_GROUP,),
                     ).fetchall()
                     free = transaction.connection.execute(
                         "select distinct conversation_group_id, uuid_hash(conversation_group_id)::bigint & 4294967295 "

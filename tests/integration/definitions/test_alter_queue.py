@@ -185,7 +185,7 @@ def test_the_background_delivers_what_somebody_has_left(database: sb.Database, c
         assert waiting_messages(database) == 4
         connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
         with other.transaction():
-            other.execute("select pg_advisory_xact_lock(%s, 0)", (locks.DELIVERY,))  # somebody switches
+            other.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))  # somebody switches
             upkeep(connection, clock())  # waits for nobody
             assert waiting_messages(database) == 4
         with other.transaction():

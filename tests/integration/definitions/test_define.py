@@ -69,7 +69,7 @@ def test_a_definition_is_applied_once_and_then_there_is_nothing_to_do(empty: sb.
 
 def test_processes_that_define_the_same_at_once_find_it_done(empty: sb.Database) -> None:
     with empty.transaction() as holder:
-        holder.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG,))
+        holder.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG_CHANGE,))
         futures = [in_thread(empty.define, SHOP) for _ in range(4)]
         wait_until_blocked(empty, 4)
     assert sorted(len(future.result(60)) for future in futures) == [0, 0, 0, 17]

@@ -222,7 +222,7 @@ def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_t
     path = write(other, feed)
     path.write_text(path.read_text().replace(f'"{other.queue}"', f'"{other.queue}"\nclaim_timeout = 0'))
     with contextlib.ExitStack() as stack, database.instance.connection() as reader:
-        reader.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, other.queue_id))
+        reader.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE_QUEUE, other.queue_id))
         run, events, said = stack.enter_context(begun(path, "--once"))
         failed = until(events, "queue restarts")
         assert (failed["queue"], failed["restarts"], failed["level"]) == (f"Warehouse.{other.queue}", 1, "WARNING")

@@ -84,7 +84,7 @@ class World:
                 "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and objid = %s "
                 "and mode = 'ExclusiveLock'"
             )
-            return connection.execute(sql, (locks.PIPELINE, self.feed.queue_id)).fetchone() == (0,)
+            return connection.execute(sql, (locks.PIPELINE_QUEUE, self.feed.queue_id)).fetchone() == (0,)
 
     def deed(self):
         often = (self.send,) * 8 + (self.begin,) * 3 + (self.hold, self.settle_one, self.settle_one)

@@ -282,7 +282,7 @@ def is_free(feed):
     """Return whether no stream owns the queue."""
     with feed.database.instance.connection() as connection:
         sql = "select pg_try_advisory_xact_lock(%s, %s)"
-        return connection.execute(sql, (locks.PIPELINE, feed.queue_id)).fetchone()[0]
+        return connection.execute(sql, (locks.PIPELINE_QUEUE, feed.queue_id)).fetchone()[0]
 
 
 def test_a_queue_that_has_come_and_is_empty_is_free_when_a_query_ends_by_itself(feeds):

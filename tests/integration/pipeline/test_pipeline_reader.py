@@ -304,7 +304,9 @@ def explained(connection, sql):
 def test_the_lock_is_the_one_of_the_list(feed, reader):
     reader.initialOffset()
     with feed.database.instance.connection() as connection:
-        free = connection.execute("select pg_try_advisory_lock(%s, %s)", (locks.PIPELINE, feed.queue_id)).fetchone()
+        free = connection.execute(
+            "select pg_try_advisory_lock(%s, %s)", (locks.PIPELINE_QUEUE, feed.queue_id)
+        ).fetchone()
     assert free == (False,)
 
 

@@ -528,7 +528,7 @@ def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: 
             "select conversation_group_id, pg_advisory_xact_lock(%s, uuid_hash(conversation_group_id)) "
             "from servicebroker.conversation_endpoints where conversation_handle = %s"
         )
-        ((group, _),) = owner.execute(held, (locks.GROUP, alices)).fetchall()
+        ((group, _),) = owner.execute(held, (locks.CONVERSATION_GROUP, alices)).fetchall()
         mallory.execute("set statement_timeout = '5s'")
         for related in ((alices, None), (None, group)):
             ((handle, refusal),) = mallory.execute(begin, (number, *related)).fetchall()
@@ -781,14 +781,14 @@ def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
         psycopg.connect(town.database.instance.url, autocommit=True, application_name="forgotten") as holder,
         town.database.instance.connection() as owner,
     ):
-        holder.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+        holder.execute("select pg_advisory_lock(%s, 0)", (locks.PARKED_DELIVERY,))
         handle = town.database.begin_dialog("//bank/Alice", "//bank/nowhere", contract="//bank/Contract")
         sending = in_thread(town.database.send, handle, "//bank/Order", b"x")
         waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
         eventually(lambda: owner.execute(waiting).fetchone() == (1,))
         later = town.database.instance.clock() + timedelta(minutes=5)
         found = judge(run(owner, gather(later)))
-        holder.execute("select pg_advisory_unlock(%s, 0)", (locks.DELIVERY,))
+        holder.execute("select pg_advisory_unlock(%s, 0)", (locks.PARKED_DELIVERY,))
         sending.result(30)
     (finding,) = [one for one in found if "our lock of delivery" in one.problem]
     assert "forgotten" in finding.problem

@@ -179,11 +179,11 @@ def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> No
                         connection.execute(f"select {name}(%s, %s)", (number, key))  # type: ignore[call-overload]
                         pytest.fail(f"{family} by {name}")
                 for text in (
-                    f"do $$ begin perform {name}({locks.DELIVERY}, 0); end $$",
-                    f"create temp table bait as select {name}({locks.DELIVERY}, 0)",
-                    f"declare bait cursor with hold for select {name}({locks.DELIVERY}, 0)",
+                    f"do $$ begin perform {name}({locks.PARKED_DELIVERY}, 0); end $$",
+                    f"create temp table bait as select {name}({locks.PARKED_DELIVERY}, 0)",
+                    f"declare bait cursor with hold for select {name}({locks.PARKED_DELIVERY}, 0)",
                     f"create function pg_temp.bait() returns void language plpgsql as "
-                    f"$$ begin perform {name}({locks.DELIVERY}, 0); end $$; select pg_temp.bait()",
+                    f"$$ begin perform {name}({locks.PARKED_DELIVERY}, 0); end $$; select pg_temp.bait()",
                 ):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         connection.execute(text)  # type: ignore[call-overload]
@@ -194,9 +194,9 @@ def test_a_role_with_nothing_but_connect_takes_no_lock_of_ours(town: Town) -> No
 def test_locks_with_one_key_and_giving_back_stay_everybodys(town: Town) -> None:
     with psycopg.connect(town.stranger, autocommit=True) as connection:
         for name in TAKING:
-            connection.execute(f"select {name}(%s)", (locks.DELIVERY << 32,))  # type: ignore[call-overload]
-        connection.execute(f"select pg_advisory_unlock({locks.DELIVERY}, 0), pg_advisory_unlock_all()")
-        connection.execute("select pg_advisory_lock(%s)", (locks.DELIVERY << 32,))
+            connection.execute(f"select {name}(%s)", (locks.PARKED_DELIVERY << 32,))  # type: ignore[call-overload]
+        connection.execute(f"select pg_advisory_unlock({locks.PARKED_DELIVERY}, 0), pg_advisory_unlock_all()")
+        connection.execute("select pg_advisory_lock(%s)", (locks.PARKED_DELIVERY << 32,))
         round_trip(town.database, "Beside")
         assert of_locks(judged(town)) == []
 
@@ -267,15 +267,15 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
     assert STRANGER in able.problem
     assert "servicebroker rights locks --sql" in able.advice
     with psycopg.connect(plain.stranger, autocommit=True) as stranger:
-        stranger.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+        stranger.execute("select pg_advisory_lock(%s, 0)", (locks.PARKED_DELIVERY,))
         with pytest.raises(sb.ServiceBrokerError, match="gave up waiting for a lock"):
             round_trip(plain.database, "Held")
         for number, key, how, word in (
-            (locks.DELIVERY, 0, "lock", "delivery"),
-            (locks.DELIVERY, 0, "lock_shared", "delivery"),
-            (locks.GROUP, 5, "lock", "a conversation group"),
-            (locks.PIPELINE, queue_number(plain.database, STOCK_QUEUE), "lock", "a pipeline"),
-            (locks.BROKER, 0, "lock", "the daemon"),
+            (locks.PARKED_DELIVERY, 0, "lock", "delivery"),
+            (locks.PARKED_DELIVERY, 0, "lock_shared", "delivery"),
+            (locks.CONVERSATION_GROUP, 5, "lock", "a conversation group"),
+            (locks.PIPELINE_QUEUE, queue_number(plain.database, STOCK_QUEUE), "lock", "a pipeline"),
+            (locks.BROKER_DAEMON, 0, "lock", "the daemon"),
         ):
             stranger.execute("select pg_advisory_unlock_all()")
             stranger.execute(f"select pg_advisory_{how}(%s, %s)", (number, key))  # type: ignore[call-overload]
@@ -297,7 +297,7 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
         psycopg.connect(plain.stranger, autocommit=True) as stranger,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
-        stranger.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+        stranger.execute("select pg_advisory_lock(%s, 0)", (locks.PARKED_DELIVERY,))
     round_trip(plain.database, "Closed")
 
 
@@ -411,13 +411,13 @@ def test_a_lock_of_a_restricted_roles_verb_is_its_own_matter(town: Town) -> None
         assert of_locks(judged(town)) == []
     with superuser(town) as connection, psycopg.connect(town.restricted, autocommit=True) as restricted:
         give_functions(connection, to=RESTRICTED)
-        restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG,))
+        restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
         found = [one for one in of_locks(judged(town)) if one.subject.startswith("session")]
         assert [RESTRICTED in one.problem and "(definitions)" in one.problem for one in found] == [True]
         restricted.execute("select pg_advisory_unlock_all()")
         town.database.instance.grant_rights(RESTRICTED)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG,))
+            restricted.execute("select pg_advisory_lock_shared(%s, 0)", (locks.CATALOG_CHANGE,))
 
 
 def test_what_a_function_of_the_owners_locks_for_a_stranger_is_no_strangers_lock(town: Town) -> None:
@@ -489,7 +489,7 @@ def test_a_prepared_transaction_that_holds_a_lock_is_named(small: str) -> None:
     with sb.open(small, upkeep=None) as instance, psycopg.connect(small, autocommit=True) as owner:
         give_functions(owner, to=STRANGER)
         with psycopg.connect(as_role(small, STRANGER)) as stranger:
-            stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG,))
+            stranger.execute("select pg_advisory_xact_lock(%s, 0)", (locks.CATALOG_CHANGE,))
             stranger.execute("prepare transaction 'kept for ever'")
         found = judge(run(owner, gather(instance.clock())))
         (holder,) = [one for one in found if one.subject == "transaction kept for ever"]

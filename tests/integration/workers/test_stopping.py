@@ -15,7 +15,7 @@ import pytest
 
 import servicebroker as sb
 from daemons import Served
-from servicebroker.store.locks import GROUP
+from servicebroker.store.locks import CONVERSATION_GROUP
 from support import ORDER, STOCK_QUEUE, begin, bodies, eventually, query, standard_database
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -90,7 +90,11 @@ def test_what_does_not_end_is_undone(database: sb.Database, procedure: Any) -> N
     with sb.activate(database.instance, interval=0.2, patience=0.2):
         database.send(begin(database), ORDER, b"first")
         eventually(lambda: query(database, "select from sys.dm_broker_activated_tasks"))
-        eventually(lambda: query(database, "select from pg_locks where locktype = 'advisory' and classid = %s", GROUP))
+        eventually(
+            lambda: query(
+                database, "select from pg_locks where locktype = 'advisory' and classid = %s", CONVERSATION_GROUP
+            )
+        )
         ends = time.monotonic()
     assert time.monotonic() - ends < 5
     over.set()

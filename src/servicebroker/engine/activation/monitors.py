@@ -163,13 +163,13 @@ def is_empty(queue_id: int) -> Steps[bool]:
 
 def take_lease(queue_id: int) -> Steps[bool]:
     """Try to take the lease of the queue's monitor for this session. Returns whether it has it."""
-    rows = yield SQL("take_lease", (locks.ACTIVATION, queue_id))
+    rows = yield SQL("take_lease", (locks.QUEUE_ACTIVATION, queue_id))
     return bool(rows[0][0])
 
 
 def release_lease(queue_id: int) -> Steps[None]:
     """Release the lease of the queue's monitor."""
-    yield SQL("release_lease", (locks.ACTIVATION, queue_id))
+    yield SQL("release_lease", (locks.QUEUE_ACTIVATION, queue_id))
 
 
 def listen_for(queue_ids: Iterable[int]) -> Steps[None]:

@@ -57,7 +57,7 @@ def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
         "where not e.is_initiator group by 1, 2, 3 order by min(m.queuing_order) limit $3) waiting",
-        (locks.GROUP, locks.DELIVERY, MAX_CONVERSATIONS),
+        (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY, MAX_CONVERSATIONS),
     )
     ours = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
     free = (yield from lock_free([handle for handle, is_alone in ours.items() if not is_alone])) if ours else set()

@@ -40,13 +40,13 @@ def lock_catalog(principal: str = "") -> Statement:
     return Statement(
         "alter.lock_catalog",
         f"select pg_advisory_xact_lock($1, 0), {audit_context_sql(2)}",
-        (locks.CATALOG, principal, client_kind()),
+        (locks.CATALOG_CHANGE, principal, client_kind()),
     )
 
 
 def lock_begins(number: int) -> Statement:
     """Keep all sessions from beginning a dialog with the service or contract of that id; waits for uncommitted ones."""
-    return SQL("lock_begins", (locks.BEGIN, number))
+    return SQL("lock_begins", (locks.DIALOG_BEGIN, number))
 
 
 # ---------------------------------------------------------------- contracts

@@ -283,7 +283,7 @@ def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, 
 
 def lock_service_alone(name: str) -> Statement:
     """Exclude all transactions that may park messages for a service of that name, see `lock_service` in opening.py."""
-    return SQL("lock_service_alone", (locks.DELIVERY, locks.SERVICE, name))
+    return SQL("lock_service_alone", (locks.PARKED_DELIVERY, locks.SERVICE_NAME, name))
 
 
 # ---------------------------------------------------------------- finding

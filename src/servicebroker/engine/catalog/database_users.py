@@ -28,7 +28,7 @@ class UserTransaction(NamedTuple):
 
 def find_users(database_id: int) -> Steps[list[UserTransaction]]:
     """Return transactions that have begun a dialog, sent or received there. Readers of tables do not count."""
-    rows = yield SQL("find_users", (database_id, locks.BEGIN_IN))
+    rows = yield SQL("find_users", (database_id, locks.DATABASE_BEGIN))
     return [UserTransaction(*row) for row in rows]
 
 
@@ -49,7 +49,7 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     yield Statement("database_users.lock_database.set_timeout", f"set local lock_timeout = {timeout}", prepared=False)
     yield lock_catalog()
     yield lock_delivery()
-    yield SQL("lock_database.lock", (locks.BEGIN_IN, database_id))
+    yield SQL("lock_database.lock", (locks.DATABASE_BEGIN, database_id))
     if rows[0][0] is not None:
         yield Statement(
             "database_users.lock_database.lock_queues", f"lock table {rows[0][0]} in exclusive mode", prepared=False

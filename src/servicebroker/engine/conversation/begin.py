@@ -92,7 +92,7 @@ def begin_at(
             dialog.expiry(now),
             dialog.to_service,
             own.broker if broker == CURRENT_DATABASE else broker,
-            locks.GROUP,
+            locks.CONVERSATION_GROUP,
             None if identity is None else identity.handle,
             own.catalog_version,
         ),
@@ -103,7 +103,7 @@ def begin_at(
 
 def _hold_database(database_id: int) -> Statement:
     """Lock the database, so that changing its broker identifier waits for our transaction or we read the new one."""
-    return SQL("hold_database", (locks.BEGIN_IN, database_id))
+    return SQL("hold_database", (locks.DATABASE_BEGIN, database_id))
 
 
 def find_own_side(database_id: int, dialog: BeginDialog) -> Steps[OwnSide]:

@@ -171,12 +171,12 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
 
 def lock_rows(conversation_id: UUID) -> Steps[None]:
     """Lock both endpoints' rows, the target's first. Repeats if the second row appears while we wait for the first."""
-    locked, there = 0, 1
-    while locked < there:
+    locked, present = 0, 1
+    while locked < present:
         rows = yield SQL("lock_rows.lock", (conversation_id,))
         locked = len(rows)
         rows = yield SQL("lock_rows.count", (conversation_id,))
-        there = len(rows)
+        present = len(rows)
 
 
 def lock_parking() -> Statement:
@@ -185,7 +185,7 @@ def lock_parking() -> Statement:
     Delivering parked messages takes the lock exclusively: either it sees everything parked, or the sender sees a free
     way.
     """
-    return SQL("lock_parking", (locks.DELIVERY,))
+    return SQL("lock_parking", (locks.PARKED_DELIVERY,))
 
 
 def lock_group(group: UUID) -> Statement:
@@ -195,7 +195,7 @@ def lock_group(group: UUID) -> Statement:
 
 def keep_lock(group: UUID) -> Statement:
     """Keep the lock of a group for the session: a rollback to a savepoint would release the transaction's lock."""
-    return SQL("keep_lock", (group, locks.GROUP), locks=True)
+    return SQL("keep_lock", (group, locks.CONVERSATION_GROUP), locks=True)
 
 
 def lock_group_of(handle: UUID) -> Steps[UUID]:

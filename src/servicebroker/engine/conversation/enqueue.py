@@ -507,7 +507,7 @@ def _delivers_to(queue_id: int, version: int) -> str:
 
 def _both_held(queue_id: int) -> str:
     """Lock the groups of new dialogs, and wake the readers of the messages they sent."""
-    lock = f"pg_advisory_xact_lock({locks.GROUP}, uuid_hash(own_group))"
+    lock = f"pg_advisory_xact_lock({locks.CONVERSATION_GROUP}, uuid_hash(own_group))"
     return f"select far_priority, {lock}, {_wake(queue_id, 'far_group')} from dialog"
 
 

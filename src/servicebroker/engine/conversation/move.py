@@ -54,7 +54,7 @@ def move_conversation(operation: MoveConversation) -> Steps[None]:
 def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
     """Lock both groups, in one order for all sessions. Also keep other sessions from moving the conversation."""
     yield from find_endpoint(handle)
-    yield SQL("lock_groups.lock", (locks.MOVE, handle))
+    yield SQL("lock_groups.lock", (locks.CONVERSATION_MOVE, handle))
     left = (yield from find_endpoint(handle)).conversation_group_id
     ordered = yield SQL("lock_groups.in_order", ([left, group],))
     for (one,) in ordered:

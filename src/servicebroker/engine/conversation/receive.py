@@ -287,7 +287,7 @@ def _named_group(rows: Rows, labels: Labels) -> list[Message]:
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
     """Raise the reason why nothing can be received; return if the queue is only empty."""
-    rows = yield SQL("check", (queue.queue_id, handle, group, locks.PIPELINE))
+    rows = yield SQL("check", (queue.queue_id, handle, group, locks.PIPELINE_QUEUE))
     raise_unreceivable(rows, queue, handle, group)
 
 
@@ -320,7 +320,7 @@ def keep_off_pipelines(queue_id: int) -> Steps[None]:
     Raises:
         InstanceError: a pipeline reads the queue.
     """
-    rows = yield SQL("keep_off_pipelines", (locks.PIPELINE, queue_id))
+    rows = yield SQL("keep_off_pipelines", (locks.PIPELINE_QUEUE, queue_id))
     if not rows[0][0]:
         raise refuse_pipeline(f"'{rows[0][1]}'")
 

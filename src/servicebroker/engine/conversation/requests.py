@@ -91,7 +91,7 @@ def receive_answers(catalog: Catalog, queue_id: int, handles: Sequence[UUID]) ->
         "and conversation_group_id between $2 and $3 and case when exists ("
         f"select from servicebroker.queue_{queue_id} m where m.priority = e.priority "
         "and m.conversation_group_id = e.conversation_group_id and m.conversation_handle = e.conversation_handle) "
-        f"then pg_try_advisory_xact_lock({locks.GROUP}, uuid_hash(e.conversation_group_id)) end",
+        f"then pg_try_advisory_xact_lock({locks.CONVERSATION_GROUP}, uuid_hash(e.conversation_group_id)) end",
         (list(handles), *groups_of(LateAnswers.DROP)),
     )
     if not held:
@@ -100,7 +100,7 @@ def receive_answers(catalog: Catalog, queue_id: int, handles: Sequence[UUID]) ->
         "requests.receive_answers",
         "with usual as materialized (select from servicebroker.queues "
         f"where queue_id = {queue_id} and is_receive_enabled and not is_monitored and not keeps_retained "
-        f"and pg_try_advisory_xact_lock_shared({locks.PIPELINE}, {queue_id})), "
+        f"and pg_try_advisory_xact_lock_shared({locks.PIPELINE_QUEUE}, {queue_id})), "
         f"gone as (delete from servicebroker.queue_{queue_id} where ctid = any (array("
         "select m.ctid from usual, unnest($1::uuid[], $2::uuid[], $3::smallint[]) as w (handle, own, level) "
         f"cross join lateral (select q.ctid from servicebroker.queue_{queue_id} q where q.priority = w.level "
@@ -177,5 +177,5 @@ def drop_late(now: datetime) -> Steps[int]:
 
 def _lock_free(late: Sequence[LateAnswer]) -> Steps[set[UUID]]:
     """Lock the groups and endpoints of these requests that no other session holds, without waiting."""
-    rows = yield SQL("lock_free", ([one.handle for one in late], [one.group for one in late], locks.GROUP))
+    rows = yield SQL("lock_free", ([one.handle for one in late], [one.group for one in late], locks.CONVERSATION_GROUP))
     return (yield from lock_free([handle for (handle,) in rows]))

@@ -53,7 +53,7 @@ def lock_service(name: str) -> Statement:
     CREATE, ALTER and DROP SERVICE take the lock of the name exclusively. Either they see every parked message, or the
     sender sees their change. For the other lock see `lock_parking`.
     """
-    return SQL("lock_service", (locks.DELIVERY, locks.SERVICE, name))
+    return SQL("lock_service", (locks.PARKED_DELIVERY, locks.SERVICE_NAME, name))
 
 
 def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:

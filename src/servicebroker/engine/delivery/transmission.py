@@ -63,7 +63,7 @@ def lock_delivery() -> Statement:
 
     New SENDs queue up behind this lock, so no statement under it may wait long: see api/lock_retry.py.
     """
-    return SQL("lock_delivery", (locks.DELIVERY,))
+    return SQL("lock_delivery", (locks.PARKED_DELIVERY,))
 
 
 def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
@@ -141,7 +141,7 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
     wanted, kept = [*parked, *unopened], (yield from find_kept())
     if not wanted and not kept:
         return False
-    rows = yield SQL("deliver_left_over", (locks.DELIVERY, locks.SERVICE, unopened))
+    rows = yield SQL("deliver_left_over", (locks.PARKED_DELIVERY, locks.SERVICE_NAME, unopened))
     if not rows[0][0]:
         return True
     yield from deliver_kept(kept, now)

@@ -210,7 +210,7 @@ def group_locks(queue_id: int) -> Steps[list[GroupLock]]:
         "from (select distinct conversation_group_id from (select conversation_group_id "
         f"  from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {SEARCHED_MESSAGES}) m) g "
         "join pg_locks l on l.locktype = 'advisory' and l.granted and l.objsubid = 2 "
-        f"  and l.classid::bigint = {locks.GROUP} and {_IN_THIS_DATABASE} "
+        f"  and l.classid::bigint = {locks.CONVERSATION_GROUP} and {_IN_THIS_DATABASE} "
         "  and l.objid::bigint = (uuid_hash(g.conversation_group_id)::bigint & 4294967295) "
         "join pg_stat_activity a on a.pid = l.pid group by a.pid, 3, 4, 5, 6, 7 order by a.xact_start, a.pid "
         f"limit {MAX_ROWS}",

@@ -58,7 +58,8 @@ _WITH_READERS = "with readers as materialized (select * from servicebroker.reade
 _SESSIONS = (
     "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
     f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "
-    f"and l.classid::bigint = {locks.GROUP} and {_IN_THIS_DATABASE}), a.usename::text from pg_stat_activity a "
+    f"and l.classid::bigint = {locks.CONVERSATION_GROUP} and {_IN_THIS_DATABASE}), a.usename::text "
+    "from pg_stat_activity a "
     "where a.datname = current_database() and a.pid <> pg_backend_pid() and a.xact_start is not null "
     "and a.backend_type = 'client backend'"
 )
@@ -82,7 +83,8 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
     daemons = yield Statement(
         "facts.gather.find_daemon",
         "select l.pid, a.state, a.state_change from pg_locks l left join pg_stat_activity a using (pid) "
-        f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.BROKER}",
+        f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} "
+        f"and l.classid::bigint = {locks.BROKER_DAEMON}",
     )
     others = yield SQL("gather.find_broker")
     remote_routes, in_recovery, endpoint, encryption = others[0]
@@ -160,28 +162,34 @@ def find_timeouts() -> Steps[dict[str, int]]:
 
 
 _LOCK_WORDS = {
-    locks.GROUP: "a conversation group",
-    locks.PIPELINE: "a pipeline",
-    locks.SERVICE: "a service",
-    locks.BEGIN: "a service or contract",
-    locks.BEGIN_IN: "a database",
-    locks.DELIVERY: "delivery",
-    locks.CATALOG: "definitions",
-    locks.MOVE: "a conversation that moves",
-    locks.MIGRATION: "the schema",
+    locks.CONVERSATION_GROUP: "a conversation group",
+    locks.PIPELINE_QUEUE: "a pipeline",
+    locks.SERVICE_NAME: "a service",
+    locks.DIALOG_BEGIN: "a service or contract",
+    locks.DATABASE_BEGIN: "a database",
+    locks.PARKED_DELIVERY: "delivery",
+    locks.CATALOG_CHANGE: "definitions",
+    locks.CONVERSATION_MOVE: "a conversation that moves",
+    locks.SCHEMA_MIGRATION: "the schema",
     locks.ROUTE_REQUEST: "a request for a route",
 }
 _ALL_LOCK_WORDS = _LOCK_WORDS | {  # locks without waiters, or with rules of T-SQL
-    locks.BROKER: "the daemon",
-    locks.ACTIVATION: "a queue monitor",
+    locks.BROKER_DAEMON: "the daemon",
+    locks.QUEUE_ACTIVATION: "a queue monitor",
     locks.TSQL_KEY: "a key of a T-SQL table",
     locks.TSQL_APPLICATION: "sp_getapplock",
     locks.TSQL_IDENTITY: "an IDENTITY",
     locks.TSQL_SESSION: "a T-SQL session",
 }
 # locks that our functions take for a session of any role: exclusive ones, and shared ones
-_EXCLUSIVE_IN_VERBS = (locks.GROUP, locks.MOVE)
-_SHARED_IN_VERBS = (locks.DELIVERY, locks.SERVICE, locks.PIPELINE, locks.BEGIN, locks.BEGIN_IN)
+_EXCLUSIVE_IN_VERBS = (locks.CONVERSATION_GROUP, locks.CONVERSATION_MOVE)
+_SHARED_IN_VERBS = (
+    locks.PARKED_DELIVERY,
+    locks.SERVICE_NAME,
+    locks.PIPELINE_QUEUE,
+    locks.DIALOG_BEGIN,
+    locks.DATABASE_BEGIN,
+)
 _IS_STRANGER = f"not r.rolsuper and not {is_owner('r.oid')} and not {has_tables('r.oid')}"
 
 
@@ -340,7 +348,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     holders = yield Statement(
         "facts.gather_conversation.find_holders",
         f"{_SESSIONS} and a.pid in (select l.pid from pg_locks l where l.locktype = 'advisory' and l.granted "
-        f"and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.GROUP} "
+        f"and {_IN_THIS_DATABASE} and l.classid::bigint = {locks.CONVERSATION_GROUP} "
         "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
         (found.group,),
     )
@@ -396,19 +404,21 @@ def queue_facts(only: int | None = None, *, at_a_glance: bool = False) -> Steps[
         "locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
         f"l.objid::bigint as number from pg_locks l where l.granted and {_IN_THIS_DATABASE} "
         "and (l.mode = 'RowExclusiveLock' "
-        f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}, {locks.GROUP}))), "
+        "or l.locktype = 'advisory' and l.classid::bigint in "
+        f"({locks.QUEUE_ACTIVATION}, {locks.PIPELINE_QUEUE}, {locks.CONVERSATION_GROUP}))), "
         "takers as materialized (select relation, count(distinct pid) as many from locked "
         "where locktype = 'relation' and mode = 'RowExclusiveLock' "  # a session without a group lock has only sent
-        f"and pid in (select pid from locked where locktype = 'advisory' and kind = {locks.GROUP}) group by 1), "
+        "and pid in (select pid from locked where locktype = 'advisory' "
+        f"and kind = {locks.CONVERSATION_GROUP}) group by 1), "
         "monitors as materialized (select * from servicebroker.rows_here(null::servicebroker.queue_monitors)), "
         "tasks as materialized (select t.queue_id from servicebroker.rows_here(null::servicebroker.activated_tasks) t "
         "where t.spid in (select pid from pg_stat_activity)) "
         "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
         "(select count(*) from readers w where w.queue_id = q.queue_id and not w.is_monitor), "
         "coalesce(w.many, 0), q.is_activation_enabled, q.activation_procedure, q.max_readers, "
-        f"q.queue_id in (select number from locked where locktype = 'advisory' and kind = {locks.ACTIVATION}), "
+        f"q.queue_id in (select number from locked where locktype = 'advisory' and kind = {locks.QUEUE_ACTIVATION}), "
         "q.queue_id in (select number from locked "
-        f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE}), "
+        f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE_QUEUE}), "
         "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
         "q.notifies_activation, m.state, m.last_activated_time, "
         "(select count(*) from tasks where tasks.queue_id = q.queue_id) "

@@ -187,7 +187,7 @@ def processes() -> Steps[list[ProcessStatus]]:
         "select number, process_id, memory, replaced, last_time, ending "
         "from servicebroker.rows_here(null::servicebroker.serving_processes) p where exists (select from pg_locks l "
         "where l.locktype = 'advisory' and l.granted and l.pid = p.pid "
-        f"and l.classid::bigint = {locks.BROKER} and l.objid::bigint = 0) order by number",
+        f"and l.classid::bigint = {locks.BROKER_DAEMON} and l.objid::bigint = 0) order by number",
     )
     return [ProcessStatus(*row) for row in rows]
 

@@ -255,7 +255,7 @@ def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
 
 
 # `endpoints.lock_parking`, waiting for nobody
-_TRY_PARKING = SQL("try_parking", (locks.DELIVERY,))
+_TRY_PARKING = SQL("try_parking", (locks.PARKED_DELIVERY,))
 
 
 def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:

@@ -108,7 +108,7 @@ def lock_service(service: str) -> Steps[bool]:
     """Keep a service as it is until the transaction ends. Returns False if somebody is altering it."""
     rows = yield SQL(
         "lock_service",  # as `opening.lock_service`, but waiting for nobody
-        (locks.DELIVERY, locks.SERVICE, service),
+        (locks.PARKED_DELIVERY, locks.SERVICE_NAME, service),
     )
     return bool(rows[0][0])
 

@@ -45,7 +45,7 @@ class _Request(NamedTuple):
 
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     """End our side of answered requests, and match waiting messages again. Waits for no lock."""
-    rows = yield SQL("take_answers.find_requests", (locks.GROUP, locks.DELIVERY))
+    rows = yield SQL("take_answers.find_requests", (locks.CONVERSATION_GROUP, locks.PARKED_DELIVERY))
     requests = [_Request._make(row) for row in rows]
     if not requests:
         return Answers([], [])

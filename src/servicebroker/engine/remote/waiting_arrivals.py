@@ -58,7 +58,7 @@ def deliver_kept(handles: list[UUID], now: datetime) -> Steps[list[UUID]]:
 
 def deliver_free(handle: UUID, now: datetime) -> Steps[None]:
     """Deliver one conversation, unless another session holds it, or switches its queue on or off."""
-    rows = yield SQL("deliver_free.lock", (locks.DELIVERY,))
+    rows = yield SQL("deliver_free.lock", (locks.PARKED_DELIVERY,))
     if rows[0][0]:
         yield from deliver_kept([handle], now)
 

@@ -103,9 +103,11 @@ async def _find_start(connection: psycopg.AsyncConnection[Any]) -> datetime:
 async def _unlock(connection: psycopg.AsyncConnection[Any], kept: _SessionLocks) -> None:
     async with connection.cursor(row_factory=tuple_row) as cursor:
         if not kept.unsure:
-            await cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.GROUP, kept.keys))
+            await cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, kept.keys))
             return
         freed = True
         while freed:  # a lock that was taken several times is released as often
-            await cursor.execute(text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.GROUP, locks.GROUP))
+            await cursor.execute(
+                text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.CONVERSATION_GROUP, locks.CONVERSATION_GROUP)
+            )
             freed = any(was for (was,) in await cursor.fetchall())

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 KEY_BYTES = 32  # bytes
 SALT_BYTES = 16
 NONCE_BYTES = 12
-COST, BLOCK = 2**15, 8  # of scrypt: 32 MB, about 0.1 s
+SCRYPT_COST, SCRYPT_BLOCK = 2**15, 8  # of scrypt: 32 MB, about 0.1 s
 
 
 def new_key() -> bytes:
@@ -48,4 +48,6 @@ def unseal_by_password(password: str, sealed: bytes, about: str) -> bytes | None
 
 
 def _stretched(password: str, salt: bytes) -> bytes:
-    return hashlib.scrypt(password.encode(), salt=salt, n=COST, r=BLOCK, p=1, maxmem=2**26, dklen=KEY_BYTES)
+    return hashlib.scrypt(
+        password.encode(), salt=salt, n=SCRYPT_COST, r=SCRYPT_BLOCK, p=1, maxmem=2**26, dklen=KEY_BYTES
+    )

@@ -76,7 +76,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
         if not _missing(applied(connection)):
             return []
         with connection.transaction():
-            execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
+            execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
             new = _missing(applied(connection))
             for step in new:
                 _apply(connection, step)
@@ -182,7 +182,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
     """
     try:
         with connection.transaction():
-            execute(connection, "migrations.mend", "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
+            execute(connection, "migrations.mend", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
             _make_anew(connection)
             if run(connection, is_foreign()):
                 run(connection, record())

@@ -14,7 +14,8 @@ create unlogged table servicebroker.waiting_readers (
 
 -- A group stays locked until the outermost transaction ends. PostgreSQL releases a transaction's advisory lock when the
 -- savepoint under which it was taken is rolled back. So under a savepoint the session takes the same lock too, and the
--- client releases that one after the transaction (store/kept.py). 1396834305 is GROUP in store/locks.py.
+-- client releases that one after the transaction (store/session_locks.py). 1396834305 is CONVERSATION_GROUP in
+-- store/locks.py.
 
 -- Take the lock for the session. Returns the key, which the client needs for the release.
 create function servicebroker.keep_lock(key integer) returns integer language plpgsql as $$
