@@ -44,14 +44,14 @@ MUTANTS = [
         "                self._writer.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
-        323,
+        109,
     ),
     Mutant(
         "openings are taken however old they are",
         "protocol.freshness",
         "return not is_ahead(sealed_at, now) and now.timestamp() - sealed_at < MAX_AGE.total_seconds()",
         "return not is_ahead(sealed_at, now)",
-        27,
+        24,
     ),
     Mutant(
         "an initiator does not go by the clock of the target",
@@ -129,14 +129,14 @@ MUTANTS = [
         "broker.departures",
         "        self._page_missed = True\n",
         "        return\n",
-        391,
+        60,
     ),
     Mutant(
         "what waits for a retry is at rest",
         "broker.conversations",
         "is_to_send = self.wants_more or self.dialog.load > 0",
         "is_to_send = self.wants_more",
-        60,
+        317,
     ),
     Mutant(
         "who is entered by a message that is not taken is never found",
@@ -146,7 +146,7 @@ MUTANTS = [
         "touched: set[UUID] = set()\n"
         "        for endpoint in store.endpoints_of(unknown) if unknown else ():\n"
         "            self._conversations.enter(endpoint)\n",
-        675,
+        598,
     ),
     Mutant(
         "a changed route is not seen",
@@ -174,7 +174,7 @@ MUTANTS = [
         "broker.relay",
         "self.snapshot, self._routes, self._is_traced = look.snapshot, ",
         "self.snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
-        31,
+        3,
     ),
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
@@ -189,7 +189,7 @@ MUTANTS = [
         "broker.arrivals",
         "self._postponed = {handle: batch for handle, batch in batches.items() if handle in postponed}",
         "self._postponed = {}",
-        1,
+        8,
     ),
     Mutant(
         "refusals of rows that somebody holds are forgotten",
@@ -220,14 +220,14 @@ MUTANTS = [
         "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
-        151,
+        224,
     ),
     Mutant(
         "what was read is sent although it was dropped",
         "broker.departures",
         "            if found.numbers != tuple(numbers):\n                return None\n",
         "",
-        127,
+        442,
     ),
     Mutant(
         "a checksum is not looked at",
@@ -263,7 +263,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        self._cursor = (self.base, 0)\n        self._under_way = 0\n",
         "        self._under_way = 0\n",
-        3,
+        6,
     ),
     Mutant(
         "an end is not offered",
@@ -284,7 +284,7 @@ MUTANTS = [
         "broker.arrivals",
         "                how.keys,\n",
         "                None,\n",
-        0,
+        2,
     ),
     Mutant(
         "a closed endpoint has no keys",
