@@ -41,12 +41,11 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
-from servicebroker.store import session_locks
+from servicebroker.store import forked, session_locks
 from servicebroker.store.concurrency import Lock, in_thread, is_interrupt
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.forked import process_id
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.running import run, run_alone
@@ -128,7 +127,7 @@ class Instance(Network, Rights):
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
         self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
-        self._process = process_id()
+        self._process = forked.process_id
         self.open_transactions: Counter[object] = Counter()  # of each thread, or task
         self.watchers = Watchers()
 
@@ -141,7 +140,7 @@ class Instance(Network, Rights):
         if self._pool is not None:
             self.check_process()
             return self
-        self._process = process_id()
+        self._process = forked.process_id
         if not is_url(self.url):
             self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
@@ -215,7 +214,7 @@ class Instance(Network, Rights):
     @property
     def is_forked(self) -> bool:
         """Return whether this process was forked from the one that opened the instance."""
-        return self._process != process_id()
+        return self._process != forked.process_id
 
     def check_process(self) -> None:
         """Refuse to use connections of another process: each process would read the other's answers.
@@ -223,7 +222,7 @@ class Instance(Network, Rights):
         Raises:
             InstanceError: this process was forked from the one that has opened the instance.
         """
-        if self._process != process_id():
+        if self._process != forked.process_id:
             raise InstanceError(
                 "This process was forked when the instance was open already, and its connections are the parent's: "
                 "open the instance in this process, after the fork."
@@ -280,7 +279,7 @@ class Instance(Network, Rights):
     def _lend(self) -> DirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        if self._process != process_id():
+        if self._process != forked.process_id:
             self.check_process()
         try:
             try:
@@ -301,7 +300,7 @@ class Instance(Network, Rights):
 
     def _take_back(self, connection: DirectConnection) -> None:
         assert self._pool is not None
-        if self._process != process_id():
+        if self._process != forked.process_id:
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None

@@ -14,12 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 _CONNECTIONS: WeakSet[Any] = WeakSet()
-_process_id = os.getpid()
-
-
-def process_id() -> int:
-    """Return the id of this process, without the system call of `os.getpid()`: every verb asks for it."""
-    return _process_id
+process_id = os.getpid()  # without a system call, since every verb asks
 
 
 def protect(connection: Any) -> None:
@@ -28,8 +23,8 @@ def protect(connection: Any) -> None:
 
 
 def _cut_off() -> None:
-    global _process_id
-    _process_id = os.getpid()
+    global process_id
+    process_id = os.getpid()
     with contextlib.suppress(OSError):
         nowhere, other = socket.socketpair()
         other.close()

@@ -236,7 +236,7 @@ def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
 def test_what_send_refuses_by_its_size(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a lower limit, so that the test need not carry half a gigabyte."""
     handle, _ = open_dialog(database)
-    monkeypatch.setattr(servicebroker.store.sql_verbs, "MAXIMUM_BODY", 1000)
+    monkeypatch.setattr(servicebroker.store.sql_verbs, "MAX_BODY_BYTES", 1000)
     with psycopg.connect(database.instance.url) as connection:  # which is rolled back
         connection.execute(verbs().encode())
         assert connection.execute(SEND, (handle, ORDER, b"x" * 1000)).fetchone() == (1,)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from servicebroker.store.hearing import hearing
+from servicebroker.store.listener import listening
 
 import servicebroker as sb
 from servicebroker.store import lost_sessions
@@ -139,11 +139,11 @@ def test_a_statement_that_only_takes_long_is_left_alone(proxy: ForgetfulProxy) -
 
 
 def test_a_listener_is_told_too(proxy: ForgetfulProxy) -> None:
-    with hearing(proxy.url, ("of_a_test",), print, name="of a test") as ear:
+    with listening(proxy.url, ("of_a_test",), print, name="of a test") as listener:
         proxy.forget()
-        eventually(lambda: ear.problem is not None, 20)
+        eventually(lambda: listener.problem is not None, 20)
     with pytest.raises(psycopg.OperationalError):
-        ear.check()
+        listener.check()
 
 
 def test_the_thread_ends_with_the_last_connection(proxy: ForgetfulProxy) -> None:

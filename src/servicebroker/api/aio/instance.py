@@ -40,6 +40,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.security.permissions import User
 from servicebroker.model.wording import shown
+from servicebroker.store import forked
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
@@ -48,7 +49,6 @@ from servicebroker.store.aio.running import run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.concurrency import is_interrupt
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.forked import process_id
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
@@ -128,7 +128,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
         self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
-        self._process = process_id()
+        self._process = forked.process_id
         self.open_transactions: Counter[object] = Counter()  # of each thread, or task
         self.watchers = AsyncWatchers()
 
@@ -141,7 +141,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._pool is not None:
             self.check_process()
             return self
-        self._process = process_id()
+        self._process = forked.process_id
         if not is_url(self.url):
             self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
@@ -215,7 +215,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     @property
     def is_forked(self) -> bool:
         """Return whether this process was forked from the one that opened the instance."""
-        return self._process != process_id()
+        return self._process != forked.process_id
 
     def check_process(self) -> None:
         """Refuse to use connections of another process: each process would read the other's answers.
@@ -223,7 +223,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         Raises:
             InstanceError: this process was forked from the one that has opened the instance.
         """
-        if self._process != process_id():
+        if self._process != forked.process_id:
             raise InstanceError(
                 "This process was forked when the instance was open already, and its connections are the parent's: "
                 "open the instance in this process, after the fork."
@@ -280,7 +280,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     async def _lend(self) -> AsyncDirectConnection:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
-        if self._process != process_id():
+        if self._process != forked.process_id:
             self.check_process()
         try:
             try:
@@ -301,7 +301,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
     async def _take_back(self, connection: AsyncDirectConnection) -> None:
         assert self._pool is not None
-        if self._process != process_id():
+        if self._process != forked.process_id:
             return
         connection.ahead.clear()  # an interruption may have left a BEGIN there
         connection.waiting.verbs = None
