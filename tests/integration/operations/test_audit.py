@@ -59,9 +59,9 @@ def test_no_definition_is_without_a_face(database: sb.Database) -> None:
             session.execute(text)
     found = [one for one in acts(database) if one.number not in before]
     assert {"CREATE SCHEMA", "DROP SCHEMA", "CREATE TYPE", "ALTER MODULE", "DROP MODULE"} <= {one.act for one in found}
-    assert [one for one in found if not one.face] == []
+    assert [one for one in found if not one.client_kind] == []
     assert {one.principal for one in found if one.act.endswith((" MODULE", " TYPE", " SCHEMA"))} == {"dbo"}
-    assert [one.face for one in found if one.subject == "Two" and one.act == "CREATE DATABASE"] == ["Python"]
+    assert [one.client_kind for one in found if one.subject == "Two" and one.act == "CREATE DATABASE"] == ["Python"]
 
 
 def test_every_face_is_known(database: sb.Database) -> None:
@@ -81,10 +81,10 @@ def test_every_face_is_known(database: sb.Database) -> None:
         found = browser.get("/i/0/audit", params={"what": "bypython"}).text
         assert "max_readers nothing -&gt; 7" in found, html.fromstring(found).text_content()
     (made,) = acts(database, "CREATE QUEUE dbo.ByPython") or acts(database, "ByPython")[-1:]
-    assert (made.act, made.face, made.principal, made.before) == ("CREATE QUEUE", "Python", "dbo", None)
+    assert (made.act, made.client_kind, made.principal, made.before) == ("CREATE QUEUE", "Python", "dbo", None)
     assert made.after is not None
     assert made.after["name"] == "ByPython"
-    changes = {(one.act, one.face, one.subject): (one.before, one.after) for one in acts(database, "ALTER")}
+    changes = {(one.act, one.client_kind, one.subject): (one.before, one.after) for one in acts(database, "ALTER")}
     off = {"is_receive_enabled": False, "is_enqueue_enabled": False}
     on = {"is_receive_enabled": True, "is_enqueue_enabled": True}
     assert changes["ALTER QUEUE", "T-SQL", "dbo.ByTsql"] == (on, off)
@@ -175,7 +175,7 @@ def test_what_operators_do_with_conversations_and_messages(database: sb.Database
     other, _ = open_dialog(database)
     ended = CliRunner().invoke(app, ["poison", "end", str(other), "--database", "Test", "--instance", url])
     assert ended.exit_code == 0, ended.output
-    found = [(one.act, one.face, one.after) for one in reversed(acts(database, str(handle)))]
+    found = [(one.act, one.client_kind, one.after) for one in reversed(acts(database, str(handle)))]
     assert found == [
         ("BEGIN CONVERSATION TIMER", "dashboard", {"seconds": "60"}),
         ("MOVE CONVERSATION", "dashboard", {"group": str(group)}),
