@@ -14,10 +14,10 @@ from typing import TypeAlias
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from servicebroker.store.listener import listening
 
 import servicebroker as sb
 from servicebroker.store import lost_sessions
+from servicebroker.store.listener import listening
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, eventually, standard_database
 
 Stream: TypeAlias = tuple[socket.socket, socket.socket]  # to the client, to the server
