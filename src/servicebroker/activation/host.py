@@ -324,9 +324,9 @@ class Host:
         return next((procedure for procedure in candidates if procedure), None)
 
     def _try_resolver(self, resolve: Resolver, database: Database, name: str) -> Procedure | None:
-        """Return the result of a resolver.
+        """Return the result of a resolver, None for a failure.
 
-        A resolver that fails has found nothing, and must not affect other queues.
+        A resolver that fails must not affect other queues. Its error is reported.
         """
         try:
             return resolve(database, name)

@@ -39,7 +39,10 @@ class StopSignal:
     def add_session(
         self, session: ActivatedSession | AsyncActivatedSession, call_soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """Let readers of a session stop waiting when the process ends. `do` calls the function that wakes them."""
+        """Let readers of a session stop waiting when the process ends.
+
+        `call_soon` runs the function that wakes them.
+        """
 
         def request_stop(reason: int | None) -> None:
             if reason is None:

@@ -235,7 +235,7 @@ def _read(operation: operations.CreateTransportCertificate) -> tuple[Facts, Priv
 
 
 def _private_key(instance: Network, certificate: TransportCertificate) -> PrivateKey | None:
-    """Return the private key of a certificate of this instance, if its file is here and can be opened."""
+    """Return the private key of a certificate of this instance, if its file is here and can be opened; else None."""
     with suppress(InstanceError, BrokerError):
         file = (instance.key_folder()).find(certificate.facts.thumbprint)
         return None if file is None else read_key(in_thread(read_file, file), None, certificate.facts)

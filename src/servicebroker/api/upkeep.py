@@ -171,7 +171,10 @@ class Upkeep:
             heard = _hears(connection, seconds) or left
 
     def _deliver(self, connection: psycopg.Connection[Any]) -> bool:
-        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time."""
+        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time.
+
+        Return whether messages are left.
+        """
         unfinished = run(connection, find_oldest_writer())
         if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
             self._since = 0

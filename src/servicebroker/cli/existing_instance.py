@@ -108,7 +108,7 @@ def find_database(instance: Instance, database: str) -> Database:
 
 
 def _near(database: Database, text: str) -> str | None:
-    """Return the name most similar to the one in a refusal, among the objects of that kind."""
+    """Return the name most similar to the one in a refusal, among the objects of that kind; None without one."""
     said = _REFUSED.match(text)
     if said is None:
         return None

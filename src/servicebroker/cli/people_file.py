@@ -68,11 +68,11 @@ class People:
         return self._people
 
     def find(self, name: str) -> Person | None:
-        """Return the person of that name."""
+        """Return the person of that name; None without one."""
         return self.all().get(name)
 
     def checked(self, name: str, password: str) -> Person | None:
-        """Return the person with that name and password. An unknown name takes as long as a known one."""
+        """Return the person with that name and password, else None. An unknown name takes as long as a known one."""
         person = self.find(name)
         seal = person.seal if person is not None else ""
         is_right = _is_sealed(password, seal or _NOBODY)

@@ -126,7 +126,10 @@ class Sessions:
         return self.person_named(sign_in.name)
 
     def person_named(self, name: str) -> Person | None:
-        """Return the person with a name from the file of people. Without a file everybody has the same role."""
+        """Return the person with a name from the file of people. None for an unknown name.
+
+        Without a file everybody has the same role. An unreadable file has no names.
+        """
         if self.people is None:
             return Person(name, self._role)
         try:

@@ -144,9 +144,10 @@ class _OpenPiece:
 
 @dataclass
 class Digest:
-    """A digest of rows as a number of 63 bits: independent of the division into tasks and of the order of the rows.
+    """A digest of rows as a sum of hashes: independent of the division into tasks and of the order of the rows.
 
-    Message type and body count, the conversation does not. `servicebroker.writers` keeps the digest.
+    Message type and body count, the conversation does not. `combine_digests` brings the sum of all tasks to the 63 bits
+    that `servicebroker.writers` keeps.
     """
 
     value: int = 0

@@ -211,7 +211,10 @@ def _missing_service(memory: Memory, initiator: Endpoint) -> tuple[BrokerError |
 
 
 def _find_service(memory: Memory, initiator: Endpoint) -> Service | None:
-    """Return the service, first from the initiator's own database; an addressed broker instance excludes others."""
+    """Return the service, first from the initiator's own database; None without one.
+
+    An addressed broker instance excludes others.
+    """
     for broker in sorted(memory.brokers, key=lambda broker: (broker is not initiator.broker, broker.database_id)):
         fits = initiator.far_broker_instance in (None, str(broker.service_broker_guid))
         if broker.is_enabled and fits and initiator.far_service in broker.services:

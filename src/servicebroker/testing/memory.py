@@ -249,7 +249,7 @@ class Session:
     # ------------------------------------------------------------ locks
 
     def try_lock(self, kind: str, which: UUID, *, shared: bool = False) -> bool:
-        """Take a lock, unless another transaction holds it."""
+        """Take a lock, unless another transaction holds it. Return whether it was taken."""
         lock = kind, which
         for other in self.memory.transactions:
             if other is not self and lock in other._locks and not (shared and other._locks[lock]):
@@ -284,7 +284,10 @@ class Session:
         return None if endpoint.far_handle is None else self.endpoints.get(endpoint.far_handle)
 
     def other_side(self, endpoint: Endpoint) -> Endpoint | None:
-        """Return the other endpoint of the conversation, even if this one does not know its handle."""
+        """Return the other endpoint of the conversation, even if this one does not know its handle.
+
+        None without one.
+        """
         for other in self.endpoints.all():
             if other.conversation_id == endpoint.conversation_id and other.is_initiator != endpoint.is_initiator:
                 return other

@@ -88,7 +88,7 @@ def _by_arrival(session: Session, queue: Queue) -> list[UUID]:
 
 
 def _lock_free_groups(session: Session, groups: Iterable[UUID], maximum: int) -> list[UUID]:
-    """Lock up to `most` groups that no other transaction has locked."""
+    """Lock up to `maximum` groups that no other transaction has locked."""
     return list(islice((group for group in groups if session.try_lock("group", group)), maximum))
 
 

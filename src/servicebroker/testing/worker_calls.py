@@ -24,7 +24,8 @@ def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> Non
     """Refuse workers that the real instance refuses.
 
     Raises:
-        BrokerError: 402 no worker, or one without handlers or with handlers of the other kind.
+        BrokerError: 402 an invalid `concurrency`, an object that is no worker, a worker without handlers, or one with
+            handlers of the other kind.
     """
     check_count("concurrency", concurrency)
     for worker in workers:

@@ -350,7 +350,8 @@ class Context:
         """EXECUTE AS USER or LOGIN = name.
 
         Raises:
-            BrokerError: 15517 or 15406 no such user or login, or no permission to impersonate it; 916.
+            BrokerError: 15517 or 15406 no such user or login, or no permission to impersonate it; 916 the login has
+                no access to the current database.
         """
         place = self.database.name
         if kind == "USER":

@@ -136,7 +136,7 @@ class AsyncActivatedSession(AsyncInstance):
         self.observed.note(took=found)
 
     async def sleep(self, bell: Bell, seconds: float) -> bool:
-        """Sleep as an instance does, unless the task is to end: then the task takes no further message.
+        """Sleep as an instance does, with the same result, unless the task is to end: then it takes no further message.
 
         Raises:
             InstanceError: the task is to end.

@@ -170,7 +170,10 @@ class Upkeep:
             heard = await _hears(connection, seconds) or left
 
     async def _deliver(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time."""
+        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time.
+
+        Return whether messages are left.
+        """
         unfinished = await run(connection, find_oldest_writer())
         if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
             self._since = 0

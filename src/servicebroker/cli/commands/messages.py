@@ -114,7 +114,7 @@ def show(messages: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
-    """Return the body if it is a text."""
+    """Return the body if it is a text, else None."""
     with suppress(UnicodeDecodeError):
         return (message["message_body"] or b"").decode()
     return None

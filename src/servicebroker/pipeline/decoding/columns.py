@@ -303,7 +303,13 @@ def _instant(value: datetime) -> datetime:
 
 
 def _timestamp(text: str, rounds: bool) -> datetime:
-    """Parse ISO 8601 with any number of digits of a second, of which six fit."""
+    """Parse ISO 8601 with any number of digits of a second, of which six fit.
+
+    With `rounds`, further digits are rounded.
+
+    Raises:
+        ValueError: the text is no timestamp, or needs rounding without `rounds`.
+    """
     surplus_digits: list[str] = [digits for digits in _BEYOND_MICROSECONDS.findall(text) if digits.strip("0")]
     if not surplus_digits:
         return datetime.fromisoformat(text)

@@ -233,7 +233,7 @@ class DeltaVersion:
         return write_divided(rows, self.folder, self.partition_by)
 
     def last_batch(self, query: str) -> int | None:
-        """Return the last batch of a query in the log."""
+        """Return the last batch of a query in the log; None without one."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -264,7 +264,7 @@ class DeltaVersion:
         self._commit(actions, "append", _properties(batch, max_commit_retries=0))
 
     def alter_columns(self, columns: pa.Schema) -> bool:
-        """Add new columns in the log alone.
+        """Add new columns in the log alone. Returns False, and changes nothing, if a type would change.
 
         Delta in the form that every reader knows cannot change types beside old files.
         """

@@ -249,7 +249,7 @@ class IcebergVersion:
         return folder_at(f"{self.table.location()}/{inner}", Path.cwd())
 
     def last_batch(self, query: str) -> int | None:
-        """Return the last batch of a query in the table's properties."""
+        """Return the last batch of a query in the table's properties; None without one."""
         number = self.table.properties.get(f"{BATCH}{query}")
         return None if number is None else int(number)
 
@@ -265,7 +265,10 @@ class IcebergVersion:
         self._commit([file.name for file in removed], lambda changes: added, batch)
 
     def alter_columns(self, columns: pa.Schema) -> bool:
-        """Change the schema by Iceberg's own evolution: new columns, and promoted types."""
+        """Change the schema by Iceberg's own evolution: new columns, and promoted types.
+
+        Returns False, and changes nothing, if a type cannot be promoted.
+        """
         if self._unpromotable(columns):
             return False
         with _conflicts(), self._changes() as changes:

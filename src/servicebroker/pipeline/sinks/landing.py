@@ -51,7 +51,7 @@ class Target:
 
     Attributes:
         folder: folder of files that do not count yet; of plain Parquet files the table itself.
-        place: location of the table; None for plain Parquet files.
+        location: location of the table; None for plain Parquet files.
         optional: columns that may be null.
         handle, number: columns that identify a message.
         order, time: columns of its position in the queue `queue`, and of its enqueue time.
@@ -240,7 +240,7 @@ def _meets(file_range: tuple[Any, Any], rows_range: dict[str, Any]) -> bool:
 
 
 def _queue_of(target: Target, files: list[DataFile]) -> str | None:
-    """Return the queue of a batch: each batch has only one."""
+    """Return the queue of a batch: each batch has only one. None for a batch without rows."""
     for file in files:
         if target.queue in file.partition:
             return file.partition[target.queue]
@@ -398,6 +398,6 @@ def _lacking(target: Target, files: list[DataFile], known_names: list[str]) -> l
 
 
 def _last_named(names: list[str], query_id: str) -> int | None:
-    """Return the last batch of a query among file names."""
+    """Return the last batch of a query among file names; None without one."""
     start = f"batch-{query_id}-"
     return max((int(name[len(start) :].partition("-")[0]) for name in names if name.startswith(start)), default=None)

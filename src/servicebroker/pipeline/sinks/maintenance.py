@@ -257,7 +257,7 @@ def _remove_rows(quarantine: TableLocation, rows: pa.Table) -> None:
 
 
 def _remove_old(staged: Folder) -> int:
-    """Remove files of attempts that failed long ago, and return their number."""
+    """Remove files that failed attempts left more than a day ago, and return their number."""
     names = names_in(staged, ".parquet", before=time.time() - _DAY_S)
     for name in names:
         remove(staged, name)

@@ -101,7 +101,7 @@ def partition_values(values: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _partition_text(value: Any) -> str | None:
-    """Return a value as Delta names a partition. An empty text is null there."""
+    """Return a value as Delta names a partition. An empty text is null there, here None."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

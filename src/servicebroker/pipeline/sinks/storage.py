@@ -41,7 +41,7 @@ Folder: TypeAlias = Path | StoreFolder
 
 
 def folder_at(text: str, base: Path) -> Folder:
-    """Return the folder that a path or URL names. A relative path starts at `beside`.
+    """Return the folder that a path or URL names. A relative path starts at `base`.
 
     Raises:
         ValueError: tables cannot be there, or the URL holds credentials.

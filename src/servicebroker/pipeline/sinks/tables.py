@@ -72,7 +72,7 @@ class TableVersion(Protocol):
         """Write files with these rows, which count once a commit names them."""
 
     def last_batch(self, query: str) -> int | None:
-        """Return the last recorded batch of a query."""
+        """Return the last recorded batch of a query; None without one."""
 
     def make_batch_durable(self, query: str) -> None:
         """Make the last batch of a query durable, since its writer may have died before it could."""

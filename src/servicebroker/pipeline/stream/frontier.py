@@ -198,7 +198,7 @@ _UPTO = f"{_IN_WINDOW} and queuing_order <= $4"
 
 
 def extremes_sql(queue_id: int, archived: bool) -> str:
-    """Return the first and the last queuing_order that a window still has; NULL for none. One probe at each end.
+    """Select the first and the last queuing_order that a window still has; NULL for none. One probe at each end.
 
     Parameters: lo, hi, after. `archived`: archived rows count too.
     """
@@ -211,7 +211,7 @@ def extremes_sql(queue_id: int, archived: bool) -> str:
 
 
 def page_end_sql(queue_id: int, archived: bool) -> str:
-    """Return the last queuing_order of the next page; NULL if the window has no more rows. Reads the whole page.
+    """Select the last queuing_order of the next page; NULL if the window has no more rows. Reads the whole page.
 
     Parameters: lo, hi, after, maximum rows.
     """
@@ -221,7 +221,7 @@ def page_end_sql(queue_id: int, archived: bool) -> str:
 
 
 def fitting_sql(queue_id: int, archived: bool) -> str:
-    """Return of the next rows of a window: last queuing_order, bytes of the bodies, first queuing_order.
+    """Select of the next rows of a window: last queuing_order, bytes of the bodies, first queuing_order.
 
     The fourth column is the last queuing_order up to which the bodies fit into the given bytes.
 
@@ -261,7 +261,7 @@ def rows_sql(
     archived: bool,
     system_messages: bool,
 ) -> str:
-    """Return the rows of a slice that belong to a partition, ordered by queuing_order.
+    """Select the rows of a slice that belong to a partition, ordered by queuing_order.
 
     The text contains the values, since COPY takes no parameters; all are numbers.
     """
@@ -272,7 +272,7 @@ def rows_sql(
 
 
 def measure_sql(queue_id: int, window_slice: Slice, *, archived: bool, system_messages: bool) -> str:
-    """Return the number of rows of a slice, and the bytes of their bodies."""
+    """Select the number of rows of a slice, and the bytes of their bodies."""
     types = _without_system_messages_sql(system_messages)
     sizes = [
         f"select octet_length({MESSAGE_BODY}) as bytes from servicebroker.queue_{queue_id} "
@@ -289,7 +289,7 @@ def _without_system_messages_sql(system_messages: bool) -> str:
 
 
 def endings_sql(queue_id: int, window_slice: Slice) -> str:
-    """Return the number of rows of a slice, of rows with shared bodies, and the handles that control messages end.
+    """Select the number of rows of a slice, of rows with shared bodies, and the handles that control messages end.
 
     Parameters: database id, name of the message type that ends a stream.
     """
@@ -373,7 +373,7 @@ def create_archive_sql(queue_id: int) -> str:
 
 
 def oldest_behind_sql(queue_id: int) -> str:
-    """Return the enqueue time of the first message after a queuing_order; no row for none. One probe for each priority.
+    """Select the enqueue time of the first message after a queuing_order; no row for none. One probe for each priority.
 
     Parameter: the queuing_order.
     """

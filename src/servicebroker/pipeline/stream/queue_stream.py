@@ -151,7 +151,10 @@ class QueueStream:
         return known is None or self._stream_offsets().is_known(known)
 
     def planned_from(self, start: dict[str, Any] | None) -> BatchPlan | None:
-        """Return the batch that was planned from `start` before and never acknowledged, to be planned again."""
+        """Return the batch that was planned from `start` before and never acknowledged, to plan it again.
+
+        None without such a batch.
+        """
         if self._is_done:
             return None
         offset = Frontier.from_json(start or self.earliest)

@@ -109,7 +109,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how far behind the stream is, for `latestOffset` in Spark's progress.
 
         That is the `QueueStream.progress` of a single queue; of several queues, the progress of each and of all
-        together.
+        together. None if no queue has progress to report.
         """
         progress_by_name = {name: stream.progress() for name, stream in self._streams.items()}
         known_progress = {name: progress for name, progress in progress_by_name.items() if progress is not None}

@@ -126,7 +126,7 @@ def format_message(text: str, values: list[Value]) -> str:
 
 
 def _field_size(size: str | None, remaining: list[Value]) -> int | None:
-    """Return a width or precision, at most the length of an error text. "*" takes the next value."""
+    """Return a width or precision, at most the length of an error text; None without one. "*" takes the next value."""
     if size == "*":
         value = remaining.pop(0).value if remaining else 0
         return min(value, _MAX_RAISERROR_CHARS) if isinstance(value, int) else 0

@@ -85,7 +85,7 @@ def _convert_value(value: object, column: ResultColumn, type_: SqlType, column_n
     """Convert a value to the type of its column.
 
     Raises:
-        TsqlError: 11538 there is no conversion, 11553 the value is NULL.
+        TsqlError: 11538 there is no conversion, 11553 the value is NULL, which the column refuses; or as `convert`.
     """
     where = f"for column #{column_number} in result set #{set_number}, and the corresponding"
     if value is None:

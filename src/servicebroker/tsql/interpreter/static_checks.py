@@ -77,7 +77,7 @@ class DeclaredNames(NamedTuple):
         variables: the types of variables.
         tables: the quoted PostgreSQL names of table variables and temporary tables.
         types: the types of the whole script.
-        used: the databases of USE, in order.
+        used_databases: the databases of USE, in order.
     """
 
     variables: dict[str, SqlType]

@@ -124,7 +124,7 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
 
 
 def _identity_overflow(machine: Machine, sequence: str) -> TsqlError | None:
-    """Return error 8115 if the sequence belongs to an IDENTITY column."""
+    """Return error 8115 if the sequence belongs to an IDENTITY column, else None."""
     rows = fetch(machine.connection, "violations.identity_overflow", _FIND_IDENTITY_TYPE, (sequence,))
     for (type_name,) in rows:
         return TsqlError(8115, f"Arithmetic overflow error converting IDENTITY to data type {type_name}.")

@@ -33,7 +33,7 @@ class SecurityParser(FunctionParser):
     """Parses statements whose first words, such as CREATE LOGIN, have been read."""
 
     def if_exists(self, verb: str) -> bool:
-        """Read IF EXISTS of DROP."""
+        """Read IF EXISTS of DROP. Return whether the words are there."""
         return verb == "DROP" and self.take("IF", "EXISTS")
 
     def database(self, line: int, verb: str) -> Statement:

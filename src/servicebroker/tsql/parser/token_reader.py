@@ -234,7 +234,7 @@ class TokenReader:
                 return self.slice(begin, self.at)
 
     def on_off(self) -> bool:
-        """Read ON or OFF, with an optional = before it."""
+        """Read ON or OFF, with an optional = before it. Return True for ON."""
         self.take("=")
         return self.expect_any("ON", "OFF") == "ON"
 

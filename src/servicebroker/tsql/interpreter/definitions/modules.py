@@ -220,7 +220,8 @@ def store_module(
     """Store the text of a module under its name.
 
     Raises:
-        BrokerError: 262, 2760 or 3701 the user may not, 15151 the user may not act as the one that EXECUTE AS names.
+        BrokerError: 262, 2760 or 3701 the user may not, 15151 EXECUTE AS names a missing user, or one that this user
+            may not impersonate.
         TsqlError: 2714 the name is taken, 208 there is nothing to alter.
     """
     machine.transactions.check_not_doomed()
@@ -284,7 +285,7 @@ def store_module(
 def _describe_parameters(machine: Machine, statement: Procedure | Function | Trigger) -> str | None:
     """Return the parameters for sys.parameters as JSON: name, type, OUTPUT, default.
 
-    A user type is shown by its name.
+    A user type is shown by its name. A trigger has none: None.
     """
     if isinstance(statement, Trigger):
         return None

@@ -136,7 +136,11 @@ def _find_function(writer: Writer, name: str, written_name: str, number: int = 4
 def _write_call(
     writer: Writer, name: str, written_name: str, function: UserFunction | None, arguments: list[exp.Expression]
 ) -> str:
-    """Write the call with its arguments, converted to the types of the parameters. DEFAULT becomes the default."""
+    """Write the call with its arguments, converted to the types of the parameters. DEFAULT becomes the default.
+
+    Raises:
+        TsqlError: 313 an argument or a default is missing, 8144 there are too many arguments.
+    """
     if function is None:
         return f"{name}({', '.join(typed_text(write_value(writer, argument)) for argument in arguments)})"
     if len(arguments) < len(function.parameters):

@@ -262,7 +262,10 @@ class Compiler:
         return items
 
     def _plain(self, steps: tuple[Step, ...]) -> tuple[int, str, str] | None:
-        """Return the longest prefix of the steps that jsonpath can express: its length, path and variables."""
+        """Return the longest prefix of the steps that jsonpath can express: its length, path and variables.
+
+        None without one.
+        """
         for taken in range(len(steps), 0, -1):
             try:
                 path, names = steps_to_jsonpath(steps[:taken], number_variables(self._writer))

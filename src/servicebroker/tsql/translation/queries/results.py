@@ -69,7 +69,10 @@ def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] |
 
 
 def _dry_run(writer: Writer, node: exp.Expression) -> list[Output] | None:
-    """Return the outputs of a query that is written elsewhere, without leaving parameters or locks."""
+    """Return the outputs of a query that is written elsewhere, without leaving parameters or locks.
+
+    None if a star hides them.
+    """
     parameters, locks = list(writer.parameters), list(writer.statements_before)
     try:
         return write_query(writer, node).outputs

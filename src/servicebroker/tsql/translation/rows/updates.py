@@ -416,7 +416,7 @@ def _unchanged_column(writer: Writer, target: _Target) -> str:
     """Write an assignment of a column to itself, since PostgreSQL needs one if SET only assigns variables.
 
     Raises:
-        TsqlError: 40515 the table has no such column.
+        TsqlError: 40515 all columns are computed, or the target is a common table expression.
     """
     columns = writer.table_columns(target.table)
     if columns is None:
@@ -437,7 +437,7 @@ def _is_nullable(change: Change, target: _Target) -> bool:
 
 
 def _visible_columns(target: _Target, name: str) -> dict[str, Column] | None:
-    """Return the columns of `inserted` or `deleted`.
+    """Return the columns of `inserted` or `deleted`; None if they are unknown.
 
     Of a common table expression, `inserted` has only the columns that keep their names.
     """

@@ -49,7 +49,7 @@ def read_type(node: exp.Expression) -> SqlType:
     """Return the T-SQL type that CAST or CONVERT names. Strings without a length get 30 characters.
 
     Raises:
-        TsqlError: 243 unknown type.
+        TsqlError: 243 unknown type, 102 a malformed length, or one number too many.
     """
     if isinstance(node, exp.Identifier | exp.Column | exp.Var):
         return make_type(node.name.lower(), default_length=30)

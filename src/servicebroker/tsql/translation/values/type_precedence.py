@@ -13,7 +13,10 @@ _NUMBER_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "m
 
 
 def wider_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
-    """Return the wider one of two number types."""
+    """Return the wider one of two number types; other types must be equal. None if they differ, or one is unknown.
+
+    A decimal result has 38 digits, a bit becomes an int.
+    """
     if left is None or right is None:
         return None
     if left.name not in _NUMBER_ORDER or right.name not in _NUMBER_ORDER:
@@ -28,7 +31,7 @@ def wider_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
 def arithmetic_type(sign: str, left: Sql, right: Sql) -> SqlType | None:
     """Return the type of +, -, *, / and % of two numbers. Decimals get the digits that the result needs, 38 at most.
 
-    The rules are in "Precision, scale, and length" of the Transact-SQL reference.
+    None if a type is unknown. The rules are in "Precision, scale, and length" of the Transact-SQL reference.
     """
     sql_type = wider_type(left.type, right.type)
     if sql_type is None or sql_type.name != "decimal":
@@ -63,7 +66,10 @@ _DATE_ORDER = ("date", "smalldatetime", "datetime", "datetime2", "datetimeoffset
 
 
 def union_type(left: SqlType | None, right: SqlType | None) -> SqlType | None:
-    """Return the type of a column of two combined queries. It has room for the values of both."""
+    """Return the type of a column of two combined queries. It has room for the values of both.
+
+    If one type is unknown, return the other.
+    """
     if left is None or right is None or left == right:
         return left or right
     for family, wide, national in ((STRINGS, "varchar", "nvarchar"), (BINARIES, "varbinary", "")):
