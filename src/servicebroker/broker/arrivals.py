@@ -227,7 +227,7 @@ class MessageOpener:
         return opened
 
     def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
-        """Admit a first message; a peer whose message belongs nowhere is told so.
+        """Admit a first message. None if it waits, or is dropped: then the peer of an unsecured message is told so.
 
         A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
         """

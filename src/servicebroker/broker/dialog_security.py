@@ -201,7 +201,7 @@ class DialogSecurity:
         return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys), draft
 
     def _signer(self, ours: UserCertificate | None, master: bytes) -> Signer | None:
-        """Our certificate with its private key.
+        """Our certificate with its private key; None without a certificate.
 
         Raises:
             BrokerError: 9733 the key cannot be opened.

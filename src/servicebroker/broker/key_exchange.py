@@ -47,7 +47,7 @@ class Capsule(NamedTuple):
 
 
 def encapsulate(target: PublicKey) -> Capsule:
-    """Draw a secret for that key."""
+    """Draw a secret for the holder of that private key. Returns it in clear and sealed for `target`."""
     if isinstance(target, rsa.RSAPublicKey):
         secret = os.urandom(KEY_SIZE)
         return Capsule(secret, target.encrypt(secret, _OAEP))

@@ -249,7 +249,7 @@ def _pairs(sent_by: object) -> list[tuple[str, str]]:
 
 
 def checked_contracts(contracts: Iterable[str]) -> list[str]:
-    """Return a list of contract names, none of them twice."""
+    """Return the contract names, checked; a name that occurs twice is refused with 8404."""
     if isinstance(contracts, str) or not isinstance(contracts, Iterable):
         raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
     given = [names.checked("service contract", contract) for contract in contracts]

@@ -9,7 +9,7 @@ LAST_RETRY_S = 1.0  # a longer pause delays messages by as much when a long tran
 
 
 class Backoff:
-    """The moment of the next attempt: soon at first, and after twice the pause each time.
+    """The moment of the next attempt: soon at first, then after twice the pause each time, up to LAST_RETRY_S.
 
     Attributes:
         at: that moment, in seconds; NEVER if nothing is left to try.

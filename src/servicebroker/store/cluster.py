@@ -268,7 +268,7 @@ class Cluster:
         return None
 
     def _recorded(self) -> tuple[int, Path] | None:
-        """Return process and socket folder from postmaster.pid, of a live or a dead server."""
+        """Return process and socket folder from postmaster.pid, of a live or a dead server; None without it."""
         try:
             lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
             pid = int(lines[0])

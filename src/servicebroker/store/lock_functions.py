@@ -95,7 +95,7 @@ def plan_closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
 
 
 def close_where_allowed() -> Steps[None]:
-    """Revoke the functions from PUBLIC if that is not done yet and this role may."""
+    """Grant the functions to roles in need and revoke PUBLIC, unless that is done or this role may not."""
     rights = yield from find_lock_rights()
     if rights.may_close and not rights.is_closed:
         for statement in plan_closing(rights, for_all=False):  # noqa: UP028 # `yield from` a list returns no rows

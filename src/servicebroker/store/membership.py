@@ -255,7 +255,7 @@ class Membership:
         replace(self._file, key_pem(key) + as_pem(facts.der))
 
     def _find(self, authority: Facts) -> _Identity | None:
-        """Return this instance's identity by that authority.
+        """Return this instance's identity by that authority; None without one.
 
         Raises:
             DomainError: others may read the key, or the file is damaged.

@@ -64,7 +64,7 @@ NO_DEFINITIONS = Definitions(None, [])
 
 
 def find_definitions(known: Definitions) -> Steps[Definitions]:
-    """Return every queue that has to have a monitor now; if the digest is unchanged, `known` without reading rows."""
+    """Return every queue that has to have a monitor now. With the digest of `known` the server sends no queues."""
     rows = yield Statement(
         "monitors.find_definitions",
         "with found as materialized (select q.queue_id, q.database_id, d.name, q.schema_name, q.name as queue, "

@@ -125,7 +125,7 @@ def alter_queue(definer: Definer, operation: AlterQueue) -> Steps[list[UUID]]:
 
 
 def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[list[UUID]]:
-    """Switch a queue on or off, and wake its waiting readers. Returns the handles that are left over."""
+    """Switch a queue on or off, and wake its waiting readers. ON runs `deliver_everything`, and returns its handles."""
     if status:
         yield lock_delivery()
     yield Statement(

@@ -174,7 +174,7 @@ _OF_DDL = "$2 = any (n.events) and (n.is_of_server or n.queue_id is null and n.d
 
 
 def _tell(found: Sequence[_Notification], body: bytes, now: datetime) -> Steps[list[BrokerError]]:
-    """Send one message to each; of those made WITH FAN_IN by the same login for the same service, only one is sent."""
+    """Send one message to each; one in all to those made WITH FAN_IN by one login for one service. Returns errors."""
     said = []
     told: set[tuple[str, str, str]] = set()
     for notification in found:

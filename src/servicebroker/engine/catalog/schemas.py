@@ -81,7 +81,7 @@ def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
 
 
 def find_for_validation(user: User, name: str | None) -> Steps[int | None]:
-    """Return the id of the collection that VALID_XML names.
+    """Return the id of the collection that VALID_XML names; None without a name.
 
     Raises:
         BrokerError: 15151 it does not exist, or the user may not refer to it.

@@ -82,7 +82,7 @@ def drop_service(definer: Definer, operation: DropService) -> Steps[None]:
 
 
 def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:
-    """Remove every endpoint that meets the condition; peers that stay get the error."""
+    """Remove every endpoint that meets the condition; peers that stay get the error. Returns the removed handles."""
     handles = yield from lock_conversations(condition, number)
     rows = yield Statement(
         "services.end_all",

@@ -169,7 +169,7 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
 def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
     """Park EndDialog or Error behind what was sent before, and close the peer's way back: this side reads no more.
 
-    Fragments that arrived from another instance for this side are removed too.
+    Messages from another instance that wait beside the queue are removed too; the endpoint loses its timer.
     """
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
     yield from park(

@@ -143,7 +143,7 @@ class DeadLetterId(NamedTuple):
 
 
 def discard(database_id: int, set_aside_id: int) -> Steps[DeadLetterId]:
-    """Remove a dead letter.
+    """Remove a dead letter. Returns its identity.
 
     Raises:
         BrokerError: 402 no dead letter has that number.

@@ -146,7 +146,7 @@ def _check(catalog: Catalog, endpoint: Endpoint, message: _SetAside) -> Steps[No
 
 
 def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime, *, is_edited: bool) -> Steps[UUID]:
-    """Put a message for an initiator beside a new dialog of the service that received it."""
+    """Begin a dialog of the service that received the message, and put the message into it. Returns the handle."""
     dialog = BeginDialog(message.service, message.far_service or message.service, contract=message.contract)
     handle = yield from begin_dialog(database_id, dialog, now=now)
     yield from _enqueue(catalog, (yield from find_endpoint(handle)), message, is_edited=is_edited)
@@ -156,7 +156,7 @@ def _begin(catalog: Catalog, database_id: int, message: _SetAside, now: datetime
 def _send(
     catalog: Catalog, database_id: int, message: _SetAside, sender: str, now: datetime, maximum_body: int
 ) -> Steps[UUID]:
-    """Send the message anew to the service of this database that received it.
+    """Send the message on a new dialog to the service of this database that received it. Returns the handle.
 
     Raises:
         InstanceError: that service refuses the message, which would end the new conversation with it.

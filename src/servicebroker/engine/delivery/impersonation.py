@@ -72,6 +72,8 @@ def find_actor(catalog: Catalog, initiator: Endpoint, home: LocalService, now: d
 def _proved(catalog: Catalog, one: UndecidedDialog, bound_id: int, home: LocalService, now: datetime) -> Steps[Actor]:
     """Check that both sides have the private key of their certificate and know the other's certificate.
 
+    Returns the principals. If the target lacks a valid certificate or its key, the initiator acts as public.
+
     Raises:
         BrokerError: a missing certificate or key; 28054 if only this process cannot open the initiator's key.
     """

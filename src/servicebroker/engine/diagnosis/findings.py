@@ -519,7 +519,7 @@ def _clock(one: WrongClock) -> Finding:
 
 
 def _lasts(one: Refused, now: datetime) -> bool:
-    """Check whether connections with a peer break repeatedly; every restart of a machine breaks one."""
+    """Check whether connections with a peer broke repeatedly and lately; every restart of a machine breaks one."""
     return one.times >= REPEATED_TIMES and abs(now - one.last) < LONG_WAIT
 
 
@@ -532,7 +532,7 @@ def _broken(one: Refused) -> Finding:
 
 
 def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
-    """Report a daemon that is stuck. A live one queries its database every second."""
+    """Report troubles that the daemon has noted, and a stuck daemon: a live one queries its database every second."""
     for report in daemon.reports if daemon is not None else ():
         if report.subject in TROUBLE_REMEDIES:
             said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."

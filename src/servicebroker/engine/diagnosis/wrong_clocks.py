@@ -24,7 +24,7 @@ class WrongClock(NamedTuple):
 
 
 def note_wrong_clock(ahead: timedelta, now: datetime) -> Steps[None]:
-    """Record how far the clock of this session's machine is ahead of the server's."""
+    """Record how far the clock of this session's machine is ahead of the server's, and delete old records."""
     yield SQL("note_wrong_clock", (round(ahead.total_seconds()), now))
     yield SQL("note_wrong_clock.forget", (now - _RETENTION, now + _RETENTION))
 

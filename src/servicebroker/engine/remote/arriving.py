@@ -237,7 +237,7 @@ def _plan_first(
 
 
 def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
-    """Make the targets with their messages, in one statement for each queue."""
+    """Make the targets with their messages, in one statement for each queue. Returns those that were made."""
     queues: dict[int, list[FirstPlan]] = defaultdict(list)
     for one in first:
         queues[one.target.home.queue_id].append(one)
@@ -265,7 +265,10 @@ def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
 
 
 def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
-    """Drop plans whose kept messages another session is moving into the queue: it updates the same counters."""
+    """Lock and return the plans, without those whose kept messages another session is moving into the queue.
+
+    That session updates the same counters.
+    """
     waiting = [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.waits and plan.batch.expected > 0]
     if not waiting:
         return plans
@@ -275,14 +278,14 @@ def _lock_waiting(plans: list[Plan]) -> Steps[list[Plan]]:
 
 
 def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
-    """Drop plans that write a row which a sender has locked."""
+    """Lock rows that the plans write. Returns the plans without those whose row a sender has locked."""
     changing = {plan.endpoint.conversation_handle for plan in plans if plan.changes}
     blocked = changing - (yield from lock_alone(list(changing)))
     return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
 
 
 def _told(plan: Plan) -> ConversationFailure | None:
-    """Return the error that the peer gets, now or again."""
+    """Return the error that the peer gets, now or again; None without one."""
     if plan.failure is not None:
         return ConversationFailure.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
     endpoint = plan.endpoint
@@ -442,7 +445,7 @@ def _advance(plans: list[Plan]) -> Steps[None]:
 
 
 def _deliver(plans: list[Plan]) -> Steps[None]:
-    """Insert messages into their queues, or beside those that are off."""
+    """Insert messages into their queues, or beside those that are off. Delete fragments that are needed no more."""
     queues: dict[int, list[Arrived]] = defaultdict(list)
     beside: list[Arrived] = []
     for plan in plans:

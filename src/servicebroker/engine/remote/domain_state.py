@@ -35,6 +35,6 @@ def tell_membership(membership: ToldMembership | None) -> Steps[None]:
 
 
 def find_membership() -> Steps[ToldMembership | None]:
-    """Return the last report."""
+    """Return the last report; None before the first."""
     rows = yield SQL("find_membership")
     return ToldMembership(*rows[0]) if rows else None

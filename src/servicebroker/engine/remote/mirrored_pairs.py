@@ -69,7 +69,7 @@ def find_pairs() -> Steps[list[Row]]:
 
 
 def save(rows: Sequence[Row], now: datetime) -> Statement:
-    """Store the knowledge about these pairs, for those to which a route leads.
+    """Store the knowledge about these pairs, as known since `now`, for those to which a route leads.
 
     Within one cluster the highest timeline stays, regardless of the order of writers.
     """
@@ -120,8 +120,8 @@ def find_standing() -> Steps[Standing]:
 
 
 def proof() -> Steps[None]:
-    """Commit a record that waits for the synchronous standby, if there is one.
+    """Write a record, so that the commit waits for the synchronous standby, if there is one.
 
-    With it the standby has all earlier commits of this server, also those it had alone when it went down.
+    With that commit the standby has all earlier commits of this server, also those it had alone when it went down.
     """
     yield SQL("proof")

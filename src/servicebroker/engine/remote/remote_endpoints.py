@@ -197,7 +197,7 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 
 
 def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
-    """Lock, for writing, those of these endpoints whose row no other session has locked."""
+    """Lock, for writing, those of these endpoints whose row no other session has locked. Returns their handles."""
     if not handles:
         return set()
     rows = yield SQL("lock_alone", (list(handles),))

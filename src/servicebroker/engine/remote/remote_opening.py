@@ -150,7 +150,7 @@ def place_of(
 
 
 def lifetime_of(header: Header, now: datetime) -> datetime:
-    """When a conversation that begins now ends."""
+    """Return when a conversation that begins now ends by its lifetime."""
     assert header.opening is not None
     return now + timedelta(seconds=header.opening.lifetime)
 

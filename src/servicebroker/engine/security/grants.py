@@ -157,7 +157,7 @@ class _Given(NamedTuple):
 
 
 def _prepare(user: User, operation: Grant | Deny | Revoke) -> Steps[_Given]:
-    """Refuse permissions, grantees and grantors that are not possible or allowed."""
+    """Return the checked values of the statement. Raises if permission, grantee or grantor is not allowed."""
     operation.check()
     permission, target = operation.permission, _find_target(operation)
     securable = yield from _find(user, target, takes_built_in=permission in _ON_BUILT_IN)

@@ -228,7 +228,7 @@ class Domain:
             return self._issue(authority_key, key, Member(self.name, member, instance), now)
 
     def answer(self, now: datetime) -> int:
-        """Answer waiting requests. Returns their number.
+        """Answer waiting requests, at most MAX_REQUESTS. Returns how many have waited.
 
         Raises:
             DomainError: the key belongs to another user, or a file cannot be read or written.
@@ -288,7 +288,7 @@ class Domain:
         replace(file, msgspec.json.encode(msgspec.structs.replace(invitation, used_by=key)))
 
     def _check_alone(self, member: str, instance: UUID) -> None:
-        """Refuse an instance that belongs to another member."""
+        """Refuse an instance that belongs to another member, unless that one was revoked."""
         revoked = self.revoked()
         for name, instances in self.members().items():
             if instance in instances and name.lower() not in (member.lower(), *revoked):

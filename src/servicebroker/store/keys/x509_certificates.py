@@ -69,7 +69,7 @@ def issue(
     It is valid from `before` ahead of its start, for clocks that are behind.
 
     Raises:
-        BrokerError: 402 no dates, or in the wrong order, or the subject is no text.
+        BrokerError: 402 no dates, in the wrong order or too far apart, or the subject is no text.
     """
     if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
         raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
@@ -99,7 +99,7 @@ def issue(
 
 
 def instance_of(der: bytes) -> UUID | None:
-    """Return the instance that a certificate names."""
+    """Return the instance that a certificate names; None if it names none."""
     with suppress(x509.ExtensionNotFound, ValueError):
         names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
         for name in names.value.get_values_for_type(x509.UniformResourceIdentifier):
