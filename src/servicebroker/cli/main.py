@@ -104,11 +104,13 @@ COMMANDS = {
     "service": Place("service", "app", "Services: their queues and contracts."),
     "database": Place("database", "app", "Broker databases: list, create, alter, drop."),
     "endpoint": Place(
-        "endpoint", "app", "The endpoint: where other instances connect to; `servicebroker serve` obeys it."
+        "endpoint",
+        "app",
+        "The endpoint: the address where `servicebroker serve` accepts connections of other instances.",
     ),
     "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
     "poison": Place("poison", "app", "Poison messages and dead letters: inspect, end, replay, discard."),
-    "rights": Place("rights", "app", "PostgreSQL roles that may do the verbs and nothing else."),
+    "rights": Place("rights", "app", "Rights of PostgreSQL roles that may use Service Broker and nothing else."),
     "pipeline": Place("pipeline", "app", "Queues into tables of a warehouse, through Spark."),
     "instance": Place("instance", "app", "An instance as a whole."),
 }

@@ -39,7 +39,7 @@ PatienceOption = Annotated[
         "--patience",
         metavar="SECONDS",
         min=0,
-        help="Time for work in progress at SIGTERM; after that it is rolled back.",
+        help="Seconds that work in progress gets to finish after SIGTERM; then it is rolled back.",
     ),
 ]
 

@@ -342,7 +342,7 @@ def _of_routes(wanted: Application, there: Application) -> Iterator[Change]:
         )
         if gone:
             raise InstanceError(
-                f"The route '{name}' has {gone[0]} in the database, which ALTER ROUTE cannot take away: drop it first."
+                f"The route '{name}' has {gone[0]} in the database, which ALTER ROUTE cannot remove: drop it first."
             )
         if _changed(route, known):
             yield Change(f"alter route {name}: {_clauses(options)}", AlterRoute(name, **options))
@@ -354,7 +354,9 @@ def _of_principals(wanted: Application, there: Application) -> Iterator[Change]:
         if known is None:
             yield Change(f"create user {name}", user)
         elif _changed(user, known):
-            raise InstanceError(f"The user '{name}' stands for somebody else in the database: drop it first.")
+            raise InstanceError(
+                f"The user '{name}' has another definition in the database, which cannot be altered: drop it first."
+            )
     for name, members in wanted.roles.items():
         role = _found(name, there.roles, exactly=False)
         if role is None:
@@ -373,7 +375,7 @@ def _of_rights(
             found = _GRANT.fullmatch(right)
             if found is None:
                 raise InstanceError(
-                    f"'{right}' is no permission: write it as SEND ON SERVICE //shop/Stock, or CREATE QUEUE."
+                    f"'{right}' is not a permission: write it like SEND ON SERVICE //shop/Stock, or CREATE QUEUE."
                 )
             if right not in known:
                 permission, kind, name = found.groups()

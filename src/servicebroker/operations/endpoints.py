@@ -9,9 +9,9 @@ from servicebroker.operations.operation import Definition, Named
 
 @dataclass(frozen=True, slots=True)
 class CreateEndpoint(Definition[str | None]):
-    """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
+    """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): the address for other instances.
 
-    `servicebroker serve` obeys it.
+    `servicebroker serve` listens there.
 
     Args:
         name: of the endpoint; an instance has one at most.
@@ -47,7 +47,7 @@ class CreateEndpoint(Definition[str | None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterEndpoint(Definition[str | None]):
-    """ALTER ENDPOINT name ...: what is given changes; the daemon follows within a second.
+    """ALTER ENDPOINT name ...: change the given fields. The daemon applies them within a second.
 
     Args:
         name: of the endpoint, compared without case.

@@ -1,4 +1,4 @@
-"""GRANT and REVOKE of the rights of a PostgreSQL role: statements of this product, which T-SQL does not have."""
+"""Grant and revoke the rights of a PostgreSQL role. T-SQL has no such statements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RightsChange:
 
 @dataclass(frozen=True, slots=True)
 class GrantRights(RightsChange, Operation[None]):
-    """Let a PostgreSQL role do the verbs, as a user of the broker database, and take its rights on our tables.
+    """Let a PostgreSQL role use Service Broker as a user of the broker database. Revoke its rights on our tables.
 
     The user has the role's name unless the role is a user there already. Processes that opened the instance as this
     role while it had rights on tables must open it again.
@@ -54,15 +54,15 @@ class GrantRights(RightsChange, Operation[None]):
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 another user has the role's name, 402 names
             without a database.
-        InstanceError: the role can do everything anyway, or we are not the owner.
+        InstanceError: the role has the rights of the schema's owner, or the caller lacks them.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeRights(RightsChange, Operation[None]):
-    """Take permissions of a role back: those named, else all in the database, without a database every right.
+    """Revoke permissions of a role: those named, else all in the database; without a database, all its rights.
 
     Raises:
         BrokerError: 15007 no such role, 911, 15151 unknown names, 402 names without a database.
-        InstanceError: we are not the owner.
+        InstanceError: the caller does not have the rights of the schema's owner.
     """

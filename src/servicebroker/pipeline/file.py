@@ -116,7 +116,7 @@ def _queue(table: TomlTable, folder: Path) -> QueueRule:
         place = instance if is_url(instance) else str(folder / instance)
     except InstanceError as problem:
         raise DefinitionError(str(problem).rstrip("."), *table.place, "instance") from None
-    options = {ours: table.plain(name) for name, ours in _SOURCE_OPTIONS.items() if name in table.values}
+    options = {option: table.plain(key) for key, option in _SOURCE_OPTIONS.items() if key in table.values}
     rule = QueueRule(
         place,
         table.text("database"),
@@ -128,8 +128,8 @@ def _queue(table: TomlTable, folder: Path) -> QueueRule:
     try:
         source_options(rule.source_options())
     except InstanceError as problem:
-        wrong = next((name for name, ours in _SOURCE_OPTIONS.items() if f"'{ours}'" in str(problem)), "")
-        raise DefinitionError(str(problem).rstrip("."), *table.place, *filter(None, [wrong])) from None
+        wrong_key = next((key for key, option in _SOURCE_OPTIONS.items() if f"'{option}'" in str(problem)), "")
+        raise DefinitionError(str(problem).rstrip("."), *table.place, *filter(None, [wrong_key])) from None
     return rule
 
 
@@ -157,7 +157,7 @@ def _message(table: TomlTable, folder: Path) -> MessageRule:
 
 
 def _registry(table: TomlTable) -> str:
-    """Return the URL of a rule's registry; `registry = true` means the one of the environment, and no key ""."""
+    """Return the URL of a rule's registry; `registry = true` takes it from the environment, no key means ""."""
     if not isinstance(table.values.get("registry"), str) and not table.flag("registry"):
         return ""
     try:
@@ -169,7 +169,7 @@ def _registry(table: TomlTable) -> str:
 def _column(name: str, table: TomlTable) -> Column:
     """Return the column of `name = "type"`, or of `name = { type, from, optional, round }`.
 
-    A "?" after the type: optional.
+    A "?" after the type makes the column optional.
     """
     value = table.values[name]
     source: str | tuple[str, ...] = ""
@@ -273,9 +273,7 @@ class TomlTable:
         """Return the name of a table, which is also the name of its folder. `empty`: "" is allowed."""
         value = self.text(key, default or None)
         if not (empty and not value) and not TABLE_NAME.fullmatch(value):
-            raise DefinitionError(
-                f"'{value}' is no name of a table: letters, digits, _ and - make one", *self.place, key
-            )
+            raise DefinitionError(f"'{value}' is not a table name: use letters, digits, _ and -", *self.place, key)
         return value
 
     def table(self, key: str, default: Mapping[str, Any] | None = None) -> TomlTable:

@@ -74,7 +74,7 @@ class OpenDatabase:
             check_server(connection, opened.url)
             if not has_table(connection, "queues"):
                 raise InstanceError(
-                    "This PostgreSQL database is no instance of servicebroker: open it once to make it one."
+                    "This PostgreSQL database holds no instance of servicebroker: create one with servicebroker init."
                 )
             check_home(find_home(connection), connection.info.dbname)
             database_id = run(connection, find_database(database))

@@ -59,7 +59,7 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
     table_target, bronze = target(pipeline, table), target(pipeline, pipeline.bronze).table
     location = table_target.table
     if not location.is_there() or not bronze.is_there():
-        raise InstanceError(f"There is no table '{table}' yet, or no bronze: 'pipeline run' makes them.")
+        raise InstanceError(f"There is no table '{table}' yet, or no bronze table: 'pipeline run' creates both.")
     with location.raising_instance_errors():
         change = partial(_rebuild, pipeline, rule, table_target, location, bronze)
         quarantined = commit_with_retry(location, change, _MAX_ATTEMPTS)
@@ -190,6 +190,6 @@ def _check_complete(location: TableLocation, table: TableVersion, bronze_keys: p
         lost += keys.join(bronze_keys, keys=_MESSAGE_KEY, join_type="left anti").num_rows
     if lost:
         raise InstanceError(
-            f"The table '{location}' has {lost} rows of messages that bronze does not hold, and would lose them: "
-            "bring them back into bronze, or give the rule a table of another name."
+            f"The table '{location}' has {lost} rows of messages that bronze does not hold, and a rebuild would "
+            "lose them: bring them back into bronze, or give the rule a table of another name."
         )

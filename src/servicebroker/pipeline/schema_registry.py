@@ -237,8 +237,8 @@ class _SameOrigin(HTTPRedirectHandler):
         """Refuse a redirect to another origin; else as in the library."""
         if _origin(newurl) != _origin(req.full_url):
             raise InstanceError(
-                f"The schema registry at '{req.full_url}' redirects to '{newurl}', another server, which is not "
-                "followed: if that is the registry, name it in the pipeline file."
+                f"The schema registry at '{req.full_url}' redirects to another server, '{newurl}'. Such "
+                "a redirect is not followed: if that is the registry, name it in the pipeline file."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

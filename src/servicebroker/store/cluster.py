@@ -344,7 +344,7 @@ class Cluster:
         ours = status.st_uid in (os.geteuid(), self.user.pw_uid)
         if not ours or status.st_mode != stat.S_IFDIR | 0o700:
             raise InstanceError(
-                f"The socket folder '{private}' was made by somebody else; remove it, "
+                f"The socket folder '{private}' belongs to another user, or others may use it; remove it, "
                 f"or choose a data folder with a shorter path."
             )
         os.chown(private, self.user.pw_uid, self.user.pw_gid)

@@ -112,9 +112,9 @@ def test_what_differs_is_altered(empty: sb.Database) -> None:
     ("change", "words"),
     [
         ({"contracts": {"//shop/Ordering": {"//shop/Order": "ANY"}}}, "a contract cannot be altered"),
-        ({"routes": {"Far": {"address": "LOCAL"}}}, "ALTER ROUTE cannot take away"),
-        ({"users": {"web": {"postgres_role": "somebody"}}}, "stands for somebody else"),
-        ({"grants": {"web": ["SEND //shop/Stock"]}}, "'SEND //shop/Stock' is no permission"),
+        ({"routes": {"Far": {"address": "LOCAL"}}}, "ALTER ROUTE cannot remove"),
+        ({"users": {"web": {"postgres_role": "somebody"}}}, "has another definition in the database"),
+        ({"grants": {"web": ["SEND //shop/Stock"]}}, "'SEND //shop/Stock' is not a permission"),
         ({"queue": {}}, "unknown field `queue`"),
         ({"queues": {"Q": {"retention": 1}}}, "Expected `bool`, got `int`"),
         ("nowhere.toml", "The definition 'nowhere.toml' cannot be read: No such file"),

@@ -428,12 +428,12 @@ def test_a_temporary_socket_folder_of_somebody_else_is_refused(tmp_path: Path, m
         name = cluster.Cluster(folder, cluster.server_user())._socket_folder()
         name.rmdir()
         name.symlink_to(tmp_path)
-        with pytest.raises(InstanceError, match="made by somebody else"):
+        with pytest.raises(InstanceError, match="belongs to another user"):
             EmbeddedServer.start(folder)
         name.unlink()
         name.mkdir()
         name.chmod(0o777)
-        with pytest.raises(InstanceError, match="made by somebody else"):
+        with pytest.raises(InstanceError, match="belongs to another user"):
             EmbeddedServer.start(folder)
         assert postmaster(folder) is None
     finally:

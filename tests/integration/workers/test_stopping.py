@@ -196,7 +196,7 @@ def test_a_daemon_whose_threads_cannot_run_is_killed(serve: Serve, tmp_path: Pat
     begins = time.monotonic()
     assert daemon.end() == -signal.SIGKILL
     assert time.monotonic() - begins < 10
-    assert daemon.said("killed, since it was to end", level="ERROR")  # a record of the log in JSON, too
+    assert daemon.said("killed, since it had not ended in time", level="ERROR")  # a record of the log in JSON, too
     eventually(lambda: not left(tmp_path), 5)
 
 

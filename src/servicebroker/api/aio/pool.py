@@ -205,7 +205,7 @@ class AsyncConversationPool:
         send: Callable[[UUID], Awaitable[object]],
     ) -> UUID:
         if is_idle(transaction.connection):
-            raise InstanceError("A pool sends inside a transaction: begin one on the connection first.")
+            raise InstanceError("A pool sends only inside a transaction: begin a transaction on the connection first.")
         session = self._session(transaction, key)
         handle, sent = await transaction._do(recycling.use_conversation(self._line, session, messages))
         for _ in range(MAX_ATTEMPTS):

@@ -198,8 +198,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         except psycopg.OperationalError as problem:
             if connection.closed:
                 raise InstanceError(
-                    f"The connection was lost during COMMIT ({one_line(problem)}): look whether it was done before you "
-                    "begin the transaction again."
+                    f"The connection was lost during COMMIT ({one_line(problem)}): check whether the transaction was "
+                    "committed before you repeat it."
                 ) from problem
             raise
 

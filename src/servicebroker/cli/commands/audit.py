@@ -18,7 +18,7 @@ def audit(
     instance: InstanceOption = DEFAULT_INSTANCE,
     since: Annotated[
         timedelta | None,
-        typer.Option("--since", metavar="TIME", parser=span, help="Only acts of the last 10min, 1h, 7d."),
+        typer.Option("--since", metavar="TIME", parser=span, help="Only acts since that long ago: 10min, 1h, 7d."),
     ] = None,
     who: Annotated[
         str, typer.Option(metavar="TEXT", help="Only acts of a role or principal whose name contains this.")
@@ -26,10 +26,10 @@ def audit(
     text: Annotated[
         str, typer.Option(metavar="TEXT", help="Only acts whose text, database, object or changes contain this.")
     ] = "",
-    top: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    top: Annotated[int, typer.Option(min=1, help="The maximum number of acts to show.")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the audit log: definitions and acts of operators, the latest first."""
+    """Show the audit log: definitions and actions of operators, the latest first."""
     with open_existing(instance) as opened, opened.connection() as connection:
         after = None if since is None else opened.clock() - since
         found = run(connection, find_acts(after, who, text, top))

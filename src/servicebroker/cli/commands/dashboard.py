@@ -46,19 +46,21 @@ def dashboard(
         ),
     ] = None,
     role: Annotated[
-        RoleName, typer.Option(help="What users may do: see, see bodies of messages too, or act as well.")
+        RoleName, typer.Option(help="Rights of users: see (all but bodies), bodies (message bodies too) or act (all).")
     ] = RoleName.SEE,
-    host: Annotated[str, typer.Option(help="The address to listen at; any but the loopback address needs TLS.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = DEFAULT_PORT,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; TLS is required unless it is a loopback address.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free port.")] = DEFAULT_PORT,
     name: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A host name of the dashboard; may be repeated.")
     ] = None,
     certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", exists=True, help="The certificate for TLS, PEM, with its chain.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, help="Its private key.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", exists=True, help="The private key of the certificate.")
+    ] = None,
     people: Annotated[
         Path | None,
         typer.Option(

@@ -24,7 +24,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The definiti
 
 @app.command()
 def dump(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Print what a database has, as a definition."""
+    """Print the objects of a database as a definition."""
     with open_database(instance, database) as opened:
         say_document(written(present(opened)))
 
@@ -59,7 +59,7 @@ def apply(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Create and alter what differs, in one transaction; nothing is dropped."""
+    """Create and alter the objects that differ, in one transaction. Nothing is dropped."""
     with open_database(instance, database) as opened:
         done = opened.define(file)
     if as_json:

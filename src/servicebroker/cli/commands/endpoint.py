@@ -13,7 +13,9 @@ from servicebroker.operations.operation import Definition
 from servicebroker.store.running import execute
 
 app = typer.Typer(
-    no_args_is_help=True, help="The endpoint: where other instances connect to; `servicebroker serve` obeys it."
+    no_args_is_help=True,
+    add_completion=False,
+    help="The endpoint: the address where `servicebroker serve` accepts connections of other instances.",
 )
 
 _COLUMNS = "name", "state", "ip_address", "port", "authentication", "encryption", "message_forwarding"
@@ -49,26 +51,26 @@ def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fals
 @app.command()
 @takes(CreateEndpoint, options=_OPTIONS, defaults={"state": "STARTED"})
 def create(operation: CreateEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """CREATE ENDPOINT ... FOR SERVICE_BROKER, started."""
+    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint, started unless --state says otherwise."""
     _run(operation, instance, f"The endpoint {operation.name} is there. servicebroker serve obeys it.")
 
 
 @app.command()
 @takes(AlterEndpoint, options=_OPTIONS)
 def alter(operation: AlterEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """ALTER ENDPOINT: what is given changes; the daemon follows within a second."""
+    """ALTER ENDPOINT: change the given options. The daemon applies them within a second."""
     _run(operation, instance, f"The endpoint {operation.name} is altered.")
 
 
 @app.command()
 @takes(DropEndpoint)
 def drop(operation: DropEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """DROP ENDPOINT: connections end, and nothing leaves or comes in."""
+    """DROP ENDPOINT: close all connections. The instance then sends and receives no messages over the network."""
     _run(operation, instance, f"The endpoint {operation.name} is dropped.")
 
 
 def _run(operation: Definition[str | None] | Definition[None], instance: str, sentence: str) -> None:
-    """Run the operation, say the sentence, and warn of what is to be known of the endpoint."""
+    """Run the operation, print the sentence, and print a warning about the endpoint, if any."""
     with open_existing(instance) as opened:
         warning = opened.run(operation)
     say(sentence)

@@ -127,7 +127,7 @@ def restore(
         bool, typer.Option("--no-privileges", help="Leave out what was granted to roles of PostgreSQL.")
     ] = False,
 ) -> None:
-    """Make an instance from a dump, all or nothing, and adopt it; PostgreSQL may have another version."""
+    """Restore an instance from a dump, all or nothing, and adopt it. The PostgreSQL version may differ."""
     chosen = _chosen(identifier)
     if not file.is_file():
         raise InstanceError(f"There is no file '{file}'.")
@@ -173,7 +173,7 @@ def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
 def adopt(
     identifier: IdentifierOption = None, yes: YesOption = False, instance: InstanceOption = DEFAULT_INSTANCE
 ) -> None:
-    """After a restore, before anything uses the copy: give its rows transaction numbers of this server."""
+    """Give the rows of a restored copy transaction ids of this server. Run this before anything uses the copy."""
     chosen = _chosen(identifier)
     if chosen != KEEP and not yes and not _is_copy(instance):
         must_exist(instance)

@@ -23,7 +23,7 @@ from servicebroker.model.named_files import read_standard_input
 from servicebroker.model.wording import counted
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
-TopOption = Annotated[int, typer.Option(min=1, help="At most so many messages.")]
+TopOption = Annotated[int, typer.Option(min=1, help="The maximum number of messages.")]
 
 
 def send(

@@ -69,7 +69,7 @@ def inspect(
     queue: QueueArgument,
     database: DatabaseOption,
     conversation: Annotated[UUID | None, typer.Option(metavar="HANDLE", help="Only this conversation.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="The maximum number of messages.")] = 10,
     receive: Annotated[
         bool,
         typer.Option("--receive", help="Use RECEIVE in a transaction that is rolled back; poison detection counts it."),

@@ -1,4 +1,4 @@
-"""`servicebroker rights`: PostgreSQL roles that may do the verbs and nothing else."""
+"""`servicebroker rights`: rights of PostgreSQL roles that may use Service Broker and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from servicebroker.store.running import in_transaction, run
 from servicebroker.store.statements import Statement, Steps
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="PostgreSQL roles that may do the verbs and nothing else."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Rights of PostgreSQL roles that may use Service Broker and nothing else.",
 )
 
 SqlOption = Annotated[bool, typer.Option("--sql", help="Print the statements, and run none.")]
@@ -39,7 +41,7 @@ def grant(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_sql: SqlOption = False,
 ) -> None:
-    """Let a role do the verbs, as a user of the broker database; any right on our tables is taken from it."""
+    """Let a role use Service Broker as a user of the broker database, and revoke its rights on the broker's tables."""
     _change(instance, replace(operation, database=database), as_sql=as_sql)
 
 
@@ -52,7 +54,7 @@ def revoke(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_sql: SqlOption = False,
 ) -> None:
-    """Take permissions back: those that are named, all in the database, or without one every right of the role."""
+    """Revoke permissions of a role: those named, else all in the database; without --database, all of its rights."""
     _change(instance, replace(operation, database=database), as_sql=as_sql)
 
 

@@ -54,14 +54,16 @@ def serve(
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Listen there, whatever the stored endpoint says; :4022 for every address."
+            metavar="HOST:PORT",
+            help="Listen at this address instead of the stored endpoint's; :4022 means all interfaces.",
         ),
     ] = None,
     encryption: Annotated[
         str, typer.Option(metavar="MODE", help="With --listen: REQUIRED, SUPPORTED or DISABLED.")
     ] = "REQUIRED",
     authentication: Annotated[
-        str, typer.Option(metavar="METHODS", help="With --listen: CERTIFICATE, WINDOWS, or both in their order.")
+        str,
+        typer.Option(metavar="METHODS", help="With --listen: CERTIFICATE, WINDOWS, or both in the order to try them."),
     ] = "CERTIFICATE",
     keys: KeysOption = None,
     procedures: Annotated[
@@ -70,16 +72,18 @@ def serve(
     ] = None,
     activation_interval: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Pause between two readers that are started for a queue under load."),
+        typer.Option(metavar="SECONDS", help="Seconds between the starts of two readers of a queue under load."),
     ] = READER_INTERVAL_S,
     alert_command: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Run for each queue that poison detection disables, with the event as JSON on its input.",
+            help="Command to run for each queue that poison detection disables, with the event as JSON on its input.",
         ),
     ] = None,
-    alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
+    alert_webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="A URL to which the same JSON is posted.")
+    ] = None,
     patience: PatienceOption = shutdown.PATIENCE_S,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
@@ -90,7 +94,7 @@ def serve(
             metavar="N",
             min=1,
             max=MOST_PROCESSES,
-            help="Shard the conversations over so many processes. Default on more than four cores: as load asks for.",
+            help="Processes that share the conversations. Default on more than four cores: as many as the load needs.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,

@@ -44,7 +44,10 @@ def sql(
     file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
     text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
     variables: Annotated[
-        list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
+        list[str],
+        typer.Option(
+            "--variable", "-v", metavar="NAME=VALUE", help="The value of $(NAME) in the text; may be repeated."
+        ),
     ] = [],  # noqa: B006 # typer reads it
     as_json: JsonOption = False,
 ) -> None:

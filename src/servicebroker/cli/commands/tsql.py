@@ -30,7 +30,10 @@ def check_files(
     as_json: JsonOption = False,
     every: Annotated[bool, typer.Option("--all", help="Include the statements that run unchanged.")] = False,
     variables: Annotated[
-        list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
+        list[str],
+        typer.Option(
+            "--variable", "-v", metavar="NAME=VALUE", help="The value of $(NAME) in the text; may be repeated."
+        ),
     ] = [],  # noqa: B006 # typer reads it
 ) -> None:
     """Report for each statement whether it runs, differs, or does not run. Exit code 1 if one does not run."""

@@ -115,7 +115,7 @@ def find_workers(target: str) -> list[Worker]:
         )
     if len({reader.is_async for reader in workers}) > 1:
         raise InstanceError(
-            f"The workers of '{place}' are of both forms, async def and def: run each by its name, {place}:NAME."
+            f"The module '{place}' has workers of both forms, async def and def: run each by name, {place}:NAME."
         )
     return workers
 

@@ -206,7 +206,7 @@ def open_or_alter(
         sentences = ", it ".join(change.sentences())
         raise InstanceError(
             f"The {location.kind} table '{location}' would have to change for the query (it {sentences}): give the "
-            "query the columns that the table has, or write into another folder."
+            "query the columns that the table has, or write to another folder."
         )
     return _apply_change(location, table, schema, change) if change else table
 

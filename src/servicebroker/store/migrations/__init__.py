@@ -88,9 +88,9 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
         if locked_out := explain_lock_refusal(refused, connection.info.user):
             raise InstanceError(locked_out) from None
         raise InstanceError(
-            f"The PostgreSQL role '{connection.info.user}' may not make or use the schema of servicebroker "
-            f"({refused.diag.message_primary}). Where there is an instance, let the schema's owner run servicebroker "
-            "rights grant; to make one, grant the role CREATE on the PostgreSQL database."
+            f"The PostgreSQL role '{connection.info.user}' may not create or use the schema of servicebroker "
+            f"({refused.diag.message_primary}). If the instance exists, its owner runs servicebroker rights grant for "
+            "this role. To create an instance, the role needs CREATE on the PostgreSQL database."
         ) from None
     except psycopg.errors.DuplicateSchema as taken:
         raise InstanceError(
