@@ -46,19 +46,19 @@ def alerts(instance: Instance, alert: Alert | None) -> Iterator[None]:
     """Send an alert for every queue that is switched off automatically, while the block runs.
 
     Raises:
-        BrokerError: 402 a webhook that is no HTTP address, or a command that cannot be parsed.
+        BrokerError: 402 a webhook that is not an HTTP address, or a command that cannot be parsed.
     """
     if alert is None or alert == Alert():
         yield
         return
     _check(alert)
-    over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(instance, alert, over), name="servicebroker alerts", daemon=True)
+    stopping = threading.Event()
+    thread = threading.Thread(target=_watch, args=(instance, alert, stopping), name="servicebroker alerts", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopping.set()
         thread.join(POLL_INTERVAL_S)
 
 
@@ -84,9 +84,9 @@ def _is_address(webhook: str) -> bool:
     return is_complete and all("!" <= character <= "~" for character in webhook)
 
 
-def _watch(instance: Instance, alert: Alert, over: threading.Event) -> None:
+def _watch(instance: Instance, alert: Alert, stopping: threading.Event) -> None:
     delay_s = 0.0
-    while not over.wait(delay_s):
+    while not stopping.wait(delay_s):
         delay_s = POLL_INTERVAL_S
         try:
             with instance.connection() as connection:
@@ -97,7 +97,7 @@ def _watch(instance: Instance, alert: Alert, over: threading.Event) -> None:
                     run(connection, remove_alarm(alarm))
         except (psycopg.Error, InstanceError) as problem:
             _log.debug("alerts: %s", problem)
-        except Exception as problem:  # for example an answer that is no HTTP
+        except Exception as problem:  # for example an answer that is not HTTP
             text = "The alert hook failed, and is tried again in %g seconds: %s"
             report(_log, logging.ERROR, text, RETRY_DELAY_S, told(problem))
             delay_s = RETRY_DELAY_S
@@ -107,7 +107,7 @@ def send_alert(alert: Alert, alarm: Alarm) -> None:
     """Send the event to the hooks.
 
     Raises:
-        OSError, http.client.HTTPException: the webhook cannot be reached, refuses, or its answer is no HTTP.
+        OSError, http.client.HTTPException: the webhook cannot be reached, refuses, or its answer is not HTTP.
         subprocess.SubprocessError: the command fails, or takes too long.
     """
     text = json.dumps(

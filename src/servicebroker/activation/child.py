@@ -32,7 +32,7 @@ from servicebroker.model.errors import BrokerError
 
 _LOG = logging.getLogger("servicebroker.activation")
 
-KILL_DELAY_S = 0.5  # for a process to close its sessions before it is killed
+KILL_DELAY_S = 0.5  # time for a child to close its sessions before it is killed
 
 SendReport = Callable[..., None]
 
@@ -97,9 +97,9 @@ def _write_command(commands: IO[str], command: object) -> None:
 
 
 def _kill(process: subprocess.Popen[str], commands: IO[str]) -> None:
-    """Tell the child to close its sessions and die.
+    """Tell the child to close its sessions and exit. If it has not exited after `KILL_DELAY_S`, kill it.
 
-    If its procedure blocks everything else, it is killed with open sessions.
+    The child cannot obey while its procedure blocks the interpreter.
     """
 
     def kill() -> None:
@@ -134,7 +134,7 @@ def _listen(instance: Instance, spec: TaskSpec, reports: Iterable[str]) -> Outco
 
 
 class _ReportingDetector(PoisonDetector):
-    """Counts nothing: reports received transactions to the parent, which finds out how they ended."""
+    """A detector that counts nothing: it reports received transactions to the parent, which finds how they ended."""
 
     def __init__(self, report: SendReport) -> None:
         self._report = report
@@ -180,9 +180,9 @@ def main(descriptor: int) -> None:
     lock = threading.Lock()
     with os.fdopen(descriptor, "w") as pipe:
 
-        def report(**what: object) -> None:
+        def report(**fields: object) -> None:
             with lock:
-                pipe.write(json.dumps(what) + "\n")
+                pipe.write(json.dumps(fields) + "\n")
                 pipe.flush()
 
         logging.basicConfig(handlers=[_ReportingHandler(report)], level=logging.WARNING, force=True)
@@ -231,7 +231,7 @@ class _ReportingProcedure(NamedTuple):
 
 
 def _follow_commands(stop: StopSignal, is_over: threading.Event) -> None:
-    """Read the parent's commands: to stop, or to end at once. The end of the input means that the parent is gone."""
+    """Read the parent's commands, to stop or to exit at once. The end of the input means that the parent is gone."""
     for line in sys.stdin:
         command = json.loads(line)
         if "terminate" in command:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 ENTRY_POINTS = "servicebroker.procedures"
-DEFAULT_WAIT_S = 0.5  # for the next message before a reader ends, as usual for activated procedures
+DEFAULT_WAIT_S = 0.5  # a reader ends after that long without a message, as activated procedures usually do
 
 Form = Literal["message", "batch", "transaction", "database"]
 Worker = Literal["thread", "process"]
@@ -69,7 +69,7 @@ class Call:
 
 
 class Procedure(Protocol):
-    """An activation procedure, called once per activation. `worker`: in a thread, or in a process of its own."""
+    """An activation procedure, called once per activation. `worker` chooses a thread or a process for the call."""
 
     @property
     def worker(self) -> Worker:
@@ -229,7 +229,7 @@ def find_registered(database: Database, name: str) -> PythonProcedure | None:
 
 
 def load(modules: Iterable[str]) -> None:
-    """Import modules, by name or by file, and those of the entry points, so that they register their procedures.
+    """Import modules, so that they register their procedures: those named, by name or file, and the entry points.
 
     Raises:
         InstanceError: a module cannot be imported; the text says which and why.

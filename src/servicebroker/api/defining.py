@@ -1,5 +1,5 @@
 # Made from aio/defining.py by tools/make_sync.py: change that file, then run `make sync`.
-"""A whole application as one value: looked at, compared, and applied in one transaction."""
+"""Definition of a whole application as one value: read it, compare it, apply it in one transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def present(database: Database) -> Application:
-    """Return the application that the database has."""
+    """Return the application as the database defines it now."""
     return database._do(find_application(database.database_id, database.name))
 
 
@@ -23,15 +23,15 @@ def differences(
     database: Database, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
     """Return the changes that `define` would make, and the objects that the definition does not name."""
-    wanted, there = read(definition), present(database)
-    return changes(wanted, there), not_defined(wanted, there)
+    wanted, current = read(definition), present(database)
+    return changes(wanted, current), not_defined(wanted, current)
 
 
 def define(database: Database, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
-    """See `Database.define`."""
+    """Apply a definition and return its changes in words; see `Database.define`."""
     wanted = read(definition)
-    with database.defining() as inside:
-        done = changes(wanted, present(inside))
-        for change in done:
-            inside.run(change.operation)
-    return [change.words for change in done]
+    with database.defining() as locked_database:
+        needed = changes(wanted, present(locked_database))
+        for change in needed:
+            locked_database.run(change.operation)
+    return [change.words for change in needed]

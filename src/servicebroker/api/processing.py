@@ -1,5 +1,5 @@
 # Made from aio/processing.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Running a procedure on what RECEIVE takes, a transaction each time; COMMIT travels with the next RECEIVE."""
+"""Process a queue: RECEIVE, call the procedure, COMMIT, and again. COMMIT travels with the next RECEIVE."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def process(
     stopping: Callable[[], bool] | None = None,
     guard: FailureHandler | None = None,
 ) -> int:
-    """`Database.process` of what a RECEIVE takes, which also ends between two transactions once `stopping` says so.
+    """Run `Database.process` for a RECEIVE. End also between two transactions, once `stopping` returns True.
 
-    `guard` is the failure handler of a reader that processes again and again, instead of `poison`.
+    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`.
     """
     if poison is not None:
         guard = FailureHandler(database, operation.queue, poison, exits=stopping is None)
-    is_asked = stopping or _never
-    each, done = operation.at_once, 0
+    should_stop = stopping or _never
+    receive, total = operation.at_once, 0
 
-    def once() -> int:
-        nonlocal done
-        taken, is_lost = _drain(database, each, procedure, guard, is_asked)
-        while is_lost and not is_asked():
-            again, is_lost = _drain(database, each, procedure, guard, is_asked)
-            taken += again
-        done += taken
-        return taken
+    def drain() -> int:
+        nonlocal total
+        processed, is_lost = _drain(database, receive, procedure, guard, should_stop)
+        while is_lost and not should_stop():
+            more, is_lost = _drain(database, receive, procedure, guard, should_stop)
+            processed += more
+        total += processed
+        return processed
 
-    database._waiting(operation.queue, once, operation.patience, filtered=False, enough=lambda _: is_asked())
-    return done
+    database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
+    return total
 
 
 def _never() -> bool:
@@ -67,23 +67,22 @@ def _drain(
     guard: FailureHandler | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
-    """Process the messages of the queue on one connection. Return how many, and whether one has lost the connection."""
+    """Process the messages of the queue on one connection. Return how many, and whether the connection was lost."""
     done = 0
-    found_queue = database._find(operation.queue)
+    queue = database._find(operation.queue)
+    has_woken = False
 
-    is_shared = False
-
-    def first(transaction: Transaction, messages: list[Message]) -> object:
-        nonlocal is_shared
-        if not is_shared and transaction._leaves_groups:
-            is_shared = True
-            database.instance.doorbell.wake_another(found_queue.queue_id)
+    def wake_and_process(transaction: Transaction, messages: list[Message]) -> object:
+        nonlocal has_woken
+        if not has_woken and transaction._leaves_groups:
+            has_woken = True
+            database.instance.doorbell.wake_another(queue.queue_id)
         return procedure(transaction, messages)
 
     with database.instance.connection() as connection, translated(also_theirs=True):
 
-        def take() -> int:
-            run = procedure if done else first
+        def process_next() -> int:
+            run = procedure if done else wake_and_process
             if guard is not None:
                 return guard.take(connection, operation, run)
             if operation.groups > 1:
@@ -91,8 +90,8 @@ def _drain(
             return _take(database, connection, operation, run)
 
         try:
-            while taken := take():
-                done += taken
+            while processed := process_next():
+                done += processed
                 if connection.closed:
                     return done, True
                 if stopping():
@@ -101,7 +100,7 @@ def _drain(
             if guard is not None:
                 guard.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # no message is to blame, but perhaps what a procedure has set in this session
+            if guard is not None:  # not a failure of a message: perhaps a procedure left a setting in the session
                 connection.close()
             raise
         finally:
@@ -134,7 +133,10 @@ def _take(database: Database, connection: DirectConnection, operation: Receive, 
 
 
 def _take_groups(database: Database, connection: DirectConnection, operation: Receive, procedure: Procedure) -> int:
-    """Process many groups in one transaction. A failure ends it: what was done before is committed."""
+    """Process many groups in one transaction. If one fails, commit those before it, and raise its exception.
+
+    A deadlock, a serialization failure, a lost connection or a stop rolls back all of them.
+    """
     done, failure = 0, None
     with Transaction(database, connection) as transaction:
         for place, turn in enumerate(hold(transaction, operation)):

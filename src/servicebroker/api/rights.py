@@ -1,5 +1,5 @@
 # Made from aio/rights.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The rights of PostgreSQL roles in an instance, as methods."""
+"""Methods of an instance that grant, revoke and show the rights of PostgreSQL roles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from servicebroker.store.running import in_transaction, run
 
 
 class Rights(ABC):
-    """Roles that may do the verbs and nothing else. For the PostgreSQL role that owns the schema, or its members."""
+    """Rights of PostgreSQL roles. Only the role that owns the schema, or a member of it, may change them."""
 
     @abstractmethod
     def connection(self) -> AbstractContextManager[DirectConnection]:
@@ -31,7 +31,7 @@ class Rights(ABC):
     revoke_rights = operated(operations.RevokeRights)
 
     def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """Return the effective rights of a role, by PostgreSQL's catalogs; without a name, of each role with rights.
+        """Return the effective rights of a role from PostgreSQL's catalogs; without a name, of all roles with rights.
 
         Raises:
             BrokerError: 15007 no such role.

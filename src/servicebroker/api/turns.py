@@ -1,13 +1,13 @@
 # Made from aio/turns.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Turns of a procedure: the messages of one call, undoing the call, and putting the messages back.
+"""Turns: a turn is one call of a procedure with its messages. It can undo the call, or put the messages back.
 
-Alone in its transaction, a turn has received its messages before the savepoint, and only a ROLLBACK puts them back.
+One turn in a transaction: RECEIVE runs before the savepoint, so only a ROLLBACK puts the messages back.
 
 Many groups in one transaction (decision 468): `hold` locks them and reads their messages, which stay in the queue. Each
-turn then sets a savepoint and takes the messages of its group behind it. So the savepoint undoes both the work of the
+turn sets a savepoint, then takes the messages of its group. So a rollback to the savepoint undoes both the work of the
 procedure and the RECEIVE. The messages are in the queue as they were, with their place, their body and what RETENTION
-keeps of them. A procedure that ends its transaction loses nothing of the groups that follow. Each turn adds one
-subtransaction to its backend.
+keeps of them. If a procedure ends the transaction, the messages of the following groups are still in the queue. Each
+turn adds one subtransaction to its backend.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ _RELEASE = b"release savepoint servicebroker_procedure"
 
 
 class Turn:
-    """All messages that a transaction has received."""
+    """A call of a procedure with all messages that its transaction has received."""
 
     def __init__(self, transaction: Transaction, messages: list[Message]) -> None:
         self.transaction = transaction
         self.messages = messages
 
     def run(self, procedure: Procedure) -> None:
-        """Call the procedure, then send what waits for the next statement as a part of its work."""
+        """Call the procedure, then send the statements that it left waiting, so that they fail inside the turn."""
         with tracing.current(self.transaction._processing):
             check_result(procedure(self.transaction, self.messages))
         self.transaction._send_what_waits()
 
     def undo(self) -> None:
-        """Undo what the procedure did; the messages are received."""
+        """Undo what the procedure did. Its messages stay received."""
         self.transaction._new.drop()
         run_command(self.transaction.connection, _UNDO)
 
     def put_back(self, steps: Steps[None] | None = None) -> None:
-        """Put the messages back, and run these steps before anybody else has the group's lock."""
+        """Put the messages back, and run these steps before another reader gets the group's lock."""
         self.transaction._put_back(self.messages[0].conversation_group_id, steps)
 
 
 class GroupTurn(Turn):
-    """The messages of one of the groups that a transaction holds."""
+    """A call of a procedure with the messages of one group, in a transaction that holds several groups."""
 
     def __init__(self, transaction: Transaction, queue: Queue, messages: list[Message]) -> None:
         super().__init__(transaction, messages)
@@ -65,18 +65,18 @@ class GroupTurn(Turn):
 
     @property
     def is_end(self) -> bool:
-        """Return whether the group has nothing but the EndDialog of each of its conversations."""
+        """Return whether all messages of the group are EndDialogs."""
         return all(message.is_end_dialog for message in self.messages)
 
     def begin(self, *, is_first: bool) -> bool:
-        """Take the messages behind a savepoint. Return whether they were still there.
+        """Set a savepoint and take the messages. Return False if some were gone; then nothing is taken.
 
         An earlier turn may have received them, or ended their conversation.
         """
         commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
         self.transaction.connection.ahead += [QueuedCommand(command, _nothing) for command in commands]
         if not self._take():
-            super().undo()  # messages that are left come again
+            super().undo()  # a later RECEIVE takes the remaining messages
             return False
         if tracing.is_on():
             self.transaction._trace(self._queue.name, self.messages, alone=False)
@@ -88,7 +88,7 @@ class GroupTurn(Turn):
         self._take()
 
     def put_back(self, steps: Steps[None] | None = None) -> None:
-        """Put the messages back, and run these steps in the transaction, which goes on."""
+        """Put the messages back, then run these steps. The transaction goes on."""
         super().undo()
         if steps is not None:
             self.transaction._do(steps)
@@ -99,17 +99,20 @@ class GroupTurn(Turn):
 
 
 def hold(transaction: Transaction, operation: Receive) -> list[GroupTurn]:
-    """Lock the groups that a RECEIVE would take from. Return a turn for each, with messages that stay in the queue."""
+    """Lock the groups that a RECEIVE would take from, and return a turn for each. The messages stay in the queue."""
     messages = transaction.run(operation.held)
     queue = transaction._find(operation.queue)
     by_group = groupby(messages, attrgetter("conversation_group_id"))
-    turns = [GroupTurn(transaction, queue, list(own)) for _, own in by_group]
+    turns = [GroupTurn(transaction, queue, list(group)) for _, group in by_group]
     transaction._leaves_groups = len(turns) >= operation.groups
     return turns
 
 
 def answer_ends(transaction: Transaction, queue_id: int, turns: list[GroupTurn]) -> list[Message]:
-    """Answer the turns that are ends together, and remove them from `turns`. Return their messages."""
+    """End the conversations of turns with only EndDialogs together. Return the messages of these turns.
+
+    These turns are removed from `turns`. A turn with a conversation that could not be ended this way stays.
+    """
     ends = [message for turn in turns if turn.is_end for message in turn.messages]
     if not ends:
         return []
@@ -120,4 +123,4 @@ def answer_ends(transaction: Transaction, queue_id: int, turns: list[GroupTurn])
 
 
 def _nothing() -> None:
-    """Do nothing when a savepoint has arrived."""
+    """Ignore the answer to a savepoint command."""

@@ -20,22 +20,22 @@ MAX_FILE_BYTES = 16 * BYTES_PER_MIB  # bytes of definitions, schemas and configu
 def read_file(path: Path, most: int = MAX_FILE_BYTES, check: Callable[[os.stat_result], object] | None = None) -> bytes:
     """Return the contents of a regular file, without blocking on a pipe.
 
-    `check` gets the status of the opened file, even if its path names another one by now.
+    `check` is called with the status of the opened file. Another file may have taken its path meanwhile.
 
     Raises:
         OSError: it cannot be read, is a pipe, a socket or a device, or has more than `most` bytes.
     """
-    with open(path, "rb", opener=_open_at_once) as opened:
-        found = os.fstat(opened.fileno())
-        if not stat.S_ISREG(found.st_mode):
+    with open(path, "rb", opener=_open_without_waiting) as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "It is a pipe or device, not a file", str(path))
         if check is not None:
-            check(found)
+            check(status)
         return _read(opened.read(most + 1), most, path)
 
 
 def read_argument(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Return the contents of a command's file argument, or of a pipe, whose writer is waited for as `cat` does.
+    """Return the contents of a command's file argument. If it is a pipe, wait for its writer, as `cat` does.
 
     Raises:
         OSError: it cannot be read, or has more than `most` bytes.
@@ -53,8 +53,8 @@ def read_standard_input(most: int) -> bytes:
     return _read(sys.stdin.buffer.read(most + 1), most, Path("standard input"))
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting for the writer of a pipe."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; for a pipe, do not wait for its writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -48,5 +48,7 @@ def invalid_body(
     where = (conversation_id, int(from_initiator), number)
     if validation == "E":
         return Rejection(BrokerError(8430), BrokerError(8499, message_type, *where))
-    said = BrokerError(9616, message_type, problem, *where)
-    return Rejection(BrokerError(9615, message_type, problem, *where) if from_initiator else said, said)
+    receiver_error = BrokerError(9616, message_type, problem, *where)
+    return Rejection(
+        BrokerError(9615, message_type, problem, *where) if from_initiator else receiver_error, receiver_error
+    )

@@ -17,4 +17,4 @@ def report(
 ) -> None:
     """Log a record. Exceptions of the logger's handlers or filters are ignored."""
     with contextlib.suppress(Exception):
-        log.log(level, text, *values, exc_info=exc_info, extra=extra)  # type: ignore[arg-type] # whatever logging takes
+        log.log(level, text, *values, exc_info=exc_info, extra=extra)  # type: ignore[arg-type] # the types that logging accepts

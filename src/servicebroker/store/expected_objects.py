@@ -1,9 +1,10 @@
 """Definitions of the broker's tables, views, functions and triggers: recorded when created, compared later.
 
-PostgreSQL's own text of definitions is compared. Another major version may produce other text, and a restored dump
-does. Then nothing is reported until `servicebroker check --mend` has recorded it again. A queue's objects are compared
-with those of a pattern, a queue that is created for that and dropped again. Queues with an unchanged fingerprint
-(`store/verbs.sql`) are skipped: their objects are as created.
+A definition is compared as text, in the form that PostgreSQL returns. After a restore, or an upgrade to another major
+version, that text may differ. Then nothing is reported until `servicebroker check --mend` has recorded it again.
+
+All queues have the same objects. So they are recorded once, from a pattern queue that `record` creates and drops.
+Queues with an unchanged fingerprint (`store/verbs.sql`) are skipped: nobody has touched their objects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SQL = SqlFile(__file__)
 _PATTERN_ID = 2_147_483_646  # the id of the pattern queue: no queue has it, and no template contains it
 _PATTERN_VIEW = f"pattern_{_PATTERN_ID}"
 _ID, _SHOWN = "{id}", "{view}"
-# the recording server: a major version of PostgreSQL, and not a restored dump, which has other oids
+# identifies the server that recorded: its major version, and an oid, which differs after a restore
 _VERSION_SQL = (
     "hashtext(concat_ws(' ', current_setting('server_version_num')::integer / 10000, "
     "'servicebroker.made'::regclass::oid))"
@@ -29,21 +30,21 @@ _VERSION_SQL = (
 
 
 _FINGERPRINT = "servicebroker.fingerprint(integer)"
-_OF_NO_QUEUE, _OF_TOUCHED = "queue_id is null", "queue_id = any ($1::int[])"
+_WITHOUT_QUEUE, _OF_TOUCHED_QUEUES = "queue_id is null", "queue_id = any ($1::int[])"
 
 
 @functools.cache
 def _objects(which: str) -> str:
-    """Return SQL for the existing objects and their definitions: of no queue, of some, or of both."""
+    """Return SQL for the existing objects and their definitions. `which` is a condition on `queue_id`."""
     return (resources.files(__package__) / "definitions.sql").read_text().replace("{which}", which)
 
 
 def record() -> Steps[None]:
-    """Record the definitions of all objects, on the server that created them."""
+    """Record the definitions of all objects. Call this right after they were created."""
     yield SQL("record.delete_made", prepared=False)
     yield Statement(
         "expected_objects.record.insert_made",
-        f"{_objects(_OF_NO_QUEUE)} insert into servicebroker.made (kind, name, definition, server) "
+        f"{_objects(_WITHOUT_QUEUE)} insert into servicebroker.made (kind, name, definition, server) "
         f"select kind, name, md5(definition), {_VERSION_SQL} from objects where name <> 'servicebroker.made'",
         prepared=False,
     )
@@ -69,7 +70,7 @@ def record() -> Steps[None]:
 
 
 def _note_pattern(retention: bool) -> Statement:
-    """Return the statement that records the objects of the pattern; functions for RETENTION on or off."""
+    """Return the statement that records the objects of the pattern; with `retention`, only its functions."""
     return Statement(
         "expected_objects.note_pattern",
         f"{_objects(f'queue_id = {_PATTERN_ID}')} "
@@ -83,7 +84,7 @@ def _note_pattern(retention: bool) -> Statement:
 
 
 def is_foreign() -> Steps[bool]:
-    """Check whether another PostgreSQL recorded the definitions, or this is a restored copy; no comparison then."""
+    """Check whether another server recorded the definitions (upgrade or restore), so that none can be compared."""
     rows = yield Statement(
         "expected_objects.is_foreign",
         f"select from servicebroker.made where server <> {_VERSION_SQL} limit 1",
@@ -95,21 +96,21 @@ def is_foreign() -> Steps[bool]:
 def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
     """Return missing and changed objects: kind, name, and whether the object exists. At most `most`.
 
-    Nothing if it `is_foreign`.
+    Return an empty list if the record `is_foreign`.
     """
-    rows = yield _compared((yield from _touched_queues()), f"{_OF_NO_QUEUE} or {_OF_TOUCHED}", most)
+    rows = yield _compared((yield from _touched_queues()), f"{_WITHOUT_QUEUE} or {_OF_TOUCHED_QUEUES}", most)
     return [(kind, name, is_there) for kind, name, is_there, _ in rows]
 
 
 def trust_queues() -> Steps[None]:
-    """Trust all queues whose definitions are as expected, until one of their objects is touched."""
+    """Store the fingerprint of queues whose definitions are as expected, so that comparisons skip them."""
     if touched := (yield from _touched_queues()):
-        rows = yield _compared(touched, _OF_TOUCHED, None)
+        rows = yield _compared(touched, _OF_TOUCHED_QUEUES, None)
         yield SQL("trust_queues", (touched, sorted({row[-1] for row in rows})), prepared=False)
 
 
 def _compared(touched: list[int], which: str, most: int | None) -> Statement:
-    """Return the statement that finds deviating objects of these queues, and of none: kind, name, existence, queue."""
+    """Return the statement that finds missing and changed objects: kind, name, whether the object exists, queue id."""
     return Statement(
         "expected_objects.compared",
         f"{_objects(which)}, expected as (select * from ("
@@ -125,7 +126,7 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
         "select e.kind, case when q.queue_id is null then e.name "
         f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
         "o.kind is not null, e.queue_id from expected e left join objects o on o.kind = e.kind and o.name = e.name "
-        # = and not is: a join by equality alone does not compare each queue with each other one
+        # `=` instead of `is not distinct from`, which PostgreSQL can join only by comparing all pairs
         "and coalesce(o.queue_id, 0) = coalesce(e.queue_id, 0) "
         "left join servicebroker.queues q on q.queue_id = e.queue_id "
         "where case when e.queue_id is null then md5(o.definition) else o.definition end "
@@ -136,11 +137,14 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
 
 
 def _touched_queues() -> Steps[list[int]]:
-    """Return the queues with an object that was written since its creation, though perhaps unchanged."""
-    judges = yield Statement(
-        "expected_objects.touched_queues.find_judge", f"select to_regprocedure('{_FINGERPRINT}') is not null"
+    """Return the queues whose fingerprint has changed, though perhaps no definition has.
+
+    Without the fingerprint function, return all queues.
+    """
+    rows = yield Statement(
+        "expected_objects.touched_queues.find_fingerprint", f"select to_regprocedure('{_FINGERPRINT}') is not null"
     )
-    unless = "where fingerprint is distinct from servicebroker.fingerprint(queue_id)" if judges[0][0] else ""
+    unless = "where fingerprint is distinct from servicebroker.fingerprint(queue_id)" if rows[0][0] else ""
     rows = yield Statement(
         "expected_objects.touched_queues", f"select queue_id from servicebroker.queues {unless}", prepared=False
     )

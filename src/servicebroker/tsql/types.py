@@ -114,7 +114,7 @@ _TYPE_NAME = re.compile(
 
 
 def type_key(text: str) -> str | None:
-    """Return the key of a user-defined type, 'dbo.name' in lower case, or None if the text is no such name."""
+    """Return the key of a user-defined type, 'dbo.name' in lower case, or None if the text is no type name."""
     match = _TYPE_NAME.fullmatch(text)
     if match is None:
         return None
@@ -123,7 +123,7 @@ def type_key(text: str) -> str | None:
 
 
 def make_type(written: str, first: str | None = None, second: str | None = None, default_length: int = 1) -> SqlType:
-    """Build a type from its name and the numbers in parentheses. Raises as `parse_type`."""
+    """Build a type from its name and the sizes in parentheses. Raises the errors of `parse_type`."""
     name = _SYNONYMS.get(written, written)
     if name in _UNSUPPORTED_TYPES:
         raise TsqlError(40515, f"The type {name} is not supported here. {_UNSUPPORTED_TYPES[name]}")

@@ -1,4 +1,4 @@
-"""A whole application as one value: looked at, compared, and applied in one transaction."""
+"""Definition of a whole application as one value: read it, compare it, apply it in one transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def present(database: AsyncDatabase) -> Application:
-    """Return the application that the database has."""
+    """Return the application as the database defines it now."""
     return await database._do(find_application(database.database_id, database.name))
 
 
@@ -22,15 +22,15 @@ async def differences(
     database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path
 ) -> tuple[list[Change], list[str]]:
     """Return the changes that `define` would make, and the objects that the definition does not name."""
-    wanted, there = read(definition), await present(database)
-    return changes(wanted, there), not_defined(wanted, there)
+    wanted, current = read(definition), await present(database)
+    return changes(wanted, current), not_defined(wanted, current)
 
 
 async def define(database: AsyncDatabase, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
-    """See `Database.define`."""
+    """Apply a definition and return its changes in words; see `Database.define`."""
     wanted = read(definition)
-    async with database.defining() as inside:
-        done = changes(wanted, await present(inside))
-        for change in done:
-            await inside.run(change.operation)
-    return [change.words for change in done]
+    async with database.defining() as locked_database:
+        needed = changes(wanted, await present(locked_database))
+        for change in needed:
+            await locked_database.run(change.operation)
+    return [change.words for change in needed]

@@ -1,4 +1,4 @@
-"""Running a procedure on what RECEIVE takes, a transaction each time; COMMIT travels with the next RECEIVE."""
+"""Process a queue: RECEIVE, call the procedure, COMMIT, and again. COMMIT travels with the next RECEIVE."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ async def process(
     stopping: Callable[[], bool] | None = None,
     guard: AsyncFailureHandler | None = None,
 ) -> int:
-    """`Database.process` of what a RECEIVE takes, which also ends between two transactions once `stopping` says so.
+    """Run `Database.process` for a RECEIVE. End also between two transactions, once `stopping` returns True.
 
-    `guard` is the failure handler of a reader that processes again and again, instead of `poison`.
+    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`.
     """
     if poison is not None:
         guard = AsyncFailureHandler(database, operation.queue, poison, exits=stopping is None)
-    is_asked = stopping or _never
-    each, done = operation.at_once, 0
+    should_stop = stopping or _never
+    receive, total = operation.at_once, 0
 
-    async def once() -> int:
-        nonlocal done
-        taken, is_lost = await _drain(database, each, procedure, guard, is_asked)
-        while is_lost and not is_asked():
-            again, is_lost = await _drain(database, each, procedure, guard, is_asked)
-            taken += again
-        done += taken
-        return taken
+    async def drain() -> int:
+        nonlocal total
+        processed, is_lost = await _drain(database, receive, procedure, guard, should_stop)
+        while is_lost and not should_stop():
+            more, is_lost = await _drain(database, receive, procedure, guard, should_stop)
+            processed += more
+        total += processed
+        return processed
 
-    await database._waiting(operation.queue, once, operation.patience, filtered=False, enough=lambda _: is_asked())
-    return done
+    await database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
+    return total
 
 
 def _never() -> bool:
@@ -66,23 +66,22 @@ async def _drain(
     guard: AsyncFailureHandler | None,
     stopping: Callable[[], bool],
 ) -> tuple[int, bool]:
-    """Process the messages of the queue on one connection. Return how many, and whether one has lost the connection."""
+    """Process the messages of the queue on one connection. Return how many, and whether the connection was lost."""
     done = 0
-    found_queue = await database._find(operation.queue)
+    queue = await database._find(operation.queue)
+    has_woken = False
 
-    is_shared = False
-
-    async def first(transaction: AsyncTransaction, messages: list[Message]) -> object:
-        nonlocal is_shared
-        if not is_shared and transaction._leaves_groups:
-            is_shared = True
-            await database.instance.doorbell.wake_another(found_queue.queue_id)
+    async def wake_and_process(transaction: AsyncTransaction, messages: list[Message]) -> object:
+        nonlocal has_woken
+        if not has_woken and transaction._leaves_groups:
+            has_woken = True
+            await database.instance.doorbell.wake_another(queue.queue_id)
         return await procedure(transaction, messages)
 
     async with database.instance.connection() as connection, translated(also_theirs=True):
 
-        async def take() -> int:
-            run = procedure if done else first
+        async def process_next() -> int:
+            run = procedure if done else wake_and_process
             if guard is not None:
                 return await guard.take(connection, operation, run)
             if operation.groups > 1:
@@ -90,8 +89,8 @@ async def _drain(
             return await _take(database, connection, operation, run)
 
         try:
-            while taken := await take():
-                done += taken
+            while processed := await process_next():
+                done += processed
                 if connection.closed:
                     return done, True
                 if stopping():
@@ -100,7 +99,7 @@ async def _drain(
             if guard is not None:
                 await guard.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # no message is to blame, but perhaps what a procedure has set in this session
+            if guard is not None:  # not a failure of a message: perhaps a procedure left a setting in the session
                 await connection.close()
             raise
         finally:
@@ -139,7 +138,10 @@ async def _take(
 async def _take_groups(
     database: AsyncDatabase, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure
 ) -> int:
-    """Process many groups in one transaction. A failure ends it: what was done before is committed."""
+    """Process many groups in one transaction. If one fails, commit those before it, and raise its exception.
+
+    A deadlock, a serialization failure, a lost connection or a stop rolls back all of them.
+    """
     done, failure = 0, None
     async with AsyncTransaction(database, connection) as transaction:
         for place, turn in enumerate(await hold(transaction, operation)):

@@ -1,4 +1,4 @@
-"""The rights of PostgreSQL roles in an instance, as methods."""
+"""Methods of an instance that grant, revoke and show the rights of PostgreSQL roles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from servicebroker.store.aio.running import in_transaction, run
 
 
 class AsyncRights(ABC):
-    """Roles that may do the verbs and nothing else. For the PostgreSQL role that owns the schema, or its members."""
+    """Rights of PostgreSQL roles. Only the role that owns the schema, or a member of it, may change them."""
 
     @abstractmethod
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
@@ -30,7 +30,7 @@ class AsyncRights(ABC):
     revoke_rights = operated(operations.RevokeRights)
 
     async def show_rights(self, role: str | None = None) -> list[RoleRights]:
-        """Return the effective rights of a role, by PostgreSQL's catalogs; without a name, of each role with rights.
+        """Return the effective rights of a role from PostgreSQL's catalogs; without a name, of all roles with rights.
 
         Raises:
             BrokerError: 15007 no such role.

@@ -99,7 +99,7 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
 
 
 async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
-    """Run a statement and return its rows, also rows without columns (`select from ...`).
+    """Run a statement and return its rows; rows may have no columns (`select from ...`).
 
     Raises:
         InstanceError: the application has a pipeline open, so results of RECEIVE would come too late.
@@ -109,8 +109,8 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
         return await connection.run_prepared(text, statement.parameters, statement.then)
     if not is_direct(connection):
         raise InstanceError(
-            "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
-            "block first. Nothing was done."
+            "The connection is in psycopg's pipeline mode, which returns results too late for a verb: leave the "
+            "pipeline's block first. Nothing was done."
         )
     async with psycopg.AsyncRawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY

@@ -1,7 +1,7 @@
 """Group locks that a session keeps beyond a savepoint, and their release after the transaction.
 
-The server takes them (`keep_lock`) and reports them in the last column of the statement's first row. Notes belong to
-one connection; a lost connection has freed its locks.
+A statement that takes such locks (`keep_lock`) reports them in the last column of its first row. They are noted on the
+connection. If the connection is lost, PostgreSQL has released them.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _UNLOCK_ALL = (
 @dataclass
 class _SessionLocks:
     keys: list[int] = field(default_factory=list)
-    unsure: bool = False  # a statement failed after it may have taken a lock
-    since: datetime | None = None  # start of their transaction; known only after `settle` or `note_transaction`
+    may_have_more: bool = False  # a statement failed, and may have taken a lock before
+    transaction_start: datetime | None = None  # None until `settle` or `note_transaction` has found it
 
 
 _LOCKS_ATTRIBUTE = "servicebroker_kept"  # an attribute of the connection, since each verb reads it
 
 
 def note(connection: psycopg.AsyncConnection[Any], keys: int | list[int]) -> None:
-    """Note that the session keeps this lock, or these."""
+    """Note locks that the session keeps: one key, or a list."""
     _locks_of(connection).keys += keys if isinstance(keys, list) else [keys]
 
 
 def doubt(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Note that the session may keep an unreported lock, since a statement failed."""
-    _locks_of(connection).unsure = True
+    """Note that a statement failed before it could report its locks, so that `release` looks for all of them."""
+    _locks_of(connection).may_have_more = True
 
 
 def may_keep_locks(connection: psycopg.AsyncConnection[Any]) -> bool:
@@ -70,7 +70,7 @@ async def release(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Before a verb on a connection with transactions of the application: release locks of an ended transaction."""
+    """Release locks of a transaction that the application has ended. Call this before a verb on its connection."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
@@ -78,17 +78,21 @@ async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
         await release(connection)
         return
     began = await _find_start(connection)
-    if kept.since is None:
-        kept.since = began
-    elif kept.since != began:
+    if kept.transaction_start is None:
+        kept.transaction_start = began
+    elif kept.transaction_start != began:
         await release(connection)
 
 
 async def note_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
-    """After a verb on such a connection: note the transaction that the locks belong to."""
+    """Note the transaction that the locks belong to. Call this after a verb on a connection of the application."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
-    if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
-        kept.since = await finish(_find_start(connection))
+    if (
+        kept is not None
+        and kept.transaction_start is None
+        and connection.info.transaction_status == TransactionStatus.INTRANS
+    ):
+        kept.transaction_start = await finish(_find_start(connection))
 
 
 async def _find_start(connection: psycopg.AsyncConnection[Any]) -> datetime:
@@ -96,18 +100,18 @@ async def _find_start(connection: psycopg.AsyncConnection[Any]) -> datetime:
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(text_of("session_locks.find_start", "select transaction_timestamp()"))
         ((began,),) = await cursor.fetchall()
-    at: datetime = began
-    return at
+    transaction_start: datetime = began
+    return transaction_start
 
 
 async def _unlock(connection: psycopg.AsyncConnection[Any], kept: _SessionLocks) -> None:
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        if not kept.unsure:
+        if not kept.may_have_more:
             await cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, kept.keys))
             return
-        freed = True
-        while freed:  # a lock that was taken several times is released as often
+        released = True
+        while released:  # a lock that was taken several times is released as often
             await cursor.execute(
                 text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.CONVERSATION_GROUP, locks.CONVERSATION_GROUP)
             )
-            freed = any(was for (was,) in await cursor.fetchall())
+            released = any(was_held for (was_held,) in await cursor.fetchall())

@@ -1,4 +1,4 @@
-"""Keywords: words that begin a statement, and reserved words, which are no names."""
+"""Keywords: words that begin a statement, and reserved words, which cannot be names."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
 
 
 def _begins_receive(tokens: Tokens, at: int, following: str) -> bool:
-    """Check whether RECEIVE begins a statement and is not a name.
+    """Check whether RECEIVE begins a statement, and is not a name.
 
-    A column list follows the statement. Another name rarely follows a name.
+    In a statement, a column list follows it. After a name, another name is rare.
     """
     if following in ("TOP", "*", "@", "CAST", "CONVERT"):
         return True

@@ -26,7 +26,7 @@ _SHOWN_KINDS = {"schema_collection": "XML schema collection", "queue": "queue"}
 def bind_operation(
     machine: Machine, statement: Definition, operation: type[Operation[T]], **extra_fields: object
 ) -> Operation[T]:
-    """Make the operation of a statement. `extra_fields` are fields that are no clauses.
+    """Make the operation of a statement. `extra_fields` are values of fields that no clause sets.
 
     Raises:
         BrokerError: 9609 the statement names an object of another database.
@@ -38,7 +38,7 @@ def bind_operation(
 def _field_values(machine: Machine, clauses: Mapping[str, Any], operation: type[Operation[Any]]) -> dict[str, Any]:
     """Return the fields that have a clause.
 
-    A required text without a clause is empty, so that the operation refuses it.
+    A required field without a clause gets an empty text, so that the operation refuses it.
     """
     values: dict[str, Any] = {}
     for field in fields(operation):  # type: ignore[arg-type] # each is a dataclass
