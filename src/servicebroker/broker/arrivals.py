@@ -1,7 +1,8 @@
-"""Arriving messages: opened, admitted or refused, and stored in one transaction with acknowledgements of peers.
+"""Inbound messages of the daemon: open them, admit or refuse new conversations, and store the messages.
 
-What begins a conversation is let in, refused, or not answered at all. What is to be written is kept until it is, since
-somebody may hold the rows; only once it is durable is it told.
+A message that begins a conversation is admitted, refused with an error, or dropped without an answer. One transaction
+for each round stores messages and deletes those that peers have acknowledged. If another session locks the rows, the
+change is kept in memory and tried again. Messages are acknowledged only after the commit.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ from servicebroker.protocol.on_its_way import BatchEvent, Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
-MAX_KEPT, MAX_KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
-MAX_KEPT_OF_PEER = 250  # of these, on all of its links
-MAX_TRACES = 10_000  # trace contexts that wait for the messages they came with
-MAX_TRACES_PER_CONVERSATION = 2_500  # of them; a peer may send what is never taken
+MAX_KEPT, MAX_KEPT_BYTES = 1_000, 4 * 1024 * 1024  # limits of `PendingOpenings`; beyond them the peers send again
+MAX_KEPT_OF_PEER = 250  # messages of one peer, over all of its links
+MAX_TRACES = 10_000  # trace contexts whose messages are not stored yet
+MAX_TRACES_PER_CONVERSATION = 2_500  # a peer may send contexts of messages that are never stored
 
 
 class ReceivedMessage(NamedTuple):
-    """A message that has come, at the moment `since`; `passage` when it has passed forwarders."""
+    """A message that arrived at the time `since`. `passage` is set if forwarders passed it on."""
 
     link: Link
     envelope: Envelope
@@ -82,12 +83,12 @@ class ReceivedMessage(NamedTuple):
 
     @property
     def key(self) -> tuple[UUID, bool]:
-        """Of the endpoint that it is for."""
+        """The key of the receiving endpoint: the conversation, and whether the endpoint is the initiator."""
         return self.header.conversation_id, not self.header.is_from_initiator
 
 
 class OpenedMessage(NamedTuple):
-    """A message whose integrity is proven, and the endpoint that it is for; `target`: that is to be made."""
+    """A message whose integrity is proven, with the handle of its endpoint. `target`: an endpoint to make first."""
 
     handle: UUID
     header: Header
@@ -96,9 +97,9 @@ class OpenedMessage(NamedTuple):
 
 
 class PendingOpenings:
-    """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
+    """Messages that wait in memory: their service is being altered, or the trust in their peer may still change.
 
-    Their senders would take seconds to try again.
+    If they were dropped instead, their senders would send again only after seconds.
     """
 
     def __init__(self, seconds: Callable[[], float]) -> None:
@@ -110,11 +111,11 @@ class PendingOpenings:
 
     @property
     def wake_at(self) -> float:
-        """When those that are kept are taken."""
+        """The time of the next attempt."""
         return self._backoff.at
 
     def keep(self, came: ReceivedMessage) -> bool:
-        """Return whether there is room for it."""
+        """Keep a message. Return False if the limits leave no room for it."""
         if len(self._kept) >= MAX_KEPT or self._bytes + len(came.body) > MAX_KEPT_BYTES:
             return False
         peer = line_of(came.link)
@@ -126,7 +127,7 @@ class PendingOpenings:
         return True
 
     def take(self) -> list[ReceivedMessage]:
-        """Return the kept messages if it is time to try them, and forget them."""
+        """Return and forget all waiting messages if the next attempt is due; otherwise return none."""
         if not self._backoff.is_due(self._seconds()):
             return []
         taken, self._kept, self._bytes = self._kept, [], 0
@@ -134,17 +135,17 @@ class PendingOpenings:
         return taken
 
     def hurry(self) -> None:
-        """Something has happened that they may have waited for."""
+        """Make the next attempt due now, since the messages may have waited for something that has just happened."""
         if self._kept:
             self._backoff.at = self._seconds()
 
     def plan_again(self) -> None:
-        """Set the next time at which kept messages are tried."""
+        """Schedule the next attempt: soon at first, and later each time while messages wait."""
         self._backoff.schedule(self._seconds(), is_left=bool(self._kept))
 
 
 class _Beginning(NamedTuple):
-    """A first message that begins a conversation: where, by whom, and what it says."""
+    """An admitted first message of a conversation, with the place of its target and its payload."""
 
     came: ReceivedMessage
     place: Place
@@ -153,7 +154,7 @@ class _Beginning(NamedTuple):
 
 
 class MessageOpener:
-    """Opens messages with the keys of their conversations, and makes the targets of those that begin."""
+    """Opens messages with the keys of their conversations, and prepares the targets of new conversations."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class MessageOpener:
         self._chance = chance
 
     def open(self, store: Store, came: ReceivedMessage) -> OpenedMessage | None:
-        """The message; None when it waits, is dropped, which was written down, or answered with an error."""
+        """Return the opened message; None if it waits, was dropped and logged, or was answered with an error."""
         handle = self._conversations.find(*came.key)
         entry = None if handle is None else self._conversations.get(handle)
         if handle is None or entry is None:
@@ -180,14 +181,14 @@ class MessageOpener:
         try:
             return self._open(store, came, handle, entry)
         except CorruptedMessage as problem:
-            _spoiled(came, problem)
+            _report_corrupted(came, problem)
             return None
 
     def _open(self, store: Store, came: ReceivedMessage, handle: UUID, entry: Entry) -> OpenedMessage | None:
         header = came.header
         if entry.session is None:
             _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
-            self._conversations.wanted.add(handle)  # the key may be there when the message comes again
+            self._conversations.wanted.add(handle)  # the key may be readable when the peer sends again
             return None
         if header.exchange is not None:
             learned = self._security.learn(store, entry.endpoint, entry.session, header, came.link)
@@ -203,33 +204,34 @@ class MessageOpener:
     def begin(self, store: Store, came: Sequence[ReceivedMessage]) -> dict[int, OpenedMessage | None]:
         """Begin the conversations that are not known here, all of a round together.
 
-        Returns the first message of each, by its place among those that came; None if it waits, or was refused.
+        Returns the first message of each conversation, by its index in `came`; None if it waits or was refused.
         """
         opened: dict[int, OpenedMessage | None] = {}
         beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
-        for place, one in enumerate(came):
-            if one.key in beginnings or self._conversations.find(*one.key) is not None:
+        for index, message in enumerate(came):
+            if message.key in beginnings or self._conversations.find(*message.key) is not None:
                 continue
             began = self._charges.now
-            opened[place] = None
+            opened[index] = None
             try:
-                found = self._beginning(store, one)
+                beginning = self._beginning(store, message)
             except CorruptedMessage as problem:
-                _spoiled(one, problem)
-                found = None
-            if found is not None:
-                beginnings[one.key] = place, found
-            self._charges.charge(one.link, began)
+                _report_corrupted(message, problem)
+                beginning = None
+            if beginning is not None:
+                beginnings[message.key] = index, beginning
+            self._charges.charge(message.link, began)
         if beginnings:
             began = self._charges.now
             opened.update(self._enter(store, dict(beginnings.values())))
-            self._charges.charge_equally([one.came.link for _, one in beginnings.values()], began)
+            self._charges.charge_equally([beginning.came.link for _, beginning in beginnings.values()], began)
         return opened
 
     def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
-        """Admit a first message. None if it waits, or is dropped: then the peer of an unsecured message is told so.
+        """Find the place of a new conversation and admit its first message.
 
-        A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
+        Returns None if the message waits, was dropped, or was refused. A secured message gets no unsealed answer, since
+        anybody could forge one that ends the conversation.
         """
         link, envelope, header = came.link, came.envelope, came.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
@@ -274,24 +276,24 @@ class MessageOpener:
         return _Beginning(came, place, admitted, payload)
 
     def _enter(self, store: Store, beginnings: dict[int, _Beginning]) -> Iterator[tuple[int, OpenedMessage]]:
-        """Enter the targets of conversations that begin, which are made when their messages are stored."""
-        secured = self._security.secure([one.admitted for one in beginnings.values()])
-        for (place, one), how in zip(beginnings.items(), secured, strict=True):
-            header = one.came.header
+        """Enter the targets of new conversations in memory. The database gets them together with their messages."""
+        secured = self._security.secure([beginning.admitted for beginning in beginnings.values()])
+        for (index, beginning), dialog in zip(beginnings.items(), secured, strict=True):
+            header = beginning.came.header
             target = NewTarget(
                 store.new_handle(),
                 header,
-                one.place.home,
-                one.place.broker,
+                beginning.place.home,
+                beginning.place.broker,
                 lifetime_of(header, self._clock()),
-                how.security,
-                how.keys,
+                dialog.security,
+                dialog.keys,
             )
-            handle = self._conversations.enter(target.endpoint, how.session)
-            yield place, OpenedMessage(handle, header, one.payload, target)
+            handle = self._conversations.enter(target.endpoint, dialog.session)
+            yield index, OpenedMessage(handle, header, beginning.payload, target)
 
     def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Admitted) -> bool:
-        """Return whether a proven opening was sealed lately. An initiator whose clock differs is told our time."""
+        """Check that a proven opening was sealed recently. If the clocks differ, tell the initiator our time."""
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
             return True
@@ -304,10 +306,10 @@ class MessageOpener:
 
 
 class ArrivedTraces:
-    """Trace contexts that came with frames, until the round has stored the messages of those frames.
+    """Trace contexts that came with frames, kept until the messages of those frames are stored.
 
-    A context is stored only when its message is: a peer may send contexts with duplicates, with what is dropped, and
-    for numbers that nobody sends.
+    A context is stored only with its message: a peer may send contexts for duplicates, for dropped messages, and for
+    numbers that it never sends.
     """
 
     def __init__(self) -> None:
@@ -325,7 +327,7 @@ class ArrivedTraces:
             self._count += 1
 
     def take(self, stored: Mapping[UUID, Batch], postponed: Container[UUID]) -> list[MessageContext]:
-        """Return the contexts of what was stored; forget all others but those of what is stored later."""
+        """Return the contexts of stored messages. Forget all others, except those of postponed conversations."""
         taken = [
             traced
             for handle, batch in stored.items()
@@ -338,10 +340,11 @@ class ArrivedTraces:
 
 
 class InboundWriter:
-    """Writes what has arrived. It keeps what cannot be written yet: a row is locked, or a broker is disabled.
+    """The changes that messages cause, kept in memory until they are written.
 
-    At most `budget` bytes of it are kept, as their senders count them, and for as many conversations as have room in
-    memory; of more the peers try again.
+    A batch is postponed while another session locks the rows, or while the broker of its database is off. At most
+    `budget` bytes of postponed batches are kept, counted as their senders count them. They belong to at most as many
+    conversations as the memory has room for. Batches beyond these limits are dropped, and the peers send again.
     """
 
     def __init__(
@@ -359,24 +362,24 @@ class InboundWriter:
         self._seconds = seconds
         self._budget = budget
         self._traces = ArrivedTraces()
-        self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # to be made, and who has brought their first messages
+        self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # to be made; the link has brought their messages
         self._postponed: dict[UUID, Batch] = {}
-        self._behind: set[UUID] = set()  # stored after they were postponed: what came meanwhile is for the next round
-        self._stored: list[Batch] = []  # by this round
+        self._behind: set[UUID] = set()  # just stored after a delay: the next round takes what came meanwhile
+        self._stored: list[Batch] = []  # batches of this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
         self._diverged: dict[UUID, Diverged] = {}
         self._backoff = Backoff()
-        self._dirty = self._written = 0  # transmission objects, in this round
+        self._dirty = self._written = 0  # transmission objects of this round, for the counters
         self._last_batch = seconds()
 
     @property
     def wake_at(self) -> float:
-        """When what could not be written is tried again, or what came behind it is written."""
+        """The time of the next write: now if messages came behind a batch that was stored late, else the next retry."""
         return self._seconds() if self._behind else self._backoff.at
 
     def arrived(self, store: Store, link: Link, received: OpenedMessage) -> None:
-        """Note the changes that a message makes, until they are written."""
+        """Note the changes that a message causes, until `store` and `settle` write them."""
         handle, header, payload, target = received
         entry = self._conversations.get(handle)
         if entry is None:
@@ -412,8 +415,8 @@ class InboundWriter:
         self._conversations.halt(entry)
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
-        """Store what has arrived into the queues. Returns None if there was nothing."""
-        late = {handle: one for handle, one in self._postponed.items() if self._is_known(handle)}
+        """Store what has arrived in the queues. Return None if there was nothing to store."""
+        late = {handle: batch for handle, batch in self._postponed.items() if self._is_current(handle)}
         batches = late.copy()
         for handle in touched | self._behind:
             began = self._seconds()
@@ -422,7 +425,7 @@ class InboundWriter:
             self._charges.charge_for(handle, began)
         self._postponed, self._behind, self._stored = {}, set(), []
         if not batches and not self._targets:
-            self._traces.take({}, ())  # contexts of repeated messages do not pile up
+            self._traces.take({}, ())  # forget the contexts of duplicates
             return None
         self._happens(batches, BatchEvent.GIVEN)
         targets = {handle: target for handle, (target, _) in self._targets.items()}
@@ -442,7 +445,7 @@ class InboundWriter:
         return result
 
     def _note_made(self, store: Store, made: Mapping[UUID, MadeTarget]) -> None:
-        """Tell of the targets that were made; of a conversation that has one already nothing is remembered."""
+        """Report the targets that were made. Forget the others: both sides of those conversations are here."""
         groups = store.groups_of(list(made)) if made and journal.watches_conversations() else {}
         targets, self._targets = self._targets, {}
         for handle, (target, link) in targets.items():
@@ -459,25 +462,28 @@ class InboundWriter:
 
     @property
     def stored(self) -> int:
-        """Return how many messages this round has stored."""
+        """The number of messages that this round has stored."""
         return sum(batch.reached - batch.expected for batch in self._stored)
 
     def _make_room(self) -> None:
-        """Drop what has waited longest: a broker may be off for days, and most rows are locked for a moment."""
+        """Drop postponed batches beyond the limits, the oldest first.
+
+        The oldest may wait for a broker that is off for days, while most row locks last only a moment.
+        """
         loads = {
             handle: entry.dialog.arriving for handle in self._postponed if (entry := self._conversations.get(handle))
         }
-        load, many = sum(loads.values()), len(loads)
+        total, count = sum(loads.values()), len(loads)
         for handle in loads:
-            if load <= self._budget and many <= self._conversations.capacity:
+            if total <= self._budget and count <= self._conversations.capacity:
                 break
-            load, many = load - loads[handle], many - 1
+            total, count = total - loads[handle], count - 1
             del self._postponed[handle]
             self._happens([handle], BatchEvent.NO_ROOM)
             self.quotas.renote(handle)
 
-    def _is_known(self, handle: UUID) -> bool:
-        """Return whether its batch is still that of its dialog; else the peer sends it again."""
+    def _is_current(self, handle: UUID) -> bool:
+        """Check that a postponed batch still belongs to its dialog. If not, the peer sends its messages again."""
         entry = self._conversations.get(handle)
         return entry is not None and entry.storing is Storing.POSTPONED
 
@@ -487,14 +493,13 @@ class InboundWriter:
                 self._conversations.stores(entry, event)
 
     def committed(self, store: Store, result: arriving.Result) -> None:
-        """Note that the stored messages are durable: the next frame acknowledges them."""
+        """Acknowledge the stored messages with the next frame, and wake their readers, since the round is committed."""
         metrics.ARRIVED.inc(self.stored)
         for handle, batch in zip(result.stored, self._stored, strict=True):
             metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
             if entry := self._conversations.get(handle):
-                many = batch.reached - batch.expected
-                metrics.ARRIVED_BY_PRIORITY.labels(entry.endpoint.priority).inc(many)
-                _tell(entry.endpoint, batch)
+                metrics.ARRIVED_BY_PRIORITY.labels(entry.endpoint.priority).inc(batch.reached - batch.expected)
+                _report_stored(entry.endpoint, batch)
         if result.queues:
             store.wake(result.queues)
         if result.gone or result.closed:
@@ -515,9 +520,9 @@ class InboundWriter:
                 self._conversations.line_up(handle)
 
     def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
-        """Write acknowledgements and errors of peers, and the status of messages that wait.
+        """Write the acknowledgements and errors that peers have sent, and the reasons why our messages wait.
 
-        Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
+        Returns the acknowledgements that this transaction commits, and the conversations that end with it.
         """
         settled: dict[UUID, Acknowledged] = {}
         ended: list[UUID] = []
@@ -526,8 +531,8 @@ class InboundWriter:
             groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
             done, ended = store.acknowledge(self._acknowledged)
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
-            self._make_anew(settled)
-            self._tell_of_ends(store, ended, groups)
+            self._reload_outdated(settled)
+            self._report_ends(store, ended, groups)
             if is_traced:
                 store.acknowledge_traces({handle: event.below for handle, event in settled.items()})
         if self._failed:
@@ -536,14 +541,14 @@ class InboundWriter:
                 self._written += 1
                 if entry := self._conversations.get(handle):
                     if -failure.code in (9719, 9720):
-                        self._note(store, entry, failure)
+                        self._note_restored(store, entry, failure)
                     journal.conversed(ConversationEvent.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if self._diverged:
             for handle in store.diverge(self._diverged):
                 diverged = self._diverged.pop(handle)
                 self._written += 1
                 if entry := self._conversations.get(handle):
-                    self._note(store, entry, diverged.own)
+                    self._note_restored(store, entry, diverged.own)
                     journal.conversed(ConversationEvent.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._conversations.take_statuses():
             store.set_statuses(statuses)
@@ -551,22 +556,25 @@ class InboundWriter:
         self._written += len(settled) + len(statuses)
         return settled, ended
 
-    def _make_anew(self, settled: dict[UUID, Acknowledged]) -> None:
-        """Forget conversations that were loaded with messages that this round deletes: their counts are wrong."""
+    def _reload_outdated(self, settled: dict[UUID, Acknowledged]) -> None:
+        """Reload conversations that were read before these acknowledgements.
+
+        Their state still counts messages that are deleted now.
+        """
         for handle, event in settled.items():
             entry = self._conversations.get(handle)
             if entry is not None and entry.dialog.acknowledged_below < event.below:
                 self._conversations.forget(handle)
                 self._conversations.wanted.add(handle)
 
-    def _note(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
-        """One of the two databases was restored."""
+    def _note_restored(self, store: Store, entry: Entry, own: BrokerFailure) -> None:
+        """Note that one of the two databases was restored from an old copy."""
         journal.transmission(entry.endpoint.conversation_id, own.description)
         far = entry.dialog.far_broker
         store.note_old_copy(entry.endpoint, far, own, is_here=own.code == -9719)
 
     def count(self, touched: int, began: float) -> None:
-        """Broker TO Statistics of a round that is committed."""
+        """Update the counters of Broker TO Statistics after a committed round."""
         metrics.OBJECT_GETS.inc(touched)
         metrics.OBJECTS_DIRTY.inc(self._dirty)
         if self._written:
@@ -578,16 +586,16 @@ class InboundWriter:
             self._last_batch = now
         self._dirty = self._written = 0
 
-    def _tell_of_ends(self, store: Store, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
+    def _report_ends(self, store: Store, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:
             if entry := self._conversations.get(handle):
                 journal.conversed(ConversationEvent.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
-        was = {groups[handle] for handle in ended if handle in groups}
-        for group in sorted(was - store.groups_left(was) if was else ()):
+        ended_groups = {groups[handle] for handle in ended if handle in groups}
+        for group in sorted(ended_groups - store.groups_left(ended_groups) if ended_groups else ()):
             journal.grouped(DROPPED, group)
 
     def plan_again(self) -> None:
-        """Rows that somebody holds are tried again soon, and less often when that lasts."""
+        """Schedule the next attempt for unwritten changes: soon at first, and later each time."""
         now = self._seconds()
         self._backoff.is_due(now)
         self._backoff.schedule(
@@ -596,10 +604,10 @@ class InboundWriter:
 
 
 def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
-    """A frame whose names can be looked up.
+    """Parse a frame into a message whose names can be looked up.
 
     Raises:
-        CorruptedMessage: they cannot, or nobody can have made it so.
+        CorruptedMessage: a name cannot be looked up, or no broker would send such a frame.
     """
     passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
     envelope = parse(body)
@@ -622,7 +630,7 @@ def _check(*names: str) -> None:
 
 
 def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
-    """Answer where no endpoint is, or not for this peer; who does not read what it was told is told no more."""
+    """Answer a message without an endpoint here with an error, unless the peer is too slow to read answers."""
     if link.room <= 0:
         return
     is_secured = session.first.is_secured
@@ -630,14 +638,14 @@ def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionK
     link.send(encode(answer, failure, session.of(answer)))
 
 
-def _spoiled(came: ReceivedMessage, problem: CorruptedMessage) -> None:
-    """Drop a message that was changed on its way, or that no broker makes."""
+def _report_corrupted(came: ReceivedMessage, problem: CorruptedMessage) -> None:
+    """Report a message that was changed under way, or that no broker would send."""
     journal.not_taken(problem, came.link)
     came.link.complain()
 
 
 def _drop_stranger(came: ReceivedMessage, number: int, *values: object) -> None:
-    """Of a message that no conversation here is for; a peer that brings many of them is read less."""
+    """Drop a message that belongs to no conversation here. A peer that brings many of them is read less often."""
     _drop(came.link, came.header, number, *values)
     came.link.complain()
 
@@ -646,8 +654,8 @@ def _drop(link: Link, header: Header, number: int, *values: object) -> None:
     journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)
 
 
-def _tell(endpoint: RemoteEndpoint, batch: Batch) -> None:
-    """Broker:Conversation of what has been stored: messages, and what ends the conversation."""
+def _report_stored(endpoint: RemoteEndpoint, batch: Batch) -> None:
+    """Record the events Broker:Conversation of a stored batch: its messages, and the end of the conversation."""
     contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
     ends = [content for content in contents if content is not Content.DATA]
     journal.conversed(
