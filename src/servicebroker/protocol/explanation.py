@@ -1,4 +1,4 @@
-"""Why a conversation goes where it goes: every outcome that chance may have, and each in words."""
+"""Explanation of routing: every decision that is possible for a conversation, with the reasons in sentences."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NONE: Mapping[Elsewhere, str] = MappingProxyType({})
 
 
 class Explanation(NamedTuple):
-    """The decisions that routing may make about a conversation now.
+    """The decisions that are possible for a conversation now.
 
     Attributes:
-        conversation: what was asked about.
-        decisions: each that chance may lead to, at most `MOST_OUTCOMES`; equally likely where it is one choice.
+        conversation: the conversation in question.
+        decisions: every possible one, at most `MOST_OUTCOMES`; equally likely if they differ by one random choice.
         expired: routes that would have matched and are ignored.
         is_here: a database of the instance has the service, and its broker is enabled.
-        mirrors: what the daemon has found out of mirrored pairs, in a sentence for each.
+        mirrors: for each mirrored pair, a sentence about what the daemon knows of it.
     """
 
     conversation: Conversation
@@ -57,7 +57,7 @@ def explain(
     now: datetime,
     mirrors: Mapping[Elsewhere, str] = NONE,
 ) -> Explanation:
-    """All that `classify` may decide, whatever the random number."""
+    """Return every decision that `classify` can make, for all random numbers."""
     table = outside if conversation.database is None else own
     expired = tuple(
         route
@@ -74,12 +74,12 @@ def explain(
         taken: list[int] = []
 
         def pick(count: int, path: list[int] = path, taken: list[int] = taken) -> int:
-            place = len(taken)
-            if place == len(path):  # this choice is new: the others are for later
+            depth = len(taken)
+            if depth == len(path):  # a new choice: take 0 now, and plan the others
                 paths.extend([*path, other] for other in range(min(count, MOST_OUTCOMES) - 1, 0, -1))
                 path.append(0)
-            taken.append(path[place])
-            return path[place]
+            taken.append(path[depth])
+            return path[depth]
 
         decision = classify(conversation, own, outside, site, now, pick)
         if decision not in found:
@@ -88,39 +88,40 @@ def explain(
 
 
 def words(explanation: Explanation, databases: dict[str, str]) -> list[str]:
-    """The explanation, sentence by sentence; `databases` are the names of this instance's, by broker identifier."""
-    one, decisions = explanation.conversation, explanation.decisions
-    origin = "from outside" if one.database is None else f"from database {_name(one.database, databases)}"
-    whom = f"broker instance {one.broker_instance}" if one.broker_instance else "no broker instance given"
-    told = [f"A conversation {origin} to service {one.service}, {whom}."]
+    """Return the explanation as sentences. `databases`: names of this instance's databases, by broker identifier."""
+    conversation, decisions = explanation.conversation, explanation.decisions
+    database, broker = conversation.database, conversation.broker_instance
+    origin = "from outside" if database is None else f"from database {_name(database, databases)}"
+    target = f"broker instance {broker}" if broker else "no broker instance given"
+    sentences = [f"A conversation {origin} to service {conversation.service}, {target}."]
     if explanation.expired:
-        told.append(f"Ignored, because they have expired: {_list(explanation.expired)}.")
+        sentences.append(f"Ignored, because they have expired: {_list(explanation.expired)}.")
     if len(decisions) > 1:
-        told.append(f"Chance decides for each conversation which of these {len(decisions)} it is:")
+        sentences.append(f"Chance decides for each conversation which of these {len(decisions)} it is:")
     for decision in decisions:
         sentence = " ".join(_decision(decision, explanation, databases))
-        told.append(sentence if len(decisions) == 1 else f"- {sentence}")
-    return told
+        sentences.append(sentence if len(decisions) == 1 else f"- {sentence}")
+    return sentences
 
 
 def _decision(decision: Decision, explanation: Explanation, databases: dict[str, str]) -> list[str]:
     table = "sys.routes of msdb" if explanation.conversation.database is None else "sys.routes of that database"
-    told = []
+    sentences = []
     if decision.through_outside:
         table = "sys.routes of msdb"
-        told.append("The route leads to this very instance, so it is treated as if it came from outside.")
-    told.append(_matched(decision, table))
+        sentences.append("The route leads back to this instance, so the routes for conversations from outside decide.")
+    sentences.append(_matched(decision, table))
     if decision.chosen is not None:
-        told.append(_chosen(decision, explanation.is_here))
+        sentences.append(_chosen(decision, explanation.is_here))
     elif decision.matched:
-        told.append(f"None of them can be taken: {_unusable(decision, explanation.is_here)}.")
-    told.append(_destination(decision, explanation, databases))
-    return told
+        sentences.append(f"None of them can be taken: {_unusable(decision, explanation.is_here)}.")
+    sentences.append(_destination(decision, explanation, databases))
+    return sentences
 
 
 _RULES = {
     Rule.REPLY: "It is a reply, and its broker instance is a database of this instance: no route is needed.",
-    Rule.DYNAMIC: f"No route names the service, but there is one to {DYNAMIC_ROUTING_SERVICE}, which is asked.",
+    Rule.DYNAMIC: f"No route names the service, but one leads to {DYNAMIC_ROUTING_SERVICE}, which is asked for one.",
     Rule.HERE: "No route matches; a broker instance is given and the service is here, which counts as a LOCAL route.",
     Rule.NONE: "No route matches.",
 }

@@ -67,7 +67,7 @@ def test_an_identifier_of_ours_without_the_service_fails() -> None:
 def test_what_leads_back_here_is_explained_by_the_routes_of_msdb() -> None:
     back = Route("back", "s", None, None, "TCP://ME:1")
     said = told(back, site=HERE, outside=(ANY_LOCAL,))
-    assert "The route leads to this very instance, so it is treated as if it came from outside." in said
+    assert "The route leads back to this instance, so the routes for conversations from outside decide." in said
     assert "Matched in sys.routes of msdb" in said
 
 
