@@ -143,7 +143,7 @@ class Host:
             self._wake.set()
 
     def hurry(self) -> None:
-        """End the time of calls in progress now, also if `stop` already waits."""
+        """Move the deadline of calls in progress to now, even while `stop` waits for it."""
         self._patience = 0.0
         self._deadline = time.monotonic()
 
@@ -337,7 +337,7 @@ class Host:
     def _lose_leases(self) -> None:
         """Forget leases lost with the session.
 
-        Tasks that still run count for their queue when its lease is ours again.
+        Tasks that still run are counted for their queue again once this process has its lease.
         """
         self._listens_for = set()
         self._collect()
@@ -358,11 +358,11 @@ class Host:
         if not self._queues:
             return
         known = {number: queue.counters if queue.is_known_empty else () for number, queue in self._queues.items()}
-        glances = run(connection, monitors.poll_changed(known, self.instance.clock()))
-        self._oldest_transaction = glances.oldest
-        for glance in glances.queues:
-            if self._queues[glance.queue_id].must_check(glance, glances.next):
-                self._to_check.append(glance.queue_id)
+        changed = run(connection, monitors.poll_changed(known, self.instance.clock()))
+        self._oldest_transaction = changed.oldest
+        for counters in changed.queues:
+            if self._queues[counters.queue_id].must_check(counters, changed.next):
+                self._to_check.append(counters.queue_id)
 
     def _check_queue(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
         queue_id = queue.definition.queue_id
@@ -458,8 +458,8 @@ class Host:
 
     def _update_view(self, connection: psycopg.Connection[Any]) -> None:
         now, monotonic_now = self.instance.clock(), time.monotonic()
-        changed_row = (queue.changed_row(now, monotonic_now) for queue in self._queues.values() if queue.has_lease)
-        if rows := [row for row in changed_row if row is not None]:
+        changed_rows = (queue.changed_row(now, monotonic_now) for queue in self._queues.values() if queue.has_lease)
+        if rows := [row for row in changed_rows if row is not None]:
             run(connection, monitors.save_states(rows))
 
     def _update_listening(self, connection: psycopg.Connection[Any]) -> bool:
@@ -481,8 +481,8 @@ class Host:
         """Note a SEND into one of the queues, or a changed definition."""
         if notice.channel == MONITORS_CHANNEL:
             self._changed.set()
-        elif (queue := re.match(r"-?(\d{1,10})\b", notice.payload)) and int(queue[1]) in self._queues:
-            self._to_check.append(int(queue[1]))
+        elif (match := re.match(r"-?(\d{1,10})\b", notice.payload)) and int(match[1]) in self._queues:
+            self._to_check.append(int(match[1]))
         else:
             return
         self._wake.set()

@@ -91,7 +91,7 @@ def run_task(
 
 
 def _was_cut(stop: StopSignal, problem: Exception) -> bool:
-    """True if the session was closed under the task, since the process ends."""
+    """True if `StopSignal.terminate` has closed the session, because the process ends."""
     return stop.is_requested() and stop.reason is None and isinstance(problem, InstanceError | psycopg.Error)
 
 

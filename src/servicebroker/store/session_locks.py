@@ -21,6 +21,7 @@ from servicebroker.store.statements import text_of
 
 _UNLOCK = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
 # only while no transaction holds group locks: pg_locks does not distinguish them from those of the session
+# objid is unsigned, the key of a lock is a signed integer
 _UNLOCK_ALL = (
     "select pg_advisory_unlock(%s, (objid::bigint - (objid::bigint >> 31 << 32))::int) from pg_locks "
     "where locktype = 'advisory' and granted and objsubid = 2 and classid = %s and pid = pg_backend_pid() "

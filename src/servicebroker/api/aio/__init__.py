@@ -1,1 +1,1 @@
-"""The asyncio face. The files beside this folder are made from it (tools/make_sync.py)."""
+"""The asyncio API. tools/make_sync.py makes the blocking API beside this folder from it."""

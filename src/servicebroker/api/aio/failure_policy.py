@@ -1,8 +1,8 @@
 """Failures of a procedure: undone to a savepoint, counted under the group's lock, and judged by a policy.
 
-RECEIVE comes first and the savepoint next, in its round trip: a message that is processed costs none more. If a policy
-returns messages to the queue, all of the transaction is rolled back; the session keeps the group's lock until the
-failure is counted.
+RECEIVE and the savepoint after it share a round trip, so a processed message costs no extra one. If a policy returns
+messages to the queue, the whole transaction is rolled back. The session keeps the group's lock until the failure is
+counted.
 
 Some failures come when the transaction is gone already: its COMMIT was refused, for example by a deferred constraint,
 the procedure has rolled it back, or its connection was lost. Then the message is in the queue again. The handler
@@ -64,7 +64,7 @@ class AsyncFailureHandler:
 
     Args:
         exits: whether KeyboardInterrupt and SystemExit in the main thread are a stop by the owner of the reader.
-        answers_ends: whether EndDialogs of many groups are answered without the procedure.
+        answers_ends: whether EndDialogs of several groups are answered without calling the procedure.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AsyncFailureHandler:
     async def take(self, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure) -> int:
         """Receive and process messages. Return how many were processed or put back; 0 if there is none to take.
 
-        If the connection is closed afterwards, a message has lost it, and is in the queue again.
+        If the connection is closed afterwards, it was lost while processing, and the messages are in the queue again.
         """
         if self._one_by_one:
             self._one_by_one -= 1
@@ -157,12 +157,14 @@ class AsyncFailureHandler:
             await self._ended_by_procedure(transaction, failure)
             return False
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
-            failure = InstanceError("A statement of the procedure failed, and it went on.")
+            failure = InstanceError("A statement of the procedure failed, and the procedure went on.")
         if failure is None:
             return True
         if len(self._processed) > len(messages) and undoes_all(failure):
             self._one_by_one = len(self._processed)
-            await AsyncTurn(transaction, messages).put_back()  # of all of them: this one's savepoint is too little
+            await AsyncTurn(
+                transaction, messages
+            ).put_back()  # put back the messages of all turns: the error undid the whole transaction
             return False
         await turn.undo()
         await self._failed(turn, failure, stop)
@@ -183,7 +185,7 @@ class AsyncFailureHandler:
     async def _is_of_a_message(
         self, connection: AsyncDirectConnection, problem: Exception, *, is_processed: bool
     ) -> bool:
-        """Return whether messages are to blame for an error outside of their procedure, and remember it for the policy.
+        """Return whether an error outside of the procedure is the fault of messages, and remember it for the policy.
 
         `is_processed`: the error came at the end of their transaction, not within.
         """
@@ -191,15 +193,16 @@ class AsyncFailureHandler:
         if connection.closed:
             poison.dropped(connection)
             return bool(messages) and self._lost(messages, problem)
-        if is_processed or poison.dropped(connection):  # COMMIT was refused, or the one that travelled
+        if is_processed or poison.dropped(connection):  # this COMMIT was refused, or the one sent with RECEIVE
             self._remember(messages, problem)
             return True
-        if len(messages) > 1 and undoes_all(problem):  # another transaction is to blame, or one of these
+        if len(messages) > 1 and undoes_all(problem):  # the fault of another transaction, or of one message
             self._one_by_one = len(messages)
             return True
         return False
 
     def _lost(self, messages: list[Message], problem: Exception) -> bool:
+        """Suspect the messages of a lost connection; the second loss in a row of one message is its failure."""
         keys = {_key(message) for message in messages}
         if len(keys) == 1 and keys <= self._suspects:
             self._remember(messages, problem)
@@ -209,9 +212,9 @@ class AsyncFailureHandler:
         return True
 
     def _remember(self, messages: list[Message], problem: Exception) -> None:
-        """Remember that the transaction of these messages was undone, for the policy to judge."""
-        report(_LOG, logging.INFO, "%s: what a message did was undone: %s", self._queue, told(problem))
-        if len(messages) > 1:  # find out which one
+        """Remember, for the policy, that the transaction of these messages was undone."""
+        report(_LOG, logging.INFO, "%s: the transaction of a message was undone: %s", self._queue, told(problem))
+        if len(messages) > 1:  # take them singly, to find the one that fails
             self._one_by_one = len(messages)
             return
         self._unjudged[_key(messages[0])] = problem
@@ -229,11 +232,11 @@ class AsyncFailureHandler:
         if failed:
             await transaction._do(self._engine.forget_failures(list(failed)))
             self._failing -= failed
-        transaction._is_counted = False  # if COMMIT is refused, the policy judges that
+        transaction._is_counted = False  # if COMMIT is refused, the policy decides, not poison detection
         await transaction._let_commit_travel()
 
     async def _failed(self, turn: AsyncTurn, problem: Exception, stop: StopDetector) -> None:
-        if len(turn.messages) > 1:  # find out which one
+        if len(turn.messages) > 1:  # take them singly, to find the one that fails
             self._one_by_one = len(turn.messages)
             await turn.put_back()
             return
@@ -268,8 +271,8 @@ class AsyncFailureHandler:
         except BaseException as problem:
             if stop.is_stop(problem):
                 raise
-            said = "%s: the policy has failed (%s), so that the default one decides"
-            report(_LOG, logging.ERROR, said, self._queue, told(problem), exc_info=problem)
+            text = "%s: the policy has failed (%s), so the default policy decides"
+            report(_LOG, logging.ERROR, text, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
     async def _obey(
@@ -308,7 +311,7 @@ def _key(message: Message) -> _Key:
 
 @contextmanager
 def _uncounted_if_lost(transaction: AsyncTransaction) -> Iterator[None]:
-    """Keep a lost connection from poison detection: the policy judges the message instead, when it is lost again."""
+    """Do not count a lost connection for poison detection: the policy decides if the message loses another one."""
     try:
         yield
     finally:

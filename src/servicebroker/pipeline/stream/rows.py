@@ -82,7 +82,7 @@ def holds_parts(columns: Sequence[str]) -> bool:
 
 
 def delivered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the messages for a sink: those of the batches, or those of the parts in them.
+    """Yield the messages for a sink: each batch as it is, or the messages of the parts that its rows stand for.
 
     Raises:
         adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
@@ -99,8 +99,8 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `part`, ordered by queuing_order.
 
     Raises:
-        InstanceError: this server lags behind the one that planned the part; or the query has read another batch under
-            this number, or a later batch.
+        InstanceError: this server lags behind the one that planned the part; or the query has read a later batch, or
+            this one with another end.
         adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
     """
     from adbc_driver_postgresql import dbapi
@@ -125,24 +125,26 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def _check_server(cursor: Any, window_slice: Slice) -> None:
-    """Refuse a server on which a transaction of the window is unfinished: rows that it lacks would be acknowledged."""
+    """Refuse a server on which a transaction of the window is unfinished: it lacks rows that would be acknowledged."""
     cursor.execute(text_of("rows.check_server", f"select {frontier.FRONTIER}"))
     ((frontier_here,),) = cursor.fetchall()
     if frontier_here < window_slice.hi:
         raise InstanceError(
             "The server that a task has reached lags behind the one that has planned its batch, as a standby does, and "
-            "has only a part of it: name the primary alone in the URL of the instance, or add "
+            "lacks messages of the batch: name only the primary in the URL of the instance, or add "
             "target_session_attrs=read-write."
         )
 
 
 def _labels(cursor: Any, sql: str) -> pa.Table:
+    """Return the ids and names of one kind of object."""
     cursor.execute(text_of("rows.labels", sql))
     table: pa.Table = cursor.fetch_arrow_table()
     return table
 
 
 def _with_names(batch: pa.RecordBatch, queue: str, labels: list[pa.Table]) -> pa.RecordBatch:
+    """Replace the ids in the first columns by names, and add the queue in front."""
     import pyarrow as pa
     from pyarrow import compute
 

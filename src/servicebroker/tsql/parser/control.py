@@ -56,7 +56,7 @@ _ASSIGNMENT_OPERATORS = frozenset({"=", *COMPOUND_OPERATORS})
 
 
 class ControlFlowParser(DialogParser):
-    """Parses statements around the verbs."""
+    """Parses the statements that are not verbs of Service Broker: control flow, variables, cursors, transactions."""
 
     depth = 0
     has_goto = False  # a jump can skip declarations
@@ -453,7 +453,7 @@ class ControlFlowParser(DialogParser):
         """Check that a word names a transaction and does not begin a verb."""
         return self.word not in ("SEND", "GET", "MOVE", "RECEIVE", "THROW") or self.peek() in (";", "")
 
-    # ------------------------------------------------------------ what is left to others
+    # ------------------------------------------------------------ statements for the translation
 
     def select(self, line: int) -> Statement:
         """SELECT. One that only assigns variables becomes `SelectVariables`, which needs no database."""
