@@ -1,7 +1,7 @@
 """One connection for each pair of peers: of two, both sides let the same one go.
 
-Two instances may open to each other at the same moment, and a peer that has lost a connection opens a new one while
-this side still believes in the old. docs/decisions/052 says how the moments tell these apart. A peer is the seat of an
+Two instances may open to each other at the same moment. A peer that has lost a connection opens a new one while this
+side still believes in the old. docs/decisions/052 says how the moments tell these apart. A peer is the seat of an
 owner: whoever greets under somebody else's seat, with a certificate of its own, is another peer (decision 150).
 """
 
