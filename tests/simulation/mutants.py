@@ -256,7 +256,7 @@ MUTANTS = [
         "protocol.incoming",
         "        seen = self.seen\n        place = seen.next - 1 - number\n",
         "        return None\n",
-        36,
+        1367,
     ),
     Mutant(
         "what was under way on a lost link does not travel again",
@@ -347,14 +347,14 @@ MUTANTS = [
         "broker.mirrors",
         "            del self._pairs[one], self._told[one]\n",
         "            del self._told[one]\n",
-        207,
+        89,
     ),
     Mutant(
         "pairs whose route went while the database was away are asked for good",
         "broker.mirrors",
         '        self._told = dict.fromkeys(self._pairs, "")\n',
         "        self._told.clear()\n",
-        1203,
+        520,
     ),
     Mutant(
         "who is under way does not follow the principal",
@@ -375,14 +375,14 @@ MUTANTS = [
         "broker.forwarding",
         "            case Elsewhere() as away:\n                self._forwarder.limit",
         "            case Elsewhere() as away:\n                return False\n                self._forwarder.limit",
-        4,
+        10,
     ),
     Mutant(
         "the peer's refusal is not obeyed",
         "broker.arrivals",
         "                    self._failed[handle] = event.failure\n",
         "                    pass\n",
-        1,
+        5,
     ),
     Mutant(
         "two pasts are not told",
