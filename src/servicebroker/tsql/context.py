@@ -67,7 +67,7 @@ class SessionVerbs(JoinedTransaction):
         if isinstance(operation, BeginDialog) and not transactions.dialogs:
             transactions.release_guard()
         if outcome := transactions.dialogs.run(self.engine, operation):
-            self._mark_work()
+            self._works()
             result: T = outcome[0]
             return result
         return super().run(operation)
@@ -102,7 +102,7 @@ class SessionVerbs(JoinedTransaction):
             return result
         return (yield from resumed(first, steps))
 
-    def _mark_work(self) -> None:
+    def _works(self) -> None:
         """Note that the open transaction has run a verb."""
         self._machine.context.has_worked = self._machine.transactions.count > 0
 

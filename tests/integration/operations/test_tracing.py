@@ -253,7 +253,7 @@ def test_nothing_is_asked_without_a_tracer(database: sb.Database, monkeypatch: p
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    for name in ("sent", "take"):
+    for name in ("send_with_context", "take"):
         monkeypatch.setattr(traces, name, refuse)
     database.send(begin(database), ORDER, b"x")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
