@@ -282,7 +282,7 @@ MUTANTS = [
     Mutant(
         "keys are not kept",
         "broker.arrivals",
-        "                how.keys,\n",
+        "                dialog.keys,\n",
         "                None,\n",
         2,
     ),
