@@ -112,7 +112,7 @@ def test_a_whole_file_is_read(write, tmp_path):
             "credentials belong in the environment",
         ),
         ('warehouse = "tables"', 'warehouse = "s3://lake/tables"', 3, "the checkpoints need a local folder"),
-        ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "no name of a table"),
+        ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "is not a table name"),
         ("trigger_seconds = 0.5", 'checkpoints = "s3://lake/notes"', 4, "checkpoints need a local folder"),
         ("trigger_seconds = 0.5", 'checkpoints = ""', 4, "'checkpoints' is empty"),
         ("trigger_seconds = 0.5", 'bronze = ""', 1, "without a bronze table"),
@@ -147,7 +147,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('format = "json"', 'format = "json"\nregistry = "registry:8081"', 22, "is no URL of a registry"),
         ('format = "json"', 'format = "json"\nregistry = "http://a:b@registry"', 22, "credentials belong in the"),
         ('format = "json"', 'format = "xml"\nregistry = "http://registry"', 21, "none of xml"),
-        ('format = "binary"', 'format = "text"\nencoding = "klingon"', 36, "no encoding"),
+        ('format = "binary"', 'format = "text"\nencoding = "klingon"', 36, "is not a text encoding"),
         ('format = "json"', 'format = "text"', 21, "text has one column of its own"),
     ],
 )
