@@ -65,7 +65,7 @@ COMMANDS = {
         "Serve the dashboard, pages that show and operate instances, until SIGTERM or Ctrl-C.",
     ),
     "people": Place("people", "app", "People who may sign in to the dashboard by name, and their roles."),
-    "audit": Place("audit", "audit", "Show the audit log: definitions and acts of operators, the latest first."),
+    "audit": Place("audit", "audit", "Show the audit log: definitions and actions of operators, the latest first."),
     "trail": Place("trail", "app", "Trails: a log of what happens to conversations."),
     "sql": Place(
         "sql",
