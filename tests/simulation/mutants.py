@@ -403,7 +403,7 @@ MUTANTS = [
         "protocol.outgoing",
         "        if ours and ack.token and ours != ack.token:\n",
         "        if False:\n",
-        438,
+        154,
     ),
     Mutant(
         "of fragments beside each other one is kept twice",
