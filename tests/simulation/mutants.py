@@ -433,7 +433,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        90,
+        44,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
