@@ -25,10 +25,13 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.model.reporting import report
+
 SAMPLE_INTERVAL_S = 1.0
 SUSPICION_S = 5.0  # a busy connection rarely waits at so many samples in a row, and a question is cheap
 LISTENER_CHECK_S = 20.0  # keeps the time until a new connection listens below half a minute
 _CONNECT_TIMEOUT_S = 5
+_ANSWER_TIMEOUT_S = 5.0  # else the connection of the question could be lost like those that it is about
 
 # of a session: its process id, and when that began, since ids are used again; NULL where the role may not see it
 SESSION = "select pid, backend_start from pg_stat_get_activity(pg_backend_pid())"
@@ -115,15 +118,21 @@ def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
         with psycopg.connect(
             url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="servicebroker lost sessions"
         ) as other:
-            pids = [each.session[0] for each in suspects.values()]
-            existing: dict[int, datetime | None] = dict(other.execute(_EXISTING, (pids,)).fetchall())
+            deadline = threading.Timer(_ANSWER_TIMEOUT_S, hang_up, (other,))
+            deadline.start()
+            try:
+                pids = [each.session[0] for each in suspects.values()]
+                existing: dict[int, datetime | None] = dict(other.execute(_EXISTING, (pids,)).fetchall())
+            finally:
+                deadline.cancel()
     except psycopg.Error as problem:
-        _LOG.debug("whether sessions still exist is not known: %s", problem)
+        report(_LOG, logging.DEBUG, "whether sessions still exist is not known: %s", problem)
         return
     for connection, (pid, start) in ((connection, each.session) for connection, each in suspects.items()):
         is_replaced = pid in existing and start and existing[pid] and existing[pid] != start
         if (pid not in existing or is_replaced) and not connection.closed:
-            _LOG.warning("PostgreSQL has no session %s any more, and nobody closed the connection: it is closed.", pid)
+            said = "PostgreSQL has no session %s any more, and nobody closed the connection: it is closed."
+            report(_LOG, logging.WARNING, said, pid)
             hang_up(connection)
 
 

@@ -146,6 +146,18 @@ def test_a_listener_is_told_too(proxy: ForgetfulProxy) -> None:
         listener.check()
 
 
+def test_a_question_without_an_answer_ends(proxy: ForgetfulProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the one thread that looks for lost sessions would wait for ever on such a session."""
+    monkeypatch.setattr(lost_sessions, "_ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(lost_sessions, "_EXISTING", f"select pg_sleep(30), 1 from ({lost_sessions._EXISTING}) of_any")
+    with psycopg.connect(proxy.direct) as asked_about:
+        suspect = lost_sessions._Watched(proxy.direct, (asked_about.info.backend_pid, None), is_listening=False)
+        begun = time.monotonic()
+        lost_sessions._judge(proxy.direct, {asked_about: suspect})
+        assert time.monotonic() - begun < 15
+        assert asked_about.execute("select 1").fetchall() == [(1,)]
+
+
 def test_the_thread_ends_with_the_last_connection(proxy: ForgetfulProxy) -> None:
     def threads() -> list[str]:
         return [thread.name for thread in threading.enumerate() if "lost sessions" in thread.name]
