@@ -40,7 +40,7 @@ from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
 from servicebroker.protocol.backoff import Backoff
-from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed
+from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed, dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
     BrokerFailure,
@@ -187,7 +187,7 @@ class MessageOpener:
     def _open(self, store: Store, came: ReceivedMessage, handle: UUID, entry: Entry) -> OpenedMessage | None:
         header = came.header
         if entry.session is None:
-            _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            journal.undeliverable(dropped(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, came.link)
             self._conversations.wanted.add(handle)  # the key may be readable when the peer sends again
             return None
         if header.exchange is not None:
@@ -270,7 +270,7 @@ class MessageOpener:
         if header.is_secured and not self._is_dated(store, link, header, place.broker, admitted):
             return None
         if place.failure is not None:
-            _drop(link, header, 11214, header.opening.contract if header.opening else "")
+            journal.undeliverable(dropped(11214, header.opening.contract if header.opening else ""), header, link)
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
         return _Beginning(came, place, admitted, payload)
@@ -297,7 +297,7 @@ class MessageOpener:
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
             return True
-        _drop(link, header, 11221, judged.reason)
+        journal.undeliverable(dropped(11221, judged.reason), header, link)
         if judged.clock is not None and link.room > 0:
             back = refusal(header, broker, is_secured=True)
             answer = structs.replace(back, kind=Kind.ACKNOWLEDGEMENT, clock=judged.clock)
@@ -451,7 +451,9 @@ class InboundWriter:
         for handle, (target, link) in targets.items():
             entry = self._conversations.get(handle)
             if handle not in made:
-                _drop(link, target.header, 11221, "both sides of the conversation are in this instance")
+                journal.undeliverable(
+                    dropped(11221, "both sides of the conversation are in this instance"), target.header, link
+                )
                 self._conversations.forget(handle)
             elif entry is not None:
                 entry.note_made(made[handle])
@@ -646,12 +648,8 @@ def _report_corrupted(came: ReceivedMessage, problem: CorruptedMessage) -> None:
 
 def _drop_stranger(came: ReceivedMessage, number: int, *values: object) -> None:
     """Drop a message that belongs to no conversation here. A peer that brings many of them is read less often."""
-    _drop(came.link, came.header, number, *values)
+    journal.undeliverable(dropped(number, *values), came.header, came.link)
     came.link.complain()
-
-
-def _drop(link: Link, header: Header, number: int, *values: object) -> None:
-    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)
 
 
 def _report_stored(endpoint: RemoteEndpoint, batch: Batch) -> None:

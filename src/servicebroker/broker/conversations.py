@@ -33,8 +33,8 @@ from servicebroker.protocol.routing import Address, Elsewhere
 
 MAX_CONVERSATIONS = 10_000  # conversations
 RECENT_S = 0.5  # seconds
-# Of a large message beside which others send small ones one fragment is under way, and more of them on a long way,
-# where those under way delay nobody: so many for each second of the shortest time until something is acknowledged.
+# fragments under way of a large message beside which others send small ones, for each second of the shortest time until
+# an acknowledgement: one on a short way, more on a long one, where they delay nobody
 ASIDE_RATE = 128
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 DEFAULT_PRIORITY = 5

@@ -31,7 +31,7 @@ from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.certificates import SESSION_KEY
 from servicebroker.model.security.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
 from servicebroker.model.security.permissions import PUBLIC_ID
-from servicebroker.protocol.dialog import Dropped
+from servicebroker.protocol.dialog import Dropped, dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
     BATCHED,
@@ -298,11 +298,11 @@ class DialogSecurity:
         if header.is_from_initiator or session.second is not None:
             known = keys.first_key_id if header.is_from_initiator else keys.second_key_id
             if exchange.key_id != known:
-                _drop(link, header, 11233)
+                journal.undeliverable(dropped(11233), header, link)
                 return None
             return endpoint, session
         if not session.has_second:
-            _drop(link, header, 11221, "an anonymous target has no key of its own")
+            journal.undeliverable(dropped(11221, "an anonymous target has no key of its own"), header, link)
             return None
         opened = self._open(store, endpoint.database_id, exchange, header, link)
         if opened is None:
@@ -455,7 +455,7 @@ class DialogSecurity:
         master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
         secret = None if master is None else self._keys.private_key(own.key.private_key, master)
         if master is None or secret is None:
-            _drop(link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            journal.undeliverable(dropped(28054, header.to_service, NO_SERVICE_MASTER_KEY), header, link)
             return None
         key = self._exchanges.unwrap(exchange, secret, header)
         if key is None:
@@ -480,7 +480,3 @@ def _header(endpoint: RemoteEndpoint) -> Header:
     return Header(
         *(one.conversation_id, one.is_initiator, kind, True, one.far_service, None, one.own_service, one.own_broker)
     )
-
-
-def _drop(link: Link, header: Header, number: int, *values: object) -> None:
-    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)

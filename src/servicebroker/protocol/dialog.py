@@ -441,7 +441,7 @@ class Dialog:
         if self._failure is None or self._repeats(header, payload):
             return [*events, *self._take(header, payload, allowance)]
         self._is_refusing = True
-        return [*events, _dropped(11212)]
+        return [*events, dropped(11212)]
 
     def batch(self) -> Batch | None:
         """Return the batch to store now; None if there is nothing, or if the last one is not `committed` yet."""
@@ -490,13 +490,13 @@ class Dialog:
         """Why a frame is not for this endpoint."""
         identity = self.identity
         if header.is_from_initiator == identity.is_initiator:
-            return _dropped(11221, "it comes from this side of the conversation")
+            return dropped(11221, "it comes from this side of the conversation")
         if header.to_service != identity.own_service:
-            return _dropped(11222, header.to_service, identity.own_service)
+            return dropped(11222, header.to_service, identity.own_service)
         if header.opening is not None and header.opening.contract != identity.contract and identity.contract:
-            return _dropped(11223, header.opening.contract, identity.contract)
+            return dropped(11223, header.opening.contract, identity.contract)
         if self.far_broker not in (None, header.from_broker):
-            return _dropped(11224)
+            return dropped(11224)
         return None
 
     def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Diverged | None:
@@ -519,7 +519,7 @@ class Dialog:
         """Stop the conversation: this side is told once, the peer whenever it sends."""
         self._is_refusing = True
         if self._failure is not None:
-            return [_dropped(11212)]
+            return [dropped(11212)]
         self._failure = diverged.far
         self._happens(DialogEvent.DIVERGED)
         return [diverged]
@@ -563,17 +563,17 @@ class Dialog:
     def _explain(self, verdict: Verdict, number: int) -> Dropped:
         match verdict:
             case Verdict.DUPLICATE:
-                return _dropped(11218)
+                return dropped(11218)
             case Verdict.TOO_FAR:
-                return _dropped(11217, self._incoming.seen.next, number)
+                return dropped(11217, self._incoming.seen.next, number)
             case Verdict.OVER_QUOTA:
-                return Dropped(11217, f"{_dropped(11217, self._incoming.seen.next, number).text} {OVER_QUOTA}")
+                return Dropped(11217, f"{dropped(11217, self._incoming.seen.next, number).text} {OVER_QUOTA}")
             case Verdict.AFTER_END:
-                return _dropped(11212)
+                return dropped(11212)
             case Verdict.MISSHAPEN:
-                return _dropped(11221, "the size of the fragment, or their number, does not fit the message")
+                return dropped(11221, "the size of the fragment, or their number, does not fit the message")
             case _:
-                return _dropped(11221, "its fragments differ from those that came before")
+                return dropped(11221, "its fragments differ from those that came before")
 
     # --- time and links
 
@@ -651,5 +651,6 @@ class Dialog:
         self.sending = after
 
 
-def _dropped(number: int, *values: object) -> Dropped:
+def dropped(number: int, *values: object) -> Dropped:
+    """Return the event of a message that is dropped, with the text of its number."""
     return Dropped(number, RULES[number].text.format(*values))

@@ -159,7 +159,7 @@ ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.POSTPONED, BatchEvent.NO_ROOM): Step(Storing.NOTHING, (Act.ROLL_BACK,)),
 }
 
-UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # nothing has left: its target may still be made here
+UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # no message has left, so its target may still be made here
 UNSETTLED = UNCLAIMED | {Stage.DELAYED}  # is matched whenever it is looked at
 
 

@@ -48,8 +48,7 @@ class TsqlError(BrokerError):
 
     def headline(self) -> str:
         """Return the first line: number, level, state, procedure and line."""
-        where = f", Procedure {self.procedure}" if self.procedure else ""
-        return f"Msg {self.number}, Level {self.severity}, State {self.state}{where}, Line {self.line}"
+        return _headline(self)
 
     def at(self, line: int, procedure: str) -> TsqlError:
         """Set the place of the error, unless it has one, and return the error."""
@@ -71,6 +70,15 @@ class Message(NamedTuple):
     state: int = 0
     line: int = 0
     procedure: str = ""
+
+    def headline(self) -> str:
+        """Return the first line, as of an error."""
+        return _headline(self)
+
+
+def _headline(told: TsqlError | Message) -> str:
+    where = f", Procedure {told.procedure}" if told.procedure else ""
+    return f"Msg {told.number}, Level {told.severity}, State {told.state}{where}, Line {told.line}"
 
 
 def syntax_error(near: str, line: int) -> TsqlError:

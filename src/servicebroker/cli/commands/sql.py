@@ -202,18 +202,13 @@ def _say_message(message: Message) -> None:
     if _is_printed(message):
         say_block(message.text, hanging="")
         return
-    say(_place(message))
+    say(message.headline())
     say_block(message.text)
 
 
 def message_text(message: Message) -> str:
     """Return a message as one text."""
-    return message.text if _is_printed(message) else f"{_place(message)}\n{message.text}"
-
-
-def _place(message: Message) -> str:
-    where = f", Procedure {message.procedure}" if message.procedure else ""
-    return f"Msg {message.number}, Level {message.severity}, State {message.state}{where}, Line {message.line}"
+    return message.text if _is_printed(message) else f"{message.headline()}\n{message.text}"
 
 
 def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
