@@ -444,7 +444,7 @@ MUTANTS = [
         "                self._writer.committed(store, stored)\n"
         "                stored = None\n"
         "                self._frames.send(store, is_traced=False)\n",
-        1615,
+        4626,
     ),
     Mutant(
         "what the peer once had is relied on",
@@ -465,7 +465,7 @@ MUTANTS = [
         "broker.matching",
         "            entries[handle].note_claim(ready[handle])\n",
         "            pass\n",
-        1023,
+        4626,
     ),
     Mutant(
         "an acknowledgement is not noted where it arrives",
