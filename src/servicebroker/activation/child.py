@@ -199,7 +199,7 @@ def _run(url: str, keys: str | None, spec: TaskSpec, source: str, stop: StopSign
     with open_instance(url, upkeep=None, keys=keys) as instance:
         instance.poison = _ReportingDetector(report)
         database, *rest = names.name_parts("procedure", spec.procedure, 3)
-        name = ".".join(f"[{part.replace(']', ']]')}]" for part in rest)
+        name = names.bracketed(*rest)
         procedure = find_registered(instance.database(database), name)
         if procedure is None:
             report(log=str(BrokerError(9614, spec.queue)), level=logging.ERROR)

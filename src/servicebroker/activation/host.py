@@ -315,7 +315,7 @@ class Host:
 
     def _resolve(self, definition: Definition) -> Procedure | None:
         database_name, *rest = names.name_parts("procedure", definition.procedure, 3)
-        name = ".".join(f"[{part.replace(']', ']]')}]" for part in rest)
+        name = names.bracketed(*rest)
         try:
             database = self.instance.database(database_name)
         except BrokerError:

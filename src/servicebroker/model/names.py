@@ -124,6 +124,11 @@ def name_parts(kind: str, name: object, most: int) -> list[str]:
     return [checked(kind, part) for part in parts]
 
 
+def bracketed(*parts: str) -> str:
+    """Return the name with each part in brackets, as `name_parts` reads it. Missing parts stay empty, as in a..b."""
+    return ".".join(f"[{part.replace(']', ']]')}]" if part else "" for part in parts)
+
+
 def split_name(kind: str, name: object) -> tuple[str, str]:
     """Return schema and name of an object whose name has at most these two parts; the default schema is dbo."""
     *schema, own = name_parts(kind, name, 2)

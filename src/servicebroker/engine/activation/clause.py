@@ -90,7 +90,7 @@ def _procedure(user: User, activation: Activation) -> str:
         raise BrokerError(9742, procedure)
     if len(prefix) < 2:
         prefix = [user.database, *(prefix or ["dbo"])]
-    return ".".join(f"[{part.replace(']', ']]')}]" for part in (*prefix, procedure))
+    return names.bracketed(*prefix, procedure)
 
 
 def _principal(user: User, execute_as: object) -> Steps[int]:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.engine.activation.clause import OWNER_ID
+from servicebroker.model import names
 from servicebroker.protocol.queue_monitor import Seen
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
@@ -43,7 +44,7 @@ class Definition(NamedTuple):
     @property
     def name(self) -> str:
         """`[schema].[queue]`, for the verbs of its database."""
-        return ".".join(f"[{part.replace(']', ']]')}]" for part in (self.schema, self.queue))
+        return names.bracketed(self.schema, self.queue)
 
 
 class QueueState(NamedTuple):

@@ -76,7 +76,7 @@ def _shortest(procedure: str, database: str) -> str:
     parts = names.name_parts("activation procedure", procedure, 3)
     if parts[0].lower() == database.lower():
         parts = parts[2:] if parts[1].lower() == "dbo" else parts[1:]
-    return ".".join(f"[{part.replace(']', ']]')}]" for part in parts)
+    return names.bracketed(*parts)
 
 
 def _services(database_id: int) -> Steps[dict[str, CreateService]]:

@@ -1,17 +1,13 @@
-"""Names as text: bracketed for T-SQL, and in the form that the API takes."""
+"""Names in the form that the API takes."""
 
 from __future__ import annotations
 
 import re
 
+from servicebroker.model.names import bracketed
 from servicebroker.tsql.syntax import Name
 
 _NEEDS_BRACKETS = re.compile(r"[.\[\]]")
-
-
-def bracketed(*parts: str) -> str:
-    """Return the name with each part in brackets. A part that is left out stays empty, as in database..name."""
-    return ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in parts)
 
 
 def api_name(name: Name) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.engine.security.tsql_objects import ENTER, Use, authorize_queues, authorize_uses, forget
-from servicebroker.model.names import postgres_name
+from servicebroker.model.names import bracketed, postgres_name
 from servicebroker.store.direct import DescribedRows, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
@@ -24,7 +24,6 @@ from servicebroker.tsql.interpreter.definitions.ddl_events import post_relation_
 from servicebroker.tsql.interpreter.evaluation import infer_type
 from servicebroker.tsql.interpreter.implicit_transactions import begin_before_query
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.interpreter.procedures.session_functions import serialize_session_context
 from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
 from servicebroker.tsql.interpreter.simple_expressions import Value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from servicebroker.model.names import bracketed
 from servicebroker.model.security.authentication import PROTOCOLS
 from servicebroker.operations.queues import DROP, Activation
 from servicebroker.tsql.parser.security import SecurityParser
@@ -109,8 +110,7 @@ class ObjectParser(SecurityParser):
                 clauses["status"] = self.on_off()
             elif option == "PROCEDURE_NAME":
                 self.expect("=")
-                parts = [part.replace("]", "]]") for part in self.name().parts if part]
-                clauses["procedure_name"] = ".".join(f"[{part}]" for part in parts)
+                clauses["procedure_name"] = bracketed(*filter(None, self.name().parts))
             elif option == "MAX_QUEUE_READERS":
                 self.expect("=")
                 clauses["max_queue_readers"] = self.integer()
@@ -319,7 +319,7 @@ class ObjectParser(SecurityParser):
         if method == "WINDOWS":
             return f"WINDOWS {self.take_any(*PROTOCOLS) or ''}".rstrip()
         if self.is_identifier() and self.word != "WINDOWS":
-            return f"CERTIFICATE [{self.identifier().replace(']', ']]')}]"
+            return f"CERTIFICATE {bracketed(self.identifier())}"
         return "CERTIFICATE"
 
     def type_(self, line: int, verb: str) -> Statement:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from servicebroker.engine.security.own_permissions import permissions_on
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import bracketed
 from servicebroker.model.security.permissions import IMPLIED_BY, UNASKED
 from servicebroker.store.running import run
-from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.interpreter.procedures.session_functions import PREFIXED_FUNCTIONS
 from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.translation.queries.sources import ObjectName

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.model.client_kind import audit_context_sql, client_kind
+from servicebroker.model.names import bracketed
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.interpreter.definitions.ddl_events import post_synonym_event
 from servicebroker.tsql.interpreter.definitions.modules import check_no_relation, drop_modules
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.machine import Machine
-from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from servicebroker.engine.security.tsql_objects import Use
+from servicebroker.model.names import bracketed
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import database_of
@@ -14,7 +15,6 @@ from servicebroker.tsql.interpreter.calls import bind_arguments, system_procedur
 from servicebroker.tsql.interpreter.definitions.objects import defines
 from servicebroker.tsql.interpreter.evaluation import evaluate_operand
 from servicebroker.tsql.interpreter.machine import Machine
-from servicebroker.tsql.interpreter.names import bracketed
 from servicebroker.tsql.parser.token_reader import parse_name
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.statement_errors import Message, TsqlError

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlglot import exp
 
+from servicebroker.model.names import bracketed
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import MUTATOR
@@ -236,7 +237,7 @@ def _compound_value(piece: Slice, place: int, alias: str) -> exp.Expression:
     """Return the value of a compound assignment, whose operator is at `place`, to a column of `alias`."""
     left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
     read_value(right)  # must be complete by itself before it is put in parentheses
-    prefix = f"[{alias.replace(']', ']]')}]." if alias and len(left.words) == 1 else ""
+    prefix = f"{bracketed(alias)}." if alias and len(left.words) == 1 else ""
     return read_value(slice_text(f"{prefix}{left.text} {COMPOUND_OPERATORS[piece.words[place]]} ({right.text})"))
 
 
