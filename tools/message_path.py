@@ -8,7 +8,8 @@ message of a conversation needs. `--files` leaves the functions out; `--write` p
 docs/reference/message-path.md, where a test compares it.
 
 What only happens now and then (a daemon looks at its endpoint once a second) is on no message's way: several messages
-are sent, and what all of them pass is printed.
+are sent, and what all of them pass is printed. On a busy machine each message takes as long as such a period: what
+threads of the network also call while nothing is sent is left out.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ SOURCES = Path(sb.__file__).parent
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/message-path.md"
 SENDER, RECEIVER = "//path/Sender", "//path/Receiver"
 CONVERSATION_COUNT = 6
+IDLE_S = 1.0  # without a message: longer than each period of the network
 STAGES = (  # the threads that work for a message, in the order in which it first needs them
     "sender: application",
     "sender: rounds of the daemon",
@@ -134,9 +136,14 @@ def ways_of_messages(sending: str, receiving: str) -> tuple[Way, Way]:
                 handle = sender.database.begin_dialog(SENDER, RECEIVER, encryption=False)
                 first.append(_carry(recorder, sender, receiver, handle))
                 later.append(_carry(recorder, sender, receiver, handle))
+            idle: Way = {}
+            recorder.way = idle
+            time.sleep(IDLE_S)
+            recorder.way = None
     finally:
         threading.setprofile(before)
-    return _common(first[1:]), _common(later[1:])  # without the first message, for which the daemons have to connect
+    # without the first message, for which the daemons have to connect
+    return _common(first[1:], idle), _common(later[1:], idle)
 
 
 def _carry(recorder: Recorder, sender: Site, receiver: Site, handle: UUID) -> Way:
@@ -152,13 +159,18 @@ def _carry(recorder: Recorder, sender: Site, receiver: Site, handle: UUID) -> Wa
     return way
 
 
-def _common(ways: list[Way]) -> Way:
-    """Return the calls that are in all of them, in the order of the first."""
+def _common(ways: list[Way], idle: Way) -> Way:
+    """Return the calls that are in all of them, in the order of the first, without those of an idle network."""
     first, *others = ways
     found: Way = {}
     for stage in STAGES:
+        periodic = idle.get(stage, {}) if stage.endswith("network") else {}
         for file, functions in first[stage].items():
-            kept = [name for name in functions if all(name in other[stage].get(file, []) for other in others)]
+            kept = [
+                name
+                for name in functions
+                if name not in periodic.get(file, []) and all(name in other[stage].get(file, []) for other in others)
+            ]
             if kept:
                 found.setdefault(stage, {})[file] = kept
     return found
