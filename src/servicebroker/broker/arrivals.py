@@ -197,7 +197,7 @@ class MessageOpener:
             entry.secure(*learned)
             return OpenedMessage(handle, header, _opened(came.envelope, learned[1]))
         payload = _opened(came.envelope, entry.session)
-        if not entry.endpoint.is_acknowledged:
+        if header.is_secured and not entry.endpoint.is_acknowledged:
             self._security.note_capabilities(entry.endpoint, header)
         return OpenedMessage(handle, header, payload)
 

@@ -124,12 +124,12 @@ class DialogSecurity:
         self._brokers: dict[tuple[int, UUID], KnownBroker] = {}  # by certificate, as they are stored
         # By our database and the far service: for each broker, whether it understands exchanges of a batch.
         self._batching: dict[tuple[int, str], dict[UUID, bool]] = {}
-        self._learned: dict[UUID, Learned] = {}  # by handle, to be saved
+        self.learned: dict[UUID, Learned] = {}  # by handle, to be saved
 
     def forget(self) -> None:
         """Forget what was written and may not have been committed."""
         self._brokers.clear()
-        self._learned.clear()
+        self.learned.clear()
 
     def session(self, endpoint: RemoteEndpoint) -> SessionKeys | None:
         """The keys of a conversation that has them; None while its master key cannot be opened."""
@@ -220,7 +220,7 @@ class DialogSecurity:
 
     def note_capabilities(self, endpoint: RemoteEndpoint, header: Header) -> None:
         """Remember what the broker of a target can do, by its first acknowledgement of a secured conversation."""
-        if not header.is_secured or header.is_from_initiator or header.acknowledgement is None:
+        if header.is_from_initiator or header.acknowledgement is None:
             return
         if len(self._batching) >= MOST_BROKERS:
             self._batching.clear()
@@ -311,15 +311,14 @@ class DialogSecurity:
             journal.conversation("No Certificate", header, link)
             return None
         sealed = seal(opened.master, opened.key, SESSION_KEY)
-        self._learned[endpoint.conversation_handle] = exchange.key_id, sealed
+        self.learned[endpoint.conversation_handle] = exchange.key_id, sealed
         keys = keys._replace(second_key_id=exchange.key_id, second_key=sealed)
         return endpoint._replace(keys=keys), session._replace(second=_session_key(opened.key))
 
     def save(self, store: Store) -> None:
         """Save the keys of targets that this round has learned."""
-        learned, self._learned = self._learned, {}
-        if learned:
-            store.save_second_keys(learned)
+        learned, self.learned = self.learned, {}
+        store.save_second_keys(learned)
 
     # ---------------------------------------------------------------- the target
 

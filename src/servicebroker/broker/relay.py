@@ -203,7 +203,8 @@ class Relay:
                 self._charges.note_bringer(received.handle, one.link)
                 touched.add(received.handle)
             self._charges.charge(one.link, began)
-        self._security.save(store)
+        if self._security.learned:
+            self._security.save(store)
         return touched
 
     def _pass_on(self, store: Store, came: list[ReceivedMessage]) -> list[ReceivedMessage]:
