@@ -15,6 +15,8 @@
 # make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 1,000,000
 #                open dialogs; 50 kills of a pipeline; ten times a million through one queue
 # make chaos     an hour of everything that goes wrong, one fault after the other, under load (docs/reliability.md)
+# make mutants   plant COUNT=100 small faults, drawn by SEED, in a copy of the tree; list those that no test finds; the
+#                first time it runs each test file once under coverage, for two hours; it continues where it stopped
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -25,6 +27,8 @@ OUT ?= demo-data
 SEEDS ?= 0:100000
 # a change is judged by the same random cases each time; simulate and soak look for new ones
 SEED ?= 1
+# of mutants that are judged, with those of earlier runs
+COUNT ?= 100
 # the programs of another PostgreSQL for the tests' server
 POSTGRES ?=
 ON_POSTGRES := $(if $(POSTGRES),--postgres $(POSTGRES))
@@ -35,7 +39,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all coverage coverage-of-simulation check sync lint types unit conformance simulate soak chaos bench docs clean
+.PHONY: help install demo test test-all coverage coverage-of-simulation check sync lint types unit conformance simulate soak chaos mutants bench docs clean
 
 help:
 	@sed '/^$$/q; s/^# //' Makefile
@@ -120,6 +124,9 @@ soak: install
 chaos: install
 	$(BIN)/python -m pytest -q tests/integration/between_instances/test_chaos.py --chaos-seconds 3600 --log-cli-level INFO
 
+mutants: install
+	$(BIN)/python -m servicebroker_lab.mutation --seed $(SEED) --count $(COUNT)
+
 bench: install
 	$(BIN)/python -m servicebroker_lab.benchmarks all --write docs/benchmarks.md
 
@@ -131,4 +138,4 @@ docs: install
 	$(BIN)/python -m pytest -q --full tests/integration/documentation/test_site_in_a_browser.py tests/integration/documentation/test_pages.py
 
 clean:
-	rm -rf $(VENV) demo-data site .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .mutants demo-data site .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

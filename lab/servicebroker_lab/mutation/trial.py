@@ -1,0 +1,52 @@
+"""Run the tests that reach a mutant, and say how it ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import NamedTuple
+
+import pytest
+
+from servicebroker_lab.mutation.drawing import Mutant
+from servicebroker_lab.mutation.project import Copy, Ended
+from servicebroker_lab.mutation.reach import Choice
+
+STARTUP_S = 60.0  # of pytest with a server, on a machine that is loaded
+SLOWNESS_FACTOR = 4.0  # of the deadline, against the time that was recorded
+
+KILLED = "killed"  # a test failed
+HUNG = "hung"  # the deadline passed: killed, too
+SURVIVED = "survived"
+UNREACHED = "unreached"  # no recorded test runs the line
+UNJUDGED = "unjudged"  # the tests could not run: a fault of the run, not of the mutant
+DEAD = {KILLED, HUNG}
+
+_FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
+
+
+class Outcome(NamedTuple):
+    """The end of a mutant, the test that killed it, and the seconds until then."""
+
+    outcome: str
+    killer: str
+    seconds: float
+
+
+def run_trial(copy: Copy, mutant: Mutant, choice: Choice) -> Outcome:
+    """Plant a mutant into the copy and run the chosen tests until one fails."""
+    if not choice.tests:
+        return Outcome(UNREACHED, "", 0.0)
+    began = time.monotonic()
+    try:
+        with copy.changed(mutant.path, mutant.text):
+            done = copy.run_tests(choice.tests, STARTUP_S + SLOWNESS_FACTOR * choice.seconds, "-x")
+    except Ended:
+        return Outcome(HUNG, "", time.monotonic() - began)
+    seconds = time.monotonic() - began
+    if done.returncode == pytest.ExitCode.OK:
+        return Outcome(SURVIVED, "", seconds)
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in done.stdout:
+        return Outcome(UNJUDGED, done.stdout[-500:], seconds)
+    failure = _FAILURE.search(done.stdout)  # none when the product cannot even be imported
+    return Outcome(KILLED, failure[1] if failure else done.stdout.strip().splitlines()[-1][:200], seconds)
