@@ -28,7 +28,7 @@ from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store import session_locks
 from servicebroker.store.concurrency import current_work
-from servicebroker.store.connection import one_line
+from servicebroker.store.connection import ENCODING, one_line
 from servicebroker.store.direct import DirectConnection, QueuedCommand, is_direct, is_idle, run_command, send_ahead
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.server_errors import in_our_words
@@ -64,16 +64,24 @@ class JoinedTransaction(Verbs):
         connection = self.connection
         try:
             session_locks.settle(connection)
-            if connection.autocommit and is_idle(connection):
-                return run_alone(connection, steps)
-            result = run(connection, steps)
-            session_locks.note_transaction(connection)
-            return result
+            encoding = connection.info.parameter_status("client_encoding") or ENCODING
+            if encoding != ENCODING and is_direct(connection):
+                with _in_utf8(connection, encoding):
+                    return self._run(steps)
+            return self._run(steps)
         except psycopg.Error as problem:
             raise_in_our_words(problem)
         except BrokerError as refused:
             find_reason(connection, self.engine, refused)
             raise
+
+    def _run(self, steps: Steps[T]) -> T:
+        connection = self.connection
+        if connection.autocommit and is_idle(connection):
+            return run_alone(connection, steps)
+        result = run(connection, steps)
+        session_locks.note_transaction(connection)
+        return result
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -386,6 +394,21 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self.database.instance.check_process()
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+@contextmanager
+def _in_utf8(connection: psycopg.Connection[Any], encoding: str) -> Iterator[None]:
+    """Let the application's connection speak UTF8 for one verb, and give it its own encoding back.
+
+    In a transaction the change is local, so that a ROLLBACK undoes it, too.
+    """
+    change = "set" if connection.autocommit and is_idle(connection) else "set local"
+    connection.execute(f"{change} client_encoding to '{ENCODING}'".encode())
+    try:
+        yield
+    finally:
+        if not connection.closed and connection.pgconn.transaction_status != TransactionStatus.INERROR:
+            connection.execute(f"{change} client_encoding to '{encoding}'".encode())
 
 
 def is_full_disk(error: BaseException | None) -> bool:

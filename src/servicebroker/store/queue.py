@@ -75,7 +75,10 @@ def _together(*texts: str) -> str:
 def _renewed(queue_id: int, schema: str, view: str, retention: bool) -> list[str]:
     names = {"schema": quoted(schema), "view": quoted(view)}
     return [
-        *(_text(part, queue_id) for part in ("retained", "retained_conversation", "identity", *_COUNTERS)),
+        *(
+            _text(part, queue_id)
+            for part in ("retained", "retained_conversation", "identity", "row_security", *_COUNTERS)
+        ),
         *_functions(queue_id, retention),
         *(_text(part, queue_id, **names) for part in ("view", "refuse", "refuse_all")),
     ]

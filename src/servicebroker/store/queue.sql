@@ -70,6 +70,14 @@ if not (select indisreplident from pg_index where indexrelid = 'servicebroker.re
     alter table servicebroker.retained_{id} replica identity using index retained_{id}_conversation;
 end if;
 
+-- name: row_security
+-- An event trigger may set it for every new table. Who may see a queue is told by our permissions, and by its view.
+if exists (select from pg_class where oid in ('servicebroker.queue_{id}'::regclass, 'servicebroker.retained_{id}'::regclass)
+           and relrowsecurity) then
+    alter table servicebroker.queue_{id} disable row level security, no force row level security;
+    alter table servicebroker.retained_{id} disable row level security, no force row level security;
+end if;
+
 -- name: receives
 -- How often RECEIVE was executed while the queue is monitored, and how often one without WHERE found nothing. A sequence, because it
 -- counts what is rolled back too; unlogged, so that drawing from it assigns no transaction id.

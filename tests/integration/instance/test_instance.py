@@ -398,6 +398,39 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_joining_a_connection_of_another_encoding(fresh_database: sb.Database, encoding: str, autocommit: bool) -> None:
+    """The verbs take and return any name, and the connection keeps its encoding."""
+    fresh_database.define(
+        {
+            "message_types": {"//注文": "NONE"},
+            "contracts": {"//契約": {"//注文": "ANY"}},
+            "queues": {"待ち": {}},
+            "services": {"//倉庫": {"queue": "待ち", "contracts": ["//契約"]}},
+        }
+    )
+    with psycopg.connect(fresh_database.instance.url, autocommit=autocommit) as connection:
+        connection.execute(f"set client_encoding to '{encoding}'")  # type: ignore[call-overload]
+        connection.commit()
+        shown = (connection.execute("show client_encoding").fetchone(), connection.rollback())[0]
+        verbs = fresh_database.join(connection)
+        handle = verbs.begin_dialog("//倉庫", "//倉庫", contract="//契約")
+        verbs.send(handle, "//注文", b"x")
+        assert connection.execute("show client_encoding").fetchone() == shown
+        connection.commit()
+        with pytest.raises(sb.BrokerError, match="//拒否"):
+            verbs.send(handle, "//拒否", b"x")
+        assert connection.execute("show client_encoding").fetchone() == shown
+        (message,) = verbs.receive("待ち")
+        assert message.service_name == "//倉庫"
+        with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
+            verbs.send(message.conversation_handle, "//注文", b"y")
+            connection.execute("select 1 / 0")
+        connection.rollback()
+        assert connection.execute("show client_encoding").fetchone() == shown
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
 def test_a_verb_in_a_pipeline_of_the_application_does_nothing(database: sb.Database, autocommit: bool) -> None:
     handle, _ = open_dialog(database)
     database.send(handle, ORDER, b"stays")

@@ -149,6 +149,112 @@ def test_times_are_utc_whatever_the_server_and_the_client_have(
         assert bodies(database.receive(STOCK_QUEUE)) == []
 
 
+def make_encoded(server: EmbeddedServer, encoding: str) -> str:
+    """An empty PostgreSQL database of another encoding."""
+    name = f"encoded_{encoding.lower()}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"drop database if exists {name} with (force)")  # type: ignore[call-overload]
+        connection.execute(  # type: ignore[call-overload]
+            f"create database {name} template template0 encoding '{encoding}' locale_provider libc locale 'C'"
+        )
+    return server.url.replace(":///servicebroker?", f":///{name}?")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "WIN1252", "EUC_JP"])
+def test_a_database_of_another_encoding_is_refused_by_its_name(server: EmbeddedServer, encoding: str) -> None:
+    url = make_encoded(server, encoding)
+    with pytest.raises(sb.InstanceError, match=f"with the encoding UTF8; the encoding of 'encoded_.*' is {encoding}"):
+        sb.open(url)
+    done = CliRunner().invoke(command, ["init", "--instance", url])
+    assert f"is {encoding}. Make another one" in str(done.exception)
+
+
+@pytest.mark.parametrize("theirs", ["LATIN1", "SQL_ASCII", "EUC_JP"])
+def test_our_sessions_speak_utf8_whatever_the_client_has(
+    make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch, theirs: str
+) -> None:
+    url = make_instance_url()
+    monkeypatch.setenv("PGCLIENTENCODING", theirs)
+    with sb.open(f"{url}&client_encoding={theirs}") as instance:
+        database = instance.database("Läden 店", create=True)
+        database.create_queue("待ち")
+        assert query(database, "select name from servicebroker.queues where name = '待ち'") == [("待ち",)]
+        assert query(database, "show client_encoding") == [("UTF8",)]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "plpgsql.extra_errors = 'all'",
+        "plpgsql.variable_conflict = use_variable",
+        "datestyle = 'German, DMY'",
+        "search_path = hostile, public, pg_catalog",
+    ],
+)
+def test_settings_of_the_server_that_change_functions_and_dates(make_url: Callable[[], str], setting: str) -> None:
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create schema hostile")
+        connection.execute("create function hostile.count(integer) returns integer language sql as 'select 7'")
+        connection.execute("create function hostile.lower(text) returns text language sql as 'select $1'")
+        name = conninfo_to_dict(url)["dbname"]
+        connection.execute(f"alter database {name} set {setting}")  # type: ignore[call-overload]
+    with sb.open(url) as instance:
+        database = define_standard_set(instance.database("Mine", create=True))
+        _, target = open_dialog(database)
+        assert database.execute_tsql("SELECT DATEADD(day, 1, CAST('02/03/2020' AS datetime))").rows == [
+            (datetime(2020, 2, 4),)
+        ]
+        with psycopg.connect(url) as connection:
+            joined = database.join(connection)
+            joined.send(target, REPLY, b"x")
+            joined.end_conversation(target)
+        assert bodies(database.receive("OrdersQueue")) == [b"x", None]
+        assert instance.check().findings == []
+
+
+_DISGUISE = (
+    "create function public.seen() returns event_trigger language plpgsql as $$ declare one record; begin "
+    "for one in select * from pg_event_trigger_ddl_commands() where command_tag = 'CREATE TABLE' loop "
+    "execute format('alter table %s {}', one.object_identity); end loop; end $$"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("create schema tsql", "has a schema tsql that no instance has made"),
+        ("create schema servicebroker_fence", "has a schema servicebroker_fence"),
+        ("create schema servicebroker; create table servicebroker.migrations (id int)", "has a schema servicebroker "),
+        (
+            "create function public.seen() returns event_trigger language plpgsql as $$ begin raise 'no DDL'; end $$",
+            r"refuses the schema of servicebroker \(no DDL\), .* see its statements \(watch\)",
+        ),
+        (_DISGUISE.format("owner to pg_monitor"), "belongs to pg_monitor .* see its statements"),
+    ],
+)
+def test_what_an_installation_meets_is_said_in_one_sentence(make_url: Callable[[], str], made: str, said: str) -> None:
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(made)  # type: ignore[call-overload]
+        if "event_trigger" in made:
+            connection.execute("create event trigger watch on ddl_command_end execute function public.seen()")
+        before = connection.execute("select count(*) from pg_namespace").fetchall()
+        with pytest.raises(sb.InstanceError, match=said) as caught:
+            sb.open(url)
+        assert "\n" not in str(caught.value)
+        assert connection.execute("select count(*) from pg_namespace").fetchall() == before
+
+
+def test_row_security_that_an_event_trigger_sets_is_switched_off(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_DISGUISE.format("enable row level security"))  # type: ignore[call-overload]
+        connection.execute("create event trigger watch on ddl_command_end execute function public.seen()")
+    with sb.open(url) as instance:
+        assert instance.check().findings == []
+
+
 @pytest.mark.parametrize(
     "arguments", [["doctor"], ["status"], ["check"], ["poison", "list"], ["serve"], ["route", "list"]]
 )

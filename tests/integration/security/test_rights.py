@@ -288,9 +288,11 @@ def test_who_cannot_be_restricted_and_who_is_nobody(shop: sb.Database) -> None:
 
 def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database, url: str) -> None:
     with shop.instance.connection() as connection:
-        connection.execute(f"grant usage on schema servicebroker to {ROLE}")  # type: ignore[call-overload]
         connection.execute(f"grant update (state) on servicebroker.conversation_endpoints to {ROLE}")  # type: ignore[call-overload]
         connection.execute(f"grant execute on function servicebroker.send to {ROLE}")  # type: ignore[call-overload]
+        (rights,) = shop.instance.show_rights(ROLE)
+        assert rights.direct == []  # without USAGE on the schema the role reaches none of them
+        connection.execute(f"grant usage on schema servicebroker to {ROLE}")  # type: ignore[call-overload]
     (rights,) = shop.instance.show_rights(ROLE)
     assert rights.direct == ["EXECUTE on servicebroker.send", "UPDATE on servicebroker.conversation_endpoints"]
     done = CliRunner().invoke(command, ["doctor"], env={"SERVICEBROKER_INSTANCE": shop.instance.url})

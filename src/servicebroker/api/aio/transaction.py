@@ -27,7 +27,7 @@ from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import current_work, finish
-from servicebroker.store.aio.connection import one_line
+from servicebroker.store.aio.connection import ENCODING, one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_ahead
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import QueuedCommand, is_direct, is_idle
@@ -64,16 +64,24 @@ class AsyncJoinedTransaction(AsyncVerbs):
         connection = self.connection
         try:
             await session_locks.settle(connection)
-            if connection.autocommit and is_idle(connection):
-                return await run_alone(connection, steps)
-            result = await run(connection, steps)
-            await session_locks.note_transaction(connection)
-            return result
+            encoding = connection.info.parameter_status("client_encoding") or ENCODING
+            if encoding != ENCODING and is_direct(connection):
+                async with _in_utf8(connection, encoding):
+                    return await self._run(steps)
+            return await self._run(steps)
         except psycopg.Error as problem:
             raise_in_our_words(problem)
         except BrokerError as refused:
             await find_reason(connection, self.engine, refused)
             raise
+
+    async def _run(self, steps: Steps[T]) -> T:
+        connection = self.connection
+        if connection.autocommit and is_idle(connection):
+            return await run_alone(connection, steps)
+        result = await run(connection, steps)
+        await session_locks.note_transaction(connection)
+        return result
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -386,6 +394,21 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self.database.instance.check_process()
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+@asynccontextmanager
+async def _in_utf8(connection: psycopg.AsyncConnection[Any], encoding: str) -> AsyncIterator[None]:
+    """Let the application's connection speak UTF8 for one verb, and give it its own encoding back.
+
+    In a transaction the change is local, so that a ROLLBACK undoes it, too.
+    """
+    change = "set" if connection.autocommit and is_idle(connection) else "set local"
+    await connection.execute(f"{change} client_encoding to '{ENCODING}'".encode())
+    try:
+        yield
+    finally:
+        if not connection.closed and connection.pgconn.transaction_status != TransactionStatus.INERROR:
+            await finish(connection.execute(f"{change} client_encoding to '{encoding}'".encode()))
 
 
 def is_full_disk(error: BaseException | None) -> bool:

@@ -54,13 +54,13 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
     return OwnerVerbs
 
 
-# the role has rights on the functions of the fence, and none on the tables
+# the role has rights on the functions of the fence, and none on the tables, which are there
 _IS_FENCED = (
     "coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace "
     "where nspname = 'servicebroker_fence'), false) "
     "and not coalesce((select has_table_privilege(c.oid, 'update') from pg_class c "
     "join pg_namespace n on n.oid = c.relnamespace "
-    "where n.nspname = 'servicebroker' and c.relname = 'conversation_endpoints'), false)"
+    "where n.nspname = 'servicebroker' and c.relname = 'conversation_endpoints'), true)"
 )
 
 

@@ -40,13 +40,14 @@ from servicebroker.services s where s.database_id = $1 and s.name = $2
 select service_contract_id from servicebroker.service_contracts where database_id = $1 and name = $2
 
 -- name: find_direct_rights
-with ours as materialized (select c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) as name
+with ours as materialized (select c.oid, c.relkind, n.oid as schema_oid, format('%I.%I', n.nspname, c.relname) as name
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
   where n.nspname in ('servicebroker', 'servicebroker_fence') and c.relkind in ('r', 'p', 'v', 'm', 'S')
   and (n.nspname, c.relname) <> ('servicebroker_fence', 'caller')),
 rights as (select r.rolname::text as role, o.name, p.name as privilege, p.place from pg_roles r cross join ours o
 cross join unnest(  array['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER', 'USAGE'])
-  with ordinality p (name, place) where r.rolname = any ($1) and case when o.relkind = 'S' then
+  with ordinality p (name, place) where r.rolname = any ($1) and has_schema_privilege(r.oid, o.schema_oid, 'usage')
+  and case when o.relkind = 'S' then
     p.name in ('SELECT', 'UPDATE', 'USAGE') and has_sequence_privilege(r.oid, o.oid, p.name)
   when p.name = 'USAGE' then false
   when p.name in ('DELETE', 'TRUNCATE', 'TRIGGER') then has_table_privilege(r.oid, o.oid, p.name)

@@ -13,11 +13,12 @@ from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store import lost_sessions
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 
-# UTC everywhere. The rules rely on READ COMMITTED, whatever the server's default is. JIT takes seconds to compile a
-# plan that runs for milliseconds. Sessions that only listen are idle for ever. Our functions contain a backslash.
+# UTC and dates of one form everywhere. The rules rely on READ COMMITTED, whatever the server's default is. JIT takes
+# seconds to compile a plan that runs for milliseconds. Sessions that only listen are idle for ever. Our functions
+# contain a backslash, and are made without the warnings of plpgsql.
 _OPTIONS = (
     r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed "
-    "-c standard_conforming_strings=on"
+    "-c standard_conforming_strings=on -c datestyle=ISO,MDY -c plpgsql.extra_errors=none -c plpgsql.extra_warnings=none"
 )
 # our own sessions are idle and wait as long as needed, whatever the role's settings for applications are
 _NO_TIMEOUTS = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
@@ -28,6 +29,7 @@ _KEEPALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for 
 # seconds after which one of the unused connections is closed, and so on. After the sessions were lost a pool has more
 # than before, since it opens another one for each waiting caller
 _IDLE_S = 5.0
+ENCODING = "UTF8"  # of the database and of the clients that run verbs: names and texts have any character
 _MINIMUM_SERVER = 150000
 _WITH_TRANSACTION_TIMEOUT = 170000
 _PROXY = (
@@ -61,7 +63,8 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
     """Open a connection in autocommit mode, so that BEGIN is always explicit.
 
     Raises:
-        InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
+        InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15; the database is not in
+            UTF8.
     """
     try:
         connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name, _NO_TIMEOUTS))
@@ -72,6 +75,13 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         version = connection.info.server_version // 10000
         await connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
+    if (encoding := connection.info.parameter_status("server_encoding")) not in (ENCODING, None):
+        database = connection.info.dbname
+        await connection.close()
+        raise InstanceError(
+            f"servicebroker needs a PostgreSQL database with the encoding {ENCODING}; the encoding of '{database}' is "
+            f"{encoding}. Make another one: CREATE DATABASE ... TEMPLATE template0 ENCODING '{ENCODING}'."
+        )
     await _set_up(url, connection)
     if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
         await connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
@@ -95,11 +105,13 @@ def pool(url: str, size: int) -> AsyncDirectPool:
 
 
 async def _set_up(url: str, connection: AsyncDirectConnection) -> None:
-    """Watch the session. Apply its settings if PGTZ or a proxy that ignores startup options has overridden them."""
+    """Watch the session. Apply its settings if PGTZ, PGDATESTYLE or a proxy without options has overridden them."""
     ((pid, start),) = await (await connection.execute(lost_sessions.SESSION)).fetchall()
     lost_sessions.watch(connection, url, (pid, start))
-    if connection.info.parameter_status("TimeZone") != "UTC":
+    reported = connection.info.parameter_status("TimeZone"), connection.info.parameter_status("DateStyle")
+    if reported != ("UTC", "ISO, MDY"):
         await connection.execute("set timezone = 'UTC'")
+        await connection.execute("set datestyle = 'ISO, MDY'")
         await connection.execute("set default_transaction_isolation = 'read committed'")
         await connection.execute("set jit = off")
         await connection.execute("set idle_session_timeout = 0")
@@ -125,6 +137,7 @@ def _parameters(url: str, application_name: str, more: str) -> dict[str, Any]:
     return {
         **{name: value for name, value in _KEEPALIVES.items() if name not in given},
         "application_name": application_name,
+        "client_encoding": ENCODING,  # above that of the URL and of PGCLIENTENCODING
         "options": options,
         "connect_timeout": 10,
     }

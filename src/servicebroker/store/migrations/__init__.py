@@ -23,11 +23,12 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
+from servicebroker.store.connection import one_line
 from servicebroker.store.expected_objects import is_foreign, record, trust_queues
 from servicebroker.store.lock_functions import close_where_allowed
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
-from servicebroker.store.server_errors import explain_lock_refusal
+from servicebroker.store.server_errors import explain_lock_refusal, in_our_words
 from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 
@@ -77,27 +78,106 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             return []
         with connection.transaction():
             execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
-            new = _missing(applied(connection))
+            done = applied(connection)
+            new = _missing(done)
+            if not done:
+                _check_free(connection)
+            _set_path(connection)
             for step in new:
                 _apply(connection, step)
             if new:
                 _make_anew(connection)
+                _check_owners(connection)
                 run(connection, record())
                 run(connection, trust_queues())
     except psycopg.errors.InsufficientPrivilege as refused:
         if locked_out := explain_lock_refusal(refused, connection.info.user):
             raise InstanceError(locked_out) from None
+        if "row-level security" in (refused.diag.message_primary or ""):
+            raise InstanceError(_refusal(connection, refused)) from None
         raise InstanceError(
             f"The PostgreSQL role '{connection.info.user}' may not create or use the schema of servicebroker "
             f"({refused.diag.message_primary}). If the instance exists, its owner runs servicebroker rights grant for "
             "this role. To create an instance, the role needs CREATE on the PostgreSQL database."
         ) from None
-    except psycopg.errors.DuplicateSchema as taken:
-        raise InstanceError(
-            f"This PostgreSQL database cannot hold an instance ({taken.diag.message_primary}): the schemas "
-            "servicebroker and sys must be free. Use a PostgreSQL database of its own."
-        ) from None
+    except psycopg.Error as refused:
+        if said := in_our_words(refused):
+            raise said from None
+        raise InstanceError(_refusal(connection, refused)) from None
     return new
+
+
+def _check_free(connection: psycopg.Connection[object]) -> None:
+    """Check that nobody else uses the schemas of an instance. An empty schema servicebroker may be there.
+
+    Raises:
+        InstanceError: one of them belongs to something else.
+    """
+    taken = execute(
+        connection,
+        "migrations.check_free",
+        "select nspname from pg_namespace n where nspname in ('servicebroker_fence', 'sys', 'tsql') "
+        "or nspname = 'servicebroker' and (nspowner <> current_user::regrole "
+        "or exists (select from pg_class where relnamespace = n.oid) "
+        "or exists (select from pg_proc where pronamespace = n.oid)) order by 1",
+    )
+    if taken:
+        raise InstanceError(
+            f"This PostgreSQL database cannot hold an instance, because it has a schema {taken[0][0]} that no instance "
+            "has made: servicebroker, servicebroker_fence, sys and tsql must be free. Use a PostgreSQL database of its "
+            "own."
+        )
+
+
+def _set_path(connection: psycopg.Connection[object]) -> None:
+    """Let names without a schema be those of PostgreSQL for the transaction, whatever search_path the role has."""
+    execute(connection, "migrations.set_path", "select set_config('search_path', '', true)")
+
+
+def _check_owners(connection: psycopg.Connection[object]) -> None:
+    """Check that the tables belong to the owner of their schema. Switch off row security that an event trigger set.
+
+    Raises:
+        InstanceError: an event trigger has given one to another role.
+    """
+    tables = execute(
+        connection,
+        "migrations.check_owners",
+        "select c.oid::regclass::text, c.relowner::regrole::text, c.relowner <> n.nspowner "
+        "from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where n.nspname = 'servicebroker' and c.relkind in ('r', 'p') "
+        "and (c.relowner <> n.nspowner or c.relrowsecurity or c.relforcerowsecurity)",
+    )
+    for table, owner, is_foreign_owner in tables:
+        if is_foreign_owner:
+            raise InstanceError(
+                f"The table {table} belongs to {owner} as soon as it is made, and not to the owner of its schema. "
+                f"{_name_event_triggers(connection)}"
+            )
+        connection.execute(sql.SQL(f"alter table {table} disable row level security, no force row level security"))
+
+
+def _refusal(connection: psycopg.Connection[object], refused: psycopg.Error) -> str:
+    """Return sentences about an error of PostgreSQL in a migration, and event triggers that may have raised it."""
+    problem = refused.diag.message_primary or one_line(refused)
+    said = f"PostgreSQL refuses the schema of servicebroker ({problem}), and nothing of it was changed."
+    return said if connection.closed else f"{said} {_name_event_triggers(connection)}".rstrip()
+
+
+def _name_event_triggers(connection: psycopg.Connection[object]) -> str:
+    """Return a sentence about the event triggers that see our statements, '' if there are none."""
+    triggers = execute(
+        connection,
+        "migrations.name_event_triggers",
+        "select evtname from pg_event_trigger where evtenabled in ('O', 'A') order by 1",
+    )
+    if not triggers:
+        return ""
+    named = ", ".join(name for (name,) in triggers)
+    return (
+        f"Event triggers of this PostgreSQL database see its statements ({named}): a superuser can disable them "
+        "for as long as the instance is opened (ALTER EVENT TRIGGER ... DISABLE)."
+    )
 
 
 def check_whole(applied: set[int]) -> None:
@@ -183,6 +263,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
     try:
         with connection.transaction():
             execute(connection, "migrations.mend", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
+            _set_path(connection)
             _make_anew(connection)
             if run(connection, is_foreign()):
                 run(connection, record())
@@ -203,11 +284,13 @@ def applied(connection: psycopg.Connection[object]) -> set[int]:
 
 
 def _exists(connection: psycopg.Connection[object]) -> bool:
-    # not to_regclass: its cache may be older than the lock we have just waited for
+    # not to_regclass: its cache may be older than the lock we have just waited for. Another program may have a table of
+    # that name.
     return bool(
         execute(
             connection,
             "migrations.exists",
-            "select from pg_tables where schemaname = 'servicebroker' and tablename = 'migrations'",
+            "select from pg_class where relnamespace = (select oid from pg_namespace where nspname = 'servicebroker') "
+            "and relname in ('migrations', 'instance', 'conversation_endpoints') having count(*) = 3",
         )
     )

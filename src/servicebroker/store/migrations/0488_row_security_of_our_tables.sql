@@ -1,0 +1,1 @@
+-- Row security that an event trigger has set for our tables is switched off, those of queues by store/queue.sql.
