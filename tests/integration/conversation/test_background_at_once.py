@@ -1,0 +1,236 @@
+"""Background work of two sessions at once: the rows are those of one session after the other.
+
+Every open instance, every daemon and every reader does what is due, so any two of them may do it at the same moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from built_in_support import begin as begin_echo
+from servicebroker.engine.activation.monitors import poll_queue, save_states
+from servicebroker.engine.activation.poison_detection import disable_queue
+from servicebroker.engine.built_in.echo_and_query import answer_built_in
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.event_notifications import post_pending
+from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.failed_messages import sweep as sweep_failed
+from servicebroker.engine.conversation.maintenance import expire_ended, serve_queue
+from servicebroker.engine.conversation.requests import drop_late
+from servicebroker.engine.conversation.shared_bodies import remove_unread
+from servicebroker.engine.conversation.traces import sweep as sweep_traces
+from servicebroker.engine.delivery.transmission import deliver_left_over
+from servicebroker.engine.diagnosis.audit import forget_old
+from servicebroker.engine.diagnosis.history import sample
+from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
+from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
+from servicebroker.model.names import ECHO, POST_EVENT_NOTIFICATION
+from servicebroker.store.connection import connect
+from servicebroker.store.running import in_transaction, run
+from servicebroker.store.statements import Steps
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    blocked,
+    eventually,
+    far_handle,
+    in_thread,
+    open_dialog,
+    queue_number,
+)
+
+Job = Callable[[sb.Database, datetime], Steps[Any]]
+
+LEFT, LEFT_QUEUE = "//test/Left", "LeftQueue"  # messages for it were left over
+WATCHER, WATCH_QUEUE = "//test/Watcher", "WatchQueue"
+BY_TIME = ("history_samples.slot", "history_samples.step", "history.")  # which ten seconds it is, and the statistics
+
+JOBS: dict[str, Job] = {
+    "timers and lifetimes": lambda database, now: serve_queue(queue_number(database, ORDERS_QUEUE), now),
+    "the look of a monitor": lambda database, now: poll_queue(queue_number(database, STOCK_QUEUE), now, 0),
+    "the state of a monitor": lambda database, now: save_states(
+        [(queue_number(database, STOCK_QUEUE), "x", now, now, 0)]
+    ),
+    "ended conversations": lambda database, now: expire_ended(now),
+    "late answers": lambda database, now: drop_late(now),
+    "closed endpoints": lambda database, now: remove_closed(now),
+    "failed messages": lambda database, now: sweep_failed(queue_number(database, ORDERS_QUEUE)),
+    "contexts of traces": lambda database, now: sweep_traces(now),
+    "the audit": lambda database, now: forget_old(now),
+    "shared bodies": lambda database, now: remove_unread(),
+    "messages that were left over": lambda database, now: deliver_left_over(Catalog(), now),
+    "events to post": lambda database, now: post_pending(now),
+    "echoes": lambda database, now: answer_built_in(now),
+    "poison": lambda database, now: disable_queue(queue_number(database, WATCH_QUEUE), now),
+    "a sample": lambda database, now: sample(),
+    "totals": lambda database, now: add_totals({"a": 1, "b": 2}),
+    "statements": lambda database, now: add_statements([StatementTotal("a", 1, 2), StatementTotal("b", 3, 4)]),
+    "clocks": lambda database, now: note_wrong_clock(timedelta(seconds=9), now),
+}
+
+
+def make_work(database: sb.Database, clock: Clock) -> None:
+    """Leave something to do for every job."""
+    for _ in range(3):
+        initiator, target = open_dialog(database)
+        for handle in (initiator, target):
+            database.begin_conversation_timer(handle, 50)
+        expires = begin(database, lifetime=60)
+        database.send(expires, ORDER, b"unread")
+        for handle in reversed(open_dialog(database)):
+            database.end_conversation(handle)
+        ended = begin(database, "//test/Nowhere", lifetime=60)
+        database.send(ended, ORDER, b"never")
+        database.end_conversation(ended)
+        request = database.begin_request(ORDERS, STOCK, ORDER, b"?", contract=CONTRACT, keep=0)
+        (asked,) = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, request))
+        database.send(asked.conversation_handle, REPLY, b"late")
+        database.send(begin_echo(database), ECHO, b"echo")
+    database.create_queue(WATCH_QUEUE)
+    database.create_service(WATCHER, WATCH_QUEUE, [POST_EVENT_NOTIFICATION])
+    database.create_event_notification("n", on_queue=ORDERS_QUEUE, events="BROKER_QUEUE_DISABLED", to_service=WATCHER)
+    database.create_queue(LEFT_QUEUE)
+    database.create_service(LEFT, LEFT_QUEUE, [CONTRACT])
+    database.alter_queue(LEFT_QUEUE, status=False)
+    left = begin(database, LEFT)
+    database.send_batch(left, ORDER, [b"1", b"2"])
+    now = clock()
+    with database.instance.connection() as connection:
+        connection.execute(
+            "insert into servicebroker.failed_messages select gen_random_uuid(), %s, gen_random_uuid(), 5, n, 1, 1, "
+            "%s, %s, 'x', 'x' from generate_series(1, 3) n",
+            (queue_number(database, ORDERS_QUEUE), now, now),
+        )
+        connection.execute(
+            "insert into servicebroker.trace_contexts select gen_random_uuid(), true, n, 'x', %s "
+            "from generate_series(1, 3) n",
+            (now - timedelta(days=400),),
+        )
+        connection.execute(
+            "insert into servicebroker.audit (at, principal, face, act, broker_database, subject) "
+            "select now() - interval '10 years', '', '', 'x', '', '' from generate_series(1, 3)"
+        )
+        connection.execute("insert into servicebroker.shared_bodies (body) values ('1'), ('2')")
+        connection.execute(
+            "insert into servicebroker.events_to_post values (%s, 'BROKER_QUEUE_DISABLED')",
+            (queue_number(database, ORDERS_QUEUE),),
+        )
+        connection.execute(
+            "update servicebroker.queues set is_receive_enabled = true, is_enqueue_enabled = true where queue_id = %s",
+            (queue_number(database, LEFT_QUEUE),),
+        )
+
+
+def rows_of(connection: psycopg.Connection[Any], tables: Iterable[str]) -> dict[str, Counter[Any]]:
+    """Return the columns of the tables, each with its values, and the number of rows."""
+    found: dict[str, Counter[Any]] = {}
+    for table in tables:
+        text = f"select to_jsonb(t) from servicebroker.{table} t"
+        for (row,) in connection.execute(text.encode()).fetchall():
+            for column, value in {"": None, **row}.items():
+                found.setdefault(f"{table}.{column}", Counter())[json.dumps(value)] += 1
+    return found
+
+
+class Outcome(NamedTuple):
+    """What a job does when two sessions do it one after the other: the tables that it writes, and all their rows."""
+
+    tables: list[str]
+    rows: dict[str, Counter[Any]]
+
+
+def one_after_the_other(connection: psycopg.Connection[Any], job: Callable[[], Steps[Any]]) -> Outcome:
+    with connection.transaction(force_rollback=True):
+        run(connection, job())
+        run(connection, job())
+        written = connection.execute(
+            "select relname from pg_stat_xact_user_tables where schemaname = 'servicebroker' "
+            "and n_tup_ins + n_tup_upd + n_tup_del > 0 order by 1"
+        ).fetchall()
+        tables = [table for (table,) in written]
+        return Outcome(tables, rows_of(connection, tables))
+
+
+@pytest.mark.timeout(120)
+def test_two_sessions_at_once_do_what_one_after_the_other_does(fresh_database: sb.Database, clock: Clock) -> None:
+    """The second session works while the transaction of the first is open; where it waits, the first goes on.
+
+    Columns that differ between two equal runs (times, transactions, new identifiers) are left out.
+    """
+    database, url = fresh_database, fresh_database.instance.url
+    make_work(database, clock)
+    now = clock() + timedelta(days=1)
+    different, idle = {}, []
+    with connect(url) as first, connect(url) as second:
+        for name, make in JOBS.items():
+
+            def job(make: Job = make) -> Steps[Any]:
+                return make(database, now)
+
+            (tables, wanted), (_, again) = (one_after_the_other(first, job) for _ in range(2))
+            settled = {
+                column
+                for column in wanted.keys() | again.keys()
+                if wanted.get(column) == again.get(column) and not column.startswith(BY_TIME)
+            }
+            with first.transaction():
+                run(first, job())
+                other = in_thread(in_transaction, second, job())
+                eventually(lambda other=other: other.done() or blocked(database), 30)
+            other.result(30)
+            done = rows_of(first, tables)
+            if wrong := {column for column in settled if done.get(column) != wanted.get(column)}:
+                different[name] = {column: (done.get(column), wanted.get(column)) for column in sorted(wrong)}
+            if not tables:
+                idle.append(name)
+    assert different == {}
+    assert idle == []
+
+
+@pytest.mark.parametrize("verb", ["receive", "receive groups", "get", "look"])
+@pytest.mark.parametrize("due", ["timer", "lifetime"])
+def test_of_three_readers_at_once_one_gets_what_is_due(
+    database: sb.Database, clock: Clock, verb: str, due: str
+) -> None:
+    handle = begin(database, lifetime=60)
+    if due == "timer":
+        database.begin_conversation_timer(handle, 50)
+    clock.jump(seconds=55 if due == "timer" else 65)
+    number = queue_number(database, ORDERS_QUEUE)
+
+    def read(reader: Any) -> list[UUID]:
+        if verb == "receive":
+            return [message.conversation_handle for message in reader.receive(ORDERS_QUEUE)]
+        if verb == "receive groups":
+            return [message.conversation_handle for message in reader.receive(ORDERS_QUEUE, top=5, groups=5)]
+        if verb == "get":
+            return [found] if (found := reader.get_conversation_group(ORDERS_QUEUE)) else []
+        with database.instance.connection() if reader is database else nullcontext(reader.connection) as connection:
+            run(connection, poll_queue(number, clock(), 0))
+        return []
+
+    with database.transaction() as first:
+        assert len(read(first)) == (verb != "look")
+        others = [in_thread(read, database) for _ in range(2)]
+        eventually(lambda: all(other.done() for other in others) or blocked(database) == 2)
+    found = [other.result(30) for other in others]
+    with database.transaction() as last:
+        found.append([message.conversation_handle for message in last.receive(ORDERS_QUEUE)])
+    assert sum(map(len, found)) == (verb in ("get", "look"))
