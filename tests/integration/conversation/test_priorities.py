@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import random
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.activation.monitors import poll_queue
+from servicebroker.store import locks
+from servicebroker.store.running import run
 from support import (
     CONTRACT,
+    DOCUMENT,
     ORDER,
     ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
     STOCK,
     STOCK_QUEUE,
+    Clock,
     begin,
     far_handle,
+    group_of,
     open_dialog,
     query,
+    queue_number,
     refused,
+    tolerate_rollbacks,
+    undone,
 )
 
 
@@ -130,6 +143,134 @@ def test_each_side_has_its_own_priority_and_receive_follows_it(database: sb.Data
     again = begin(database, "//urgent")
     database.send(again, ORDER, b"x")
     assert priority_of(database, far_handle(database, again)) == 1
+
+
+def levels_of(database: sb.Database, queue: str) -> list[tuple[str, int]]:
+    """Receive everything, and return the type and the priority of each message."""
+    messages = database.receive(queue)
+    return [(message.message_type_name.rpartition("/")[2], message.priority) for message in messages]
+
+
+@pytest.mark.both_faces
+@pytest.mark.feature(72)
+@pytest.mark.parametrize("way", ["one", "again", "several", "batch", "pipeline", "parked", "began"])
+def test_a_message_has_the_priority_of_the_side_that_receives_it(database: sb.Database, way: str) -> None:
+    """In both directions, however it is sent: each side has a level of its own."""
+    database.create_broker_priority("Near", local_service_name=ORDERS, priority_level=8)
+    database.create_broker_priority("Far", local_service_name=STOCK, priority_level=3)
+    initiator, target = open_dialog(database) if way != "began" else (None, None)
+
+    def send(handle: UUID, kind: str) -> None:
+        if way == "several":
+            database.send([handle], kind, b"x")
+        elif way == "batch":
+            database.send_batch(handle, kind, [b"x"])
+        elif way == "pipeline":
+            with database.transaction() as transaction, transaction.pipeline() as pipeline:
+                transaction.send(handle, kind, b"x")
+            assert len(pipeline.numbers) == 1
+        else:
+            database.send(handle, kind, b"x")
+
+    if way == "began":  # with BEGIN DIALOG in one statement, and answered in a transaction
+        with database.transaction() as transaction:
+            initiator = begin(transaction)
+            transaction.send(initiator, ORDER, b"x")
+        with database.transaction() as transaction:
+            (message,) = transaction.receive(STOCK_QUEUE)
+            target = message.conversation_handle
+            transaction.send(target, REPLY, b"x")
+        assert message.priority == 3
+        assert levels_of(database, ORDERS_QUEUE) == [("Reply", 8)]
+    assert initiator is not None
+    assert target is not None
+    if way == "parked":
+        for queue in (ORDERS_QUEUE, STOCK_QUEUE):
+            database.alter_queue(queue, status=False)
+    for _ in range(1 + (way == "again")):
+        send(initiator, ORDER)
+        send(target, REPLY)
+    if way == "parked":
+        for queue in (ORDERS_QUEUE, STOCK_QUEUE):
+            database.alter_queue(queue, status=True)
+    assert set(levels_of(database, STOCK_QUEUE)) == {("Order", 3)}
+    assert set(levels_of(database, ORDERS_QUEUE)) == {("Reply", 8)}
+    database.end_conversation(target)
+    assert levels_of(database, ORDERS_QUEUE) == [("EndDialog", 8)]
+    assert [priority_of(database, initiator), priority_of(database, target)] == [8, 3]
+
+
+@pytest.mark.both_faces
+@pytest.mark.feature(72)
+def test_what_a_side_is_told_by_the_broker_has_its_own_priority(database: sb.Database, clock: Clock) -> None:
+    """Errors of the broker and of the other side, timers, and the end of the lifetime."""
+    database.create_broker_priority("Near", local_service_name=ORDERS, priority_level=8)
+    database.create_broker_priority("Far", local_service_name=STOCK, priority_level=3)
+    initiator, _ = open_dialog(database)
+    database.send(initiator, DOCUMENT, b"<broken")  # fails the conversation on both sides
+    assert levels_of(database, ORDERS_QUEUE) == [("Error", 8)]
+    assert levels_of(database, STOCK_QUEUE) == [("Error", 3)]
+    for error_of in (0, 1):
+        sides = open_dialog(database)
+        database.end_conversation(sides[error_of], error=(5, "no"))
+        assert levels_of(database, (STOCK_QUEUE, ORDERS_QUEUE)[error_of]) == [("Error", (3, 8)[error_of])]
+    initiator = begin(database, lifetime=60)
+    database.send(initiator, ORDER, b"x")
+    (message,) = database.receive(STOCK_QUEUE)
+    for handle in (initiator, message.conversation_handle):
+        database.begin_conversation_timer(handle, 30)
+    for seconds, told in ((31, "DialogTimer"), (30, "Error")):
+        clock.jump(seconds=seconds)
+        assert levels_of(database, ORDERS_QUEUE) == [(told, 8)]
+        assert levels_of(database, STOCK_QUEUE) == [(told, 3)]
+
+
+@pytest.mark.feature(72)
+def test_groups_that_others_have_locked_hide_no_other_level(
+    database: sb.Database, seeded_random: random.Random
+) -> None:
+    """Random groups on levels side by side and apart, of which random ones are locked.
+
+    Every form of RECEIVE gets the free groups from the highest level to the lowest, by the arrival of their first
+    message.
+    """
+    tolerate_rollbacks(database)
+    groups: dict[UUID, int] = {}  # with their levels, in the order of arrival
+    database.create_broker_priority("P", local_service_name=STOCK)
+    for _ in range(14):
+        level = seeded_random.choice([1, 4, 5, 6, 9, 10])
+        database.alter_broker_priority("P", priority_level=level)
+        handle = begin(database)
+        database.send_batch(handle, ORDER, [b"1", b"2"])
+        groups[group_of(database, far_handle(database, handle))] = level
+    order = sorted(groups, key=lambda group: -groups[group])
+    levels = sorted(set(groups.values()), reverse=True)
+    cases = [{group for group in order if groups[group] in levels[:count]} for count in range(len(levels) + 1)]
+    cases += [{group for group in order if groups[group] == level} for level in levels]
+    cases += [set(seeded_random.sample(order, seeded_random.randint(1, len(order)))) for _ in range(6)]
+    queue_id = queue_number(database, STOCK_QUEUE)
+    for locked in cases:
+        free = [group for group in order if group not in locked]
+        with psycopg.connect(database.instance.url) as holder:
+            for group in locked:
+                holder.execute("select pg_advisory_xact_lock(%s, uuid_hash(%s))", (locks.CONVERSATION_GROUP, group))
+            with undone(database) as reader:
+                found = [messages[0].conversation_group_id for _ in free if (messages := reader.receive(STOCK_QUEUE))]
+                assert (found, reader.receive(STOCK_QUEUE)) == (free, [])
+            with undone(database) as reader:
+                found = [message.conversation_group_id for _ in free for message in reader.receive(STOCK_QUEUE, top=2)]
+                assert (list(dict.fromkeys(found)), len(found)) == (free, 2 * len(free))
+            with undone(database) as reader:
+                first = reader.receive(STOCK_QUEUE, top=1)
+                assert [message.conversation_group_id for message in first] == free[:1]
+            with undone(database) as reader:
+                several = reader.receive(STOCK_QUEUE, top=1, groups=5)
+                assert [message.conversation_group_id for message in several] == free[:5]
+            with undone(database) as reader:
+                assert reader.get_conversation_group(STOCK_QUEUE) == (free[0] if free else None)
+            with database.instance.connection() as connection:
+                seen = run(connection, poll_queue(queue_id, database.instance.clock(), 0)).seen
+            assert seen.receivable == bool(free)
 
 
 def test_priorities_that_are_refused(database: sb.Database) -> None:
