@@ -22,6 +22,7 @@ from support import (
     begin,
     bodies,
     eventually,
+    far_handle,
     in_thread,
     open_dialog,
     query,
@@ -139,6 +140,59 @@ def test_a_rollback_to_a_savepoint_does_not_count(database: sb.Database) -> None
             assert transaction.receive(STOCK_QUEUE)
             raise Undo
     assert is_on(database)
+
+
+def received_beneath(transaction: Any, beneath: str, **options: Any) -> None:
+    """RECEIVE under a savepoint that stays open, or was released, or lies within another one."""
+    if beneath == "open":
+        transaction.connection.execute("savepoint beneath")
+        assert transaction.receive(STOCK_QUEUE, **options)
+    elif beneath == "released":
+        with transaction.savepoint():
+            assert transaction.receive(STOCK_QUEUE, **options)
+    else:
+        with transaction.savepoint(), transaction.savepoint():
+            assert transaction.receive(STOCK_QUEUE, **options)
+
+
+@pytest.mark.feature(68, 183)
+@pytest.mark.parametrize("beneath", ["open", "released", "nested"])
+@pytest.mark.parametrize("form", ["all", "one", "groups", "where"])
+def test_a_receive_under_a_savepoint_counts(database: sb.Database, beneath: str, form: str) -> None:
+    """Its rollback as well as its commit."""
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"1", b"2"])
+    forms: dict[str, dict[str, Any]] = {
+        "all": {},
+        "one": {"top": 1},
+        "groups": {"top": 1, "groups": 2},
+        "where": {"conversation_handle": far_handle(database, handle), "top": 1},
+    }
+    for times in (4, 5):
+        for _ in range(times):
+            assert is_on(database)
+            with undone(database) as transaction:
+                received_beneath(transaction, beneath, **forms[form])
+        if times == 4:  # a commit begins the count again
+            with database.transaction() as transaction:
+                received_beneath(transaction, beneath, top=1)
+    assert not is_on(database)
+
+
+@pytest.mark.feature(68, 183)
+def test_a_receive_under_a_savepoint_of_a_joined_transaction_counts(database: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"x")
+    with connect(database.instance, autocommit=False) as connection:
+        joined = database.join(connection)
+        for _ in range(5):
+            assert is_on(database)
+            connection.execute("savepoint beneath")
+            assert joined.receive(STOCK_QUEUE)
+            connection.rollback()
+        with refused(9617):
+            joined.receive(STOCK_QUEUE)
+        connection.rollback()
+    assert not is_on(database)
 
 
 @pytest.mark.feature(187)
