@@ -14,7 +14,7 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.transport.accepting import Visitor, Why
 from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
-from servicebroker.broker.transport.tls import HANDSHAKE_BYTE, RECORDS, Channel
+from servicebroker.broker.transport.tls import EARLY, EXPIRED, HANDSHAKE_BYTE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
 from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, Refusal
 from servicebroker.model.errors import RULES, BrokerError
@@ -121,6 +121,14 @@ class Stream(asyncio.Protocol):
     @property
     def _certificate(self) -> str:
         return "" if self._channel is None or self._channel.peer is None else self._channel.peer.name
+
+    @property
+    def _untimely(self) -> str:
+        """Why the peer's certificate is not valid now, '' if it is. TLS has asked the clock of this machine only."""
+        if self._channel is None or self._channel.peer is None:
+            return ""
+        facts, now = self._channel.peer.facts, self.network.clock()
+        return EXPIRED if facts.expiry_date <= now else EARLY if now < facts.start_date else ""
 
     @property
     def instance(self) -> UUID:
@@ -252,9 +260,8 @@ class Stream(asyncio.Protocol):
 
     def tick(self) -> None:
         """Time has passed, also for the peer's certificate."""
-        peer = None if self._channel is None else self._channel.peer
-        if peer is not None and peer.facts.expiry_date <= self.network.clock():
-            self.shut(28035, BrokerError(28035, "it has expired").text)
+        if why := self._untimely:
+            self.shut(28035, BrokerError(28035, why).text)
         if self._owes:
             self.tell(self.network.standing)
         self._handle(self.connection.tick(time.monotonic()))
@@ -287,7 +294,8 @@ class Stream(asyncio.Protocol):
     def _turn_away(self, why: BrokerError) -> None:
         """The peer is not let in, or does not let us in; it is told so without the names that we have for it."""
         if self.phase is not Phase.CLOSED:
-            self.connection.close(why.number, _TOLD.get(why.number, why.text), time.monotonic())
+            told = why.text if self._untimely else _TOLD.get(why.number, why.text)
+            self.connection.close(why.number, told, time.monotonic())
             self._handle([Closed(why.number, why.text)])
 
     def _give_up(self, why: Why) -> None:
@@ -378,6 +386,8 @@ class Stream(asyncio.Protocol):
             self._answered_without_tls(data)
         plain = self._channel.receive(data)
         if self._channel.peer is not None and not self._is_begun:
+            if why := self._untimely:
+                raise BrokerError(28035, why)
             self._begin()
         return plain
 

@@ -30,7 +30,8 @@ MOST_STRANGERS = 1_000  # certificates that a context believes because it was sh
 CERTIFICATE_MESSAGE = 11  # of a handshake
 NO_COMPRESSED_CERTIFICATES = 1 << 33  # of OpenSSL's options, from its version 3.2 on: what is watched is not compressed
 
-_REASONS = {10: "it has expired", 9: "it is not valid yet"}  # of OpenSSL, why a certificate is refused
+EXPIRED, EARLY = "it has expired", "it is not valid yet"  # why a certificate is refused
+_REASONS = {10: EXPIRED, 9: EARLY}  # by OpenSSL's number
 
 
 class Tls:
