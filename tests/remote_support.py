@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -146,15 +147,25 @@ def begin(pair: Pair, count: int = 1) -> Any:
 
 
 def introduce(
-    pair: Pair, folder: Path, *, anonymous: bool = False, suffix: str = "", start_date: datetime | None = None
+    pair: Pair,
+    folder: Path,
+    *,
+    anonymous: bool = False,
+    suffix: str = "",
+    start_date: datetime | None = None,
+    dates: Mapping[str, tuple[datetime, datetime]] = MappingProxyType({}),
 ) -> None:
-    """Each service's owner has a certificate; the other database has it, for a user of its own."""
+    """Each service's owner has a certificate; the other database has it, for a user of its own.
+
+    `dates`: when the certificates `orders` and `stock` begin and end, unless they do as usual.
+    """
     west, east = pair.west.database, pair.east.database
     for database in (west, east):
         if not suffix:
             database.create_master_key(PASSWORD)
     for database, name in ((west, "orders"), (east, "stock")):
-        database.create_certificate(name + suffix, start_date=start_date)
+        start, expiry = dates.get(name, (start_date, None))
+        database.create_certificate(name + suffix, start_date=start, expiry_date=expiry)
         database.backup_certificate(name + suffix, folder / f"{name}{suffix}.pem")
     if not suffix:
         west.create_user("Stock")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
+    Clock,
     bodies,
     errors,
     query,
@@ -435,6 +437,48 @@ def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogC
     pair.rounds()
     assert arrived(pair) == [b"three"]
     assert "there is no security certificate" in status(pair, other)
+
+
+@pytest.mark.feature(158)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("of", ["orders", "stock"])
+@pytest.mark.parametrize("time", ["expired", "early"])
+def test_each_side_judges_certificates_by_its_own_clock(
+    make_instance_url: Callable[..., str], tmp_path: Path, of: str, time: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sender's clock shows a time at which they are valid, and the receiver's does not; then the other way."""
+    with paired(make_instance_url, Clock()) as pair:
+        now = pair.east.clock()
+        minute, day = timedelta(minutes=1), timedelta(days=1)
+        ahead = 2 * minute if time == "expired" else -2 * minute
+        introduce(
+            pair, tmp_path, dates={of: (now - day, now + minute) if time == "expired" else (now - minute, now + day)}
+        )
+
+        def travels(sender: Site, receiver: Site) -> None:
+            """What is sent is not believed first, and then it is."""
+            caplog.clear()
+            sender.round([])
+            frames, sender.out.frames = sender.out.frames, deque()
+            assert [parse(frame).header.exchange is not None for frame in frames] == [True]
+            receiver.clock.ahead += ahead
+            receiver.round(frames)
+            assert "No Certificate" in caplog.text
+            assert not receiver.out.frames
+            receiver.clock.ahead -= ahead
+            receiver.round(frames)
+            pair.pass_time(6)
+            pair.rounds()
+
+        handle = talk(pair, "one")
+        travels(pair.west, pair.east)
+        (message,) = pair.east.database.receive(STOCK_QUEUE)
+        pair.east.database.send(message.conversation_handle, REPLY, "two")
+        travels(pair.east, pair.west)
+        assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"two"]
+        talk(pair, "three", handle=handle)
+        pair.rounds()
+        assert arrived(pair) == [b"three"]
 
 
 @pytest.mark.feature(158)
