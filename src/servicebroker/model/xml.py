@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from lxml import etree
 
 from servicebroker.model.wording import cleaned
+from servicebroker.model.xml_problems import DTD, MAXIMUM_DEPTH, TOO_DEEP, describe, find_problem
 
 XSD = "http://www.w3.org/2001/XMLSchema"
 XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
@@ -24,11 +25,11 @@ _XML_ATTRIBUTES = "".join(
 )
 _SCHEMA = '<xs:schema xmlns:xs="{xsd}"{target}>{content}</xs:schema>'
 
-MAXIMUM_DEPTH = 128  # of elements in the type xml
 MAX_XML_BYTES = 128 * 1024 * 1024  # of validated bodies; a type without validation takes more
 MAX_TAGS = 2_000_000  # start and end tags of validated bodies; finding the depth takes two seconds
 MAX_TREE_PARTS = 2_000_000  # tags and attributes of a parsed tree, about 200 bytes each
 STREAMED_FROM_BYTES = 1024 * 1024  # a smaller body is parsed to a tree, which costs little
+MAX_EXPLAINED_BYTES = 1024 * 1024  # a larger body that is refused gets the parser's words, which cost nothing
 _CHUNK_BYTES = 64 * 1024  # given to the streaming parser at a time
 _LONGEST_FAILURE = 1_000  # characters: a failure may quote a value as long as the body
 _CONTENT = "body"  # the element around content while it is parsed; messages of the parser name it
@@ -41,7 +42,13 @@ _MARKUP = re.compile(
     re.DOTALL,
 )
 _DECLARED = re.compile(rb"""<\?xml\s[^>]*?\sencoding\s*=\s*["']([^"'>]*)""")
+_DECLARED_IN_TEXT = re.compile(_DECLARED.pattern.decode())
+_DECLARATION_BYTES = 400  # of a body, in which its declaration is looked for
+_TWO_BYTE_ENCODINGS = frozenset({"utf-16", "ucs-2", "iso-10646-ucs-2"})
 _ASCII = bytes(range(128))
+_NO_CHARACTER_HANDLER = "servicebroker_no_character"
+# bytes that are no character become U+FFFE, which XML refuses
+codecs.register_error(_NO_CHARACTER_HANDLER, lambda problem: ("\ufffe", problem.end))  # type: ignore[attr-defined]
 
 
 def parse(content: bytes) -> etree._Element:
@@ -56,8 +63,7 @@ def parse(content: bytes) -> etree._Element:
 class NotXml(ValueError):
     """A body that the type xml refuses.
 
-    `number` is its error: 9400, 9402 an encoding, 9420 a character that XML has not, 6359 a DTD, 6335 nested too
-    deeply, 6365 too large.
+    `number` is its error: 9400 to 9460 (`xml_problems.TEXTS`), 6359 a DTD, 6335 nested too deeply, 6365 too large.
     """
 
     def __init__(self, number: int, problem: str) -> None:
@@ -71,10 +77,11 @@ def parse_content(body: bytes) -> etree._Element:
     The encoding is found as by `parse`. Returns an element that contains the content.
 
     Raises:
-        NotXml: it is not well-formed, has a DTD or an encoding that `check_size` refuses, is too large, or elements
-            are nested more than 128 deep.
+        NotXml: it is not well-formed, has a DTD, declares another encoding than its own, is too large, or elements are
+            nested more than 128 deep.
     """
     coding = _coding(body)
+    _check_declaration(body, coding)
     check_size(body, attributes=True)
     start = _begin(body, coding)
     opened, closed = _surrounding(coding)
@@ -96,6 +103,7 @@ def check_content(body: bytes) -> None:
         parse_content(body)
         return
     coding = _coding(body)
+    _check_declaration(body, coding)
     check_size(body, attributes=False)
     start = _begin(body, coding)
     opened, closed = _surrounding(coding)
@@ -159,15 +167,40 @@ def _check_depth(body: bytes, coding: _Coding) -> None:
             depth -= 1
         elif markup[2]:
             if depth == MAXIMUM_DEPTH:
-                raise NotXml(6335, f"Elements are nested more than {MAXIMUM_DEPTH} deep.")
+                raise NotXml(*TOO_DEEP)
             depth += not markup[2].endswith(b"/")
 
 
 def _not_well_formed(problem: etree.XMLSyntaxError, body: bytes, start: int, coding: _Coding) -> NotXml:
+    """Return the first violation as SQL Server tells it, and in the parser's words for a large body."""
     if _DTD.match(body[:STREAMED_FROM_BYTES].decode(coding.codec, "replace")):
-        return NotXml(6359, "A DTD is not allowed.")
+        return NotXml(*DTD)
+    if len(body) <= MAX_EXPLAINED_BYTES:
+        explained = find_problem(body[coding.mark :].decode(coding.codec, _NO_CHARACTER_HANDLER))
+        if explained is not None:
+            return NotXml(*explained)
     number = 9420 if problem.code == etree.ErrorTypes.ERR_INVALID_CHAR else 9400  # type: ignore[attr-defined]
-    return NotXml(number, _in_body(problem, body[:start].decode(coding.codec, "replace")))
+    return NotXml(number, f"XML parsing: {_in_body(problem, body[:start].decode(coding.codec, 'replace'))}")
+
+
+def declares_encoding(text: str) -> bool:
+    """Return True if a text begins with a declaration that names an encoding."""
+    return _DECLARED_IN_TEXT.match(text) is not None
+
+
+def _check_declaration(body: bytes, coding: _Coding) -> None:
+    """Refuse a body that declares an encoding of another width than its own, or one that is not supported.
+
+    Raises:
+        NotXml: 9402.
+    """
+    before = body[coding.mark : _DECLARATION_BYTES].decode(coding.codec, "replace")
+    declared = _DECLARED_IN_TEXT.match(before)
+    if declared is None:
+        return
+    is_two_byte = declared[1].lower() in _TWO_BYTE_ENCODINGS
+    if coding.unsupported or is_two_byte != coding.codec.startswith("utf-16"):
+        raise NotXml(*describe(9402, before, before.find(">")))
 
 
 def content_text(content: etree._Element) -> str:
@@ -361,7 +394,7 @@ def _coding(body: bytes) -> _Coding:
         return _Coding("utf-16-be", unmarked="UTF-16BE")
     declaration = _DECLARED.match(body)
     if declaration is None:
-        return _Coding("latin-1")
+        return _Coding("utf-8")
     declared = declaration[1].decode("latin-1")
     codec = _codec(declared)
     return _Coding("latin-1", unsupported=declared) if codec is None else _Coding(codec)

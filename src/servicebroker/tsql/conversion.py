@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from servicebroker.model import number_bounds
-from servicebroker.model.xml import NotXml, content_text, parse_content
+from servicebroker.model.xml import NotXml, content_text, declares_encoding, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, PADDED, STRINGS, VARIANT, SqlType, parse_type
+from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, NVARCHAR, PADDED, STRINGS, VARIANT, SqlType, parse_type
 
 _INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
 _DATE_FORMATS = (
@@ -26,6 +26,8 @@ _UNDEFINED_CP1252_BYTES = frozenset(
     (129, 141, 143, 144, 157)
 )  # bytes without a character in code page 1252; SQL Server keeps them
 _ROUNDING_CONTEXT = Context(prec=100, rounding=ROUND_HALF_UP)  # precision above that of any type
+_CODE_PAGE_STRINGS = ("varchar", "char", "text")
+_BYTE_ORDER_MARK = "\ufeff"
 _DATETIME_ZERO = datetime(1900, 1, 1)  # the datetime of number 0
 
 
@@ -174,7 +176,7 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
-        if source is not None and source.name in ("varchar", "char", "text"):
+        if source is not None and source.name in _CODE_PAGE_STRINGS:
             return value.encode("cp1252", _UNDEFINED_BYTES_HANDLER)
         mark = b"\xff\xfe" if source is not None and source.name == "xml" else b""  # byte order mark of UTF-16
         return mark + value.encode("utf-16-le", "surrogatepass")
@@ -407,19 +409,24 @@ def _parse_datetime(text: str, target: SqlType) -> datetime:
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
-    """Return XML content without its declaration. Text of white space alone becomes ""."""
+    """Return XML content without its declaration. Text of white space alone becomes "".
+
+    A declared encoding must be that of the type: UTF-16 of nvarchar, another of varchar.
+    """
     if not isinstance(value, str | bytes | bytearray | memoryview):
         raise _type_clash(source, "xml")
-    data = (
-        re.sub(r"^\ufeff?\s*<\?xml[^>]*\?>", "", value).encode("utf-8", "replace")
-        if isinstance(value, str)
-        else bytes(value)
-    )
+    if not isinstance(value, str):
+        data = bytes(value)
+    elif declares_encoding(text := value.removeprefix(_BYTE_ORDER_MARK)):
+        is_code_page = source is not None and source.name in _CODE_PAGE_STRINGS
+        data = _to_bytes(text if is_code_page else _BYTE_ORDER_MARK + text, source if is_code_page else NVARCHAR)
+    else:
+        data = text.encode("utf-8", "surrogatepass")
     try:
-        text = content_text(parse_content(data))
+        content = content_text(parse_content(data))
     except NotXml as problem:
-        raise TsqlError(problem.number, f"XML parsing: {problem}") from None
-    return text if text.strip() else ""
+        raise TsqlError(problem.number, str(problem)) from None
+    return content if content.strip() else ""
 
 
 def _conversion_error(source: SqlType | None, target: str) -> TsqlError:

@@ -275,7 +275,7 @@ def test_messages_and_modules_are_shown(database: sb.Database) -> None:
     modules, messages, files, sessions = told(database, script)
     assert modules == [("Shown",)]
     assert messages == [('The conversation handle "%s" is not found.', 16)]
-    assert files == sessions == [(1,)]
+    assert (files, sessions) == ([(2,)], [(1,)])
 
 
 def test_rowversion(database: sb.Database) -> None:
@@ -489,7 +489,7 @@ def test_keys_constraints_and_indexes_are_asked_before_they_are_dropped(database
         [("R",)],
         [("IX_Child", "NONCLUSTERED", "ParentId", 1, 1, 0), ("IX_Child", "NONCLUSTERED", "N", 0, 0, 1)],
         [(2,)],
-        [(1,)],
+        [(2,)],
         [(0,)],
         [(None,)],
     ]

@@ -52,7 +52,9 @@ DECLARED = '<?xml version="1.0" encoding="ISO-8859-1"?>'
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
 def test_xml_takes_content(body: str, encoding: str) -> None:
     """Several roots, text and nothing, with a declaration or not, in every encoding that shows."""
-    if encoding == ("utf-8" if DECLARED in body else "latin-1"):
+    if encoding != "latin-1" and DECLARED in body:
+        body = body.removeprefix(DECLARED)
+    if encoding == "latin-1" and DECLARED not in body:
         body = body.replace("é", "e")
     content = body.encode(encoding)
     assert validation_failure("X", content) is None
@@ -69,24 +71,24 @@ def test_nothing_at_all_is_content() -> None:
     ("body", "number", "problem"),
     [
         ("<a>", 9400, "line 1"),
-        ("<a/>\n</b>", 9400, "line 2, column 5"),
-        ("<a>&</a>", 9400, "line 1, column 5"),
-        ('<?xml version="1.0"?>\n<a>&</a>', 9400, "line 2, column 5"),
-        ("</body><body>", 9400, "line 1"),  # as what surrounds it here is called
-        ("</body><!--", 9400, "line 1"),
-        ("<a/>&b;", 9400, "Entity 'b' not defined"),
-        ("<p:a/>", 9400, "prefix p"),
-        ("a ]]> b", 9400, "]]>"),
+        ("<a/>\n</b>", 9436, "line 2, character 4"),
+        ("<a>&</a>", 9421, "line 1, character 5"),
+        ('<?xml version="1.0"?>\n<a>&</a>', 9421, "line 2, character 5"),
+        ("</body><body>", 9455, "line 1"),  # as what surrounds it here is called
+        ("</body><!--", 9455, "line 1"),
+        ("<a/>&b;", 9448, "undeclared entity"),
+        ("<p:a/>", 9459, "undeclared prefix"),
+        ("a ]]> b", 9454, "]]>"),
         ("\0", 9420, "line 1"),
         ("<a>\0</a>", 9420, "line 1"),
-        (' <?xml version="1.0"?><a/>', 9400, "only at the start"),
+        (' <?xml version="1.0"?><a/>', 9438, "not at the beginning"),
         ("<?xml ", 9400, "line 1"),
         ("<!DOCTYPE a><a/>", 6359, "DTD"),
         ('<?xml version="1.0"?> <!-- <!DOCTYPE --><?do?><!DOCTYPE a SYSTEM "a.dtd"><a/>', 6359, "DTD"),
-        ("<a/><!DOCTYPE a>", 9400, "line 1"),
+        ("<a/><!DOCTYPE a>", 6359, "DTD"),
         ("<a>" * 129 + "</a>" * 129, 6335, "128"),
         ("<a>" * 128 + "<b/>" + "</a>" * 128, 6335, "128"),
-        ("<a>" * 1000 + "</a>" * 1000, 9400, "depth"),
+        ("<a>" * 1000 + "</a>" * 1000, 6335, "128"),
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
@@ -100,13 +102,13 @@ def test_xml_refuses_what_is_no_content(body: str, number: int, problem: str, en
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"<a>\xff</a>", "line 1, column 4"),
-        (b"\xff", "line 1, column 1"),
+        (b"<a>\xff</a>", "line 1, character 4, illegal xml character"),
+        (b"\xff", "line 1, character 1, illegal xml character"),
         (b"\xef\xbb\xbf\xe9", "line 1"),
         ("<a/>".encode("utf-32"), "line 1"),
         (b"\xff\xfe<", "line 1"),
-        (b'<?xml version="1.0" encoding="no-such"?><a/>', "The encoding 'no-such' is not supported"),
-        (b'<?xml version="1.0" encoding="utf-16"?><a/>', "The encoding 'utf-16' is not supported"),
+        (b'<?xml version="1.0" encoding="no-such"?><a/>', "character 40, unable to switch the encoding"),
+        (b'<?xml version="1.0" encoding="utf-16"?><a/>', "character 39, unable to switch the encoding"),
     ],
 )
 def test_xml_refuses_what_is_not_in_its_encoding(body: bytes, problem: str) -> None:
@@ -160,7 +162,7 @@ def test_the_encodings_of_unicode_need_no_declaration(encoding: str) -> None:
         ("utf-16", "utf-16-le", False),
         ("ISO-8859-1", "latin-1", False),
         ("windows-1252", "cp1252", False),
-        ("utf-8", "utf-16", False),  # the mark says more than the declaration
+        ("utf-8", "utf-16", True),
         ("utf-16", "utf-8", True),
         ("utf-8", "latin-1", True),
         ("klingon", "utf-8", True),
@@ -174,7 +176,7 @@ def test_what_a_document_declares_of_its_encoding(declared: str, encoded: str, f
 @pytest.mark.parametrize("encoding", ["UTF-7", "HZ", "ISO-2022-KR", "ISO-2022-JP", "C99", "JAVA"])
 def test_an_encoding_whose_tags_cannot_be_counted_is_refused(encoding: str) -> None:
     body = f"<?xml version=\"1.0\"\n encoding = '{encoding}'?><a/>".encode()
-    assert "is not supported" in (validation_failure("X", body) or "")
+    assert "unable to switch the encoding" in (validation_failure("X", body) or "")
 
 
 @pytest.mark.parametrize(
@@ -383,9 +385,9 @@ LARGE = {
     "tags": (b"<r>" + b"<a></a>" * 1_100_000 + b"</r>", "tags"),
     "bytes": (b"<r>" + b"<a>" + b"x" * (xml.MAX_XML_BYTES + 1), "bytes"),
     "attributes of one element": (b"<r " + b" ".join(b'a%d="1"' % i for i in range(1_000_000)) + b"/>", "limit"),
-    "deep": (b"<a>" * 200_000, "depth"),
-    "hidden tags": (UTF_7 + b"<r>" + b"+ADw-a/+AD4-" * 9_000_000 + b"</r>", "not supported"),
-    "hidden ends of comments": (UTF_7 + b"<a></a>" * 130 + b"<!----+AD4-" * 50_000, "not supported"),
+    "deep": (b"<a>" * 200_000, "128 deep"),
+    "hidden tags": (UTF_7 + b"<r>" + b"+ADw-a/+AD4-" * 9_000_000 + b"</r>", "switch the encoding"),
+    "hidden ends of comments": (UTF_7 + b"<a></a>" * 130 + b"<!----+AD4-" * 50_000, "switch the encoding"),
     "not closed": (b"<r>" + b"<a/>" * 900_000, "mismatch"),
 }
 

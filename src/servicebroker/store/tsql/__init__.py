@@ -8,6 +8,7 @@ from importlib import resources
 from servicebroker.model.errors import RULES
 from servicebroker.model.event_types import parents
 from servicebroker.model.number_bounds import MONEY, WHOLE
+from servicebroker.model.xml_problems import TEXTS
 from servicebroker.model.zero_character import ZERO
 
 
@@ -29,6 +30,7 @@ def library() -> list[str]:
     return [
         _bounds(),
         _zero(),
+        _xml_problems(),
         *((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog),
         _messages(),
         *_event_types(),
@@ -49,6 +51,15 @@ def _zero() -> str:
     return (
         "create or replace function tsql.zero() returns text language sql immutable parallel safe "
         f"return chr({ord(ZERO)})"
+    )
+
+
+def _xml_problems() -> str:
+    """Return the function with the texts of errors in XML, by number."""
+    texts = " ".join(f"when {number} then $text${text}$text$" for number, text in TEXTS.items())
+    return (
+        "create or replace function tsql.xml_problem(number integer) returns text language sql immutable parallel safe "
+        f"return case number {texts} end"
     )
 
 

@@ -11,18 +11,19 @@ begin
             ('name', 'nvarchar(128)', 'databases sysdatabases objects all_objects tables views procedures triggers schemas types columns all_columns '
                      'sysobjects service_message_types service_contracts services service_queues routes remote_service_bindings conversation_priorities '
                      'certificates symmetric_keys database_principals server_principals endpoints tcp_endpoints service_broker_endpoints '
-                     'xml_schema_collections event_notifications sequences internal_tables indexes sql_logins master_files identity_columns'),
+                     'xml_schema_collections event_notifications sequences internal_tables indexes sql_logins master_files database_files identity_columns'),
             ('type', 'char(2)', 'objects all_objects tables views procedures triggers sysobjects service_queues internal_tables sequences'),
             ('start_value', 'sql_variant', 'sequences'), ('increment', 'sql_variant', 'sequences'), ('minimum_value', 'sql_variant', 'sequences'),
             ('maximum_value', 'sql_variant', 'sequences'), ('current_value', 'sql_variant', 'sequences'),
             ('last_used_value', 'sql_variant', 'sequences'), ('system_type_id', 'tinyint', 'sequences'), ('precision', 'tinyint', 'sequences'), ('scale', 'tinyint', 'sequences'),
             ('xtype', 'char(2)', 'sysobjects'),
             ('type', 'char(1)', 'database_principals server_principals sql_logins'),
-            ('type', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints master_files'),
+            ('type', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints master_files database_files'),
+            ('physical_name', 'nvarchar(260)', 'master_files database_files'),
             ('query_hash', 'binary(8)', '*'), ('query_plan_hash', 'binary(8)', '*'), ('sid', 'varbinary(85)', '*'), ('owner_sid', 'varbinary(85)', '*'),
             ('type_desc', 'nvarchar(60)', '*'), ('state_desc', 'nvarchar(60)', '*'), ('class_desc', 'nvarchar(60)', '*'),
             ('protocol', 'tinyint', '*'), ('protocol_desc', 'nvarchar(60)', '*'),
-            ('state', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints databases'),
+            ('state', 'tinyint', 'endpoints tcp_endpoints service_broker_endpoints databases master_files database_files'),
             ('connection_auth', 'tinyint', '*'), ('connection_auth_desc', 'nvarchar(60)', '*'),
             ('encryption_algorithm', 'tinyint', 'service_broker_endpoints'), ('encryption_algorithm_desc', 'nvarchar(60)', '*'),
             ('ip_address', 'nvarchar(45)', '*'),

@@ -244,8 +244,10 @@ select f.broker_database as constraint_catalog, s.name as constraint_schema, f.n
   left join tsql.key_constraints k on k.parent_object_id = f.referenced_object_id and k.unique_index_id = f.key_index_id;
 
 create or replace view tsql.database_files with (security_invoker = true) as
-select f.file_id, f.type, f.type_desc, 1 as data_space_id, f.name, f.physical_name, f.state_desc, f.name as broker_database
-  from tsql.master_files f join servicebroker.shown_databases shown using (database_id);
+select f.file_id, f.type, f.type_desc, f.data_space_id, f.name, f.physical_name, f.state_desc, shown.broker_database, f.state, f.size,
+       f.max_size, f.growth, f.is_media_read_only, f.is_read_only, f.is_sparse, f.is_percent_growth, f.is_name_reserved, f.file_guid
+  from tsql.master_files f
+  join servicebroker.shown_databases shown on f.database_id = sys.shown_database_id(shown.database_id, shown.broker_database);
 
 create or replace view tsql.dm_tran_locks with (security_invoker = true) as
 select case l.locktype when 'relation' then 'OBJECT' when 'tuple' then 'ROW' when 'transactionid' then 'XACT' else upper(l.locktype) end as resource_type,

@@ -521,7 +521,7 @@ begin
                          ('to_bit', 'smallint'), ('to_decimal', 'numeric'), ('to_money', 'numeric'), ('to_smallmoney', 'numeric'), ('to_float', 'float8'),
                          ('to_uniqueidentifier', 'uuid'), ('to_datetime', 'timestamp'), ('to_datetime2', 'timestamp'),
                          ('to_date', 'date'), ('to_time', 'time'),
-                         ('to_datetimeoffset', 'timestamptz'), ('to_xml', 'text') loop
+                         ('to_datetimeoffset', 'timestamptz'), ('to_xml', 'text'), ('to_xml_single', 'text') loop
         execute format('create or replace function tsql.try_%s(value anyelement) returns %s language plpgsql stable as '
                        '$f$ begin return tsql.%s(value); exception when others then return null; end $f$',
                        target.column1, target.column2, target.column1);

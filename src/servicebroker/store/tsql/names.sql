@@ -182,8 +182,25 @@ create or replace function tsql.serverproperty(property text) returns text langu
 return case lower(property) when 'productversion' then '16.0.1000.6' when 'productmajorversion' then '16' when 'productlevel' then 'RTM'
             when 'edition' then 'servicebroker for PostgreSQL' when 'engineedition' then '3'
             when 'servername' then 'servicebroker' when 'machinename' then 'servicebroker' when 'collation' then 'Latin1_General_BIN2'
+            when 'instancedefaultdatapath' then tsql.data_path() when 'instancedefaultlogpath' then tsql.data_path()
+            when 'instancedefaultbackuppath' then rtrim(tsql.data_path(), '/')
             when 'isclustered' then '0' when 'isfulltextinstalled' then '0' when 'ishadrenabled' then '0'
             when 'isintegratedsecurityonly' then '0' when 'issingleuser' then '0' when 'isxtpsupported' then '0' end;
+-- Texts, as of the functions of logins below. A database has the files of sys.database_files, and one filegroup.
+create or replace function tsql.file_id(database text, name text) returns smallint language sql stable parallel safe
+as $$ select f.file_id::smallint from tsql.master_files f where f.database_id = tsql.db_id(file_id.database) and lower(f.name) = lower(file_id.name) $$;
+create or replace function tsql.file_name(database text, id integer) returns text language sql stable parallel safe
+as $$ select f.name from tsql.master_files f where f.database_id = tsql.db_id(file_name.database) and f.file_id = file_name.id $$;
+create or replace function tsql.fileproperty(database text, name text, property text) returns integer language sql stable parallel safe
+as $$ select case lower(property) when 'isreadonly' then 0 when 'isprimaryfile' then 1 - f.type when 'islogfile' then f.type
+                                  when 'spaceused' then f.size end
+        from tsql.master_files f where f.database_id = tsql.db_id(fileproperty.database) and lower(f.name) = lower(fileproperty.name) $$;
+create or replace function tsql.filegroup_id(name text) returns integer language sql immutable parallel safe
+return case lower(name) when 'primary' then 1 end;
+create or replace function tsql.filegroup_name(id integer) returns text language sql immutable parallel safe
+return case id when 1 then 'PRIMARY' end;
+create or replace function tsql.filegroupproperty(name text, property text) returns integer language sql immutable parallel safe
+return case when lower(name) = 'primary' then case lower(property) when 'isreadonly' then 0 when 'isuserdefinedfg' then 0 when 'isdefault' then 1 end end;
 create or replace function tsql.sessionproperty(property text) returns integer language sql immutable strict parallel safe
 return case when upper(property) in ('ANSI_NULLS', 'ANSI_PADDING', 'ANSI_WARNINGS', 'ARITHABORT', 'CONCAT_NULL_YIELDS_NULL', 'QUOTED_IDENTIFIER') then 1
             when upper(property) = 'NUMERIC_ROUNDABORT' then 0 end;
@@ -210,9 +227,9 @@ begin atomic
 end;
 create or replace function tsql.get_transmission_status(handle uuid) returns text language sql stable
 begin atomic
-    select coalesce((select t.transmission_status from sys.transmission_queue t where t.conversation_handle = handle
-                      order by t.message_sequence_number limit 1), '')
-      where exists (select from servicebroker.conversation_endpoints e where e.conversation_handle = handle);
+    select case when handle is not null then
+                     coalesce((select t.transmission_status from sys.transmission_queue t where t.conversation_handle = handle
+                                order by t.message_sequence_number limit 1), '') end;
 end;
 create or replace function tsql.get_transmission_status(handle text) returns text language sql stable
 begin atomic

@@ -2,7 +2,7 @@
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
 drop view if exists
-    tsql.sysusers, tsql.sql_logins, tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
+    tsql.sysusers, tsql.sql_logins, tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.master_files, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
 -- The comment of a relation begins with its name; that of a view goes on with the text that has made it, in the next lines.
 create or replace function tsql.noted_name(relation oid) returns text language sql stable strict parallel safe
@@ -300,6 +300,22 @@ begin
 end $$;
 
 create or replace view tsql.databases with (security_invoker = true) as
+select d.*, 0::smallint as containment, 'NONE'::text as containment_desc, null::uuid as replica_id, null::uuid as group_database_id,
+       null::integer as resource_pool_id, 2::smallint as page_verify_option, 'CHECKSUM'::text as page_verify_option_desc,
+       0::smallint as delayed_durability, 'DISABLED'::text as delayed_durability_desc, 60 as target_recovery_time_in_seconds,
+       1033::smallint as default_language_lcid, 'us_english'::text as default_language_name,
+       1::smallint as is_ansi_nulls_on, 1::smallint as is_ansi_padding_on, 1::smallint as is_ansi_warnings_on, 1::smallint as is_arithabort_on,
+       1::smallint as is_concat_null_yields_null_on, 1::smallint as is_quoted_identifier_on, 1::smallint as is_ansi_null_default_on,
+       1::smallint as is_auto_create_stats_on, 1::smallint as is_auto_update_stats_on, 0::smallint as is_auto_update_stats_async_on,
+       0::smallint as is_auto_create_stats_incremental_on, 0::smallint as is_cleanly_shutdown, 0::smallint as is_cursor_close_on_commit_on,
+       0::smallint as is_date_correlation_on, 0::smallint as is_distributor, 0::smallint as is_fulltext_enabled, 0::smallint as is_in_standby,
+       0::smallint as is_local_cursor_default, 0::smallint as is_memory_optimized_elevate_to_snapshot_on, 0::smallint as is_merge_published,
+       0::smallint as is_mixed_page_allocation_on, 1::smallint as is_nested_triggers_on, 0::smallint as is_numeric_roundabort_on,
+       0::smallint as is_parameterization_forced, 0::smallint as is_published, 0::smallint as is_query_store_on,
+       0::smallint as is_recursive_triggers_on, 0::smallint as is_subscribed, 0::smallint as is_supplemental_logging_enabled,
+       0::smallint as is_sync_with_backup, 0::smallint as is_temporal_history_retention_enabled, 0::smallint as is_transform_noise_words_on,
+       0::smallint as is_accelerated_database_recovery_on
+  from (
 select d.name, sys.shown_database_id(d.database_id, d.name) as database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
        'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
        d.is_read_only::integer::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
@@ -317,7 +333,7 @@ select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::sm
        1::smallint, 'FULL', null, 0::smallint, 0::smallint, null, 1::smallint, 0::smallint, '\x01', 1::smallint, 1::smallint, 'ON', 0::smallint,
        'NOTHING', 0::smallint, 0::smallint, 0::smallint, 0::smallint, 0::smallint
   from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
- where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
+ where not exists (select from servicebroker.databases d where lower(d.name) = system.name)) d;
 create or replace view tsql.routes with (security_invoker = true) as
 select r.name, r.route_id, r.principal_id, r.remote_service_name, upper(r.broker_instance) as broker_instance, r.lifetime, r.address, r.mirror_address,
        r.broker_database from sys.routes r;
@@ -447,9 +463,22 @@ select ''::text as name, 0 as endpoint_id, ''::text as state_desc, ''::text as r
 
 -- --- what databases are made of ---
 
+-- Scripts take the directory of the files from the path of master's. PostgreSQL keeps its files itself, and no file is at these paths.
+create or replace function tsql.data_path() returns text language sql immutable parallel safe return '/var/opt/mssql/data/';
 create or replace view tsql.master_files with (security_invoker = true) as
-select d.database_id, 1 as file_id, 0::smallint as type, 'ROWS'::text as type_desc, d.name, 'PostgreSQL keeps its files itself'::text as physical_name,
-       'ONLINE'::text as state_desc from tsql.databases d;
+select d.database_id, kind.file_id, kind.type, kind.type_desc, coalesce(system.names[kind.file_id], d.name || kind.suffix) as name,
+       tsql.data_path() || coalesce(system.files[kind.file_id], d.name || kind.suffix) || kind.extension as physical_name,
+       'ONLINE'::text as state_desc, 0::smallint as state, 2 - kind.file_id as data_space_id,
+       case kind.type when 0 then (select pg_database_size(current_database()) / 8192)::integer else 1024 end as size,
+       case kind.type when 0 then -1 else 268435456 end as max_size, 8192 as growth, 0::smallint as is_media_read_only,
+       0::smallint as is_read_only, 0::smallint as is_sparse, 0::smallint as is_percent_growth, 0::smallint as is_name_reserved,
+       null::uuid as file_guid
+  from tsql.databases d
+ cross join (values (1, 0::smallint, 'ROWS'::text, ''::text, '.mdf'::text), (2, 1::smallint, 'LOG', '_log', '.ldf'))
+       kind(file_id, type, type_desc, suffix, extension)
+  left join (values ('master', array['master', 'mastlog'], array['master', 'mastlog']), ('tempdb', array['tempdev', 'templog'], array['tempdb', 'templog']),
+                    ('model', array['modeldev', 'modellog'], array['model', 'modellog']), ('msdb', array['MSDBData', 'MSDBLog'], array['MSDBData', 'MSDBLog']))
+       system(name, names, files) on system.name = lower(d.name);
 create or replace view tsql.dm_os_waiting_tasks with (security_invoker = true) as
 select r.session_id::smallint as session_id, r.wait_time::bigint as wait_duration_ms, r.wait_type, nullif(r.blocking_session_id, 0)::smallint as blocking_session_id,
        null::text as resource_description
@@ -457,8 +486,10 @@ select r.session_id::smallint as session_id, r.wait_time::bigint as wait_duratio
 create or replace view tsql.dm_db_file_space_usage with (security_invoker = true) as
 select f.file_id::smallint as file_id, size.pages as total_page_count, size.pages as allocated_extent_page_count, 0::bigint as unallocated_extent_page_count,
        0::bigint as version_store_reserved_page_count, 0::bigint as user_object_reserved_page_count, 0::bigint as internal_object_reserved_page_count
-  from tsql.master_files f join servicebroker.shown_databases shown using (database_id),
-       lateral (select pg_database_size(current_database()) / 8192 as pages) size;
+  from tsql.master_files f
+  join servicebroker.shown_databases shown on f.database_id = sys.shown_database_id(shown.database_id, shown.broker_database),
+       lateral (select pg_database_size(current_database()) / 8192 as pages) size
+ where f.type = 0;
 -- Everything stands in the one filegroup that there is, and no table in parts.
 create or replace view tsql.filegroups with (security_invoker = true) as
 select 'PRIMARY'::text as name, 1 as data_space_id, 'FG'::text as type, 'ROWS_FILEGROUP'::text as type_desc, 1::smallint as is_default,

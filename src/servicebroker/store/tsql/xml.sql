@@ -6,13 +6,130 @@
 --   {"k": "t", "v": text, "p": position}                   text; {"k": "c" or "i", "v": ...} comment or instruction
 -- where a name is local, or {namespace}local.
 
-create or replace function tsql.xml_refuse(number integer, said text, tokens text[], place integer) returns void
-language plpgsql immutable as $$
+-- Refuses a text that was cut into tokens, at the character `ahead` of a token's first one, at most the last of all. Rules, numbers and
+-- texts are those of model/xml_problems.py.
+create or replace function tsql.xml_refuse(number integer, tokens text[], place integer, ahead integer) returns void
+language plpgsql immutable parallel safe as $$
 declare
-    before text := array_to_string(tokens[1:place - 1], '');
+    whole text := array_to_string(tokens, '');
+    before text := left(whole, greatest(0, least(length(array_to_string(tokens[1:place - 1], '')) + ahead, length(whole) - 1)));
 begin
     perform tsql.refuse(number, format('XML parsing: line %s, character %s, %s',
-        length(before) - length(replace(before, E'\n', '')) + 1, length(before) - coalesce(length(substring(before from '^.*\n')), 0) + 1, said));
+        length(before) - length(replace(before, E'\n', '')) + 1,
+        length(before) - coalesce(length(substring(before from '^.*\n')), 0) + 1, tsql.xml_problem(number)));
+end $$;
+create or replace function tsql.xml_refuse_at_end(number integer, tokens text[]) returns void language sql immutable parallel safe
+return tsql.xml_refuse(number, tokens, 1, 1000000000);
+
+-- Refuses the first bad reference of `said`, which is in the token.
+create or replace function tsql.xml_refuse_reference(said text, tokens text[], place integer) returns void language plpgsql immutable parallel safe as $$
+declare
+    bad text := substring(said from '&(?!(?:lt|gt|amp|quot|apos|#[0-9]+|#x[0-9A-Fa-f]+);).*$');
+    ahead integer := strpos(tokens[place], said) - 1 + length(said) - length(bad);
+    begun text;
+begin
+    if bad ~ '^&#x' then
+        begun := substring(bad from '^&#x[0-9A-Fa-f]*');
+        perform tsql.xml_refuse(case begun when '&#x' then 9416 else 9411 end, tokens, place, ahead + length(begun));
+    elsif bad ~ '^&#' then
+        begun := substring(bad from '^&#[0-9]*');
+        perform tsql.xml_refuse(case begun when '&#' then 9417 else 9411 end, tokens, place, ahead + length(begun));
+    end if;
+    begun := substring(bad from '^&[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(?::[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?');
+    if begun is null then perform tsql.xml_refuse(9421, tokens, place, ahead + 1); end if;
+    perform tsql.xml_refuse(case substr(bad, length(begun) + 1, 1) when ';' then 9448 else 9411 end, tokens, place, ahead + length(begun));
+end $$;
+
+-- Refuses a colon behind a name that ends `ahead` of the tag: a second one, or one without a local name.
+create or replace function tsql.xml_refuse_colon(rest text, name text, tokens text[], place integer, ahead integer) returns void
+language plpgsql immutable parallel safe as $$
+begin
+    if substr(rest, ahead + 1, 1) <> ':' then return; end if;
+    if strpos(name, ':') > 0 then perform tsql.xml_refuse(9456, tokens, place, ahead); end if;
+    perform tsql.xml_refuse(9455, tokens, place, ahead + 1);
+end $$;
+
+-- Refuses a malformed tag. A < that nothing closes is a token of its own, and the tag goes on in the next ones.
+create or replace function tsql.xml_refuse_tag(tokens text[], place integer) returns void language plpgsql immutable parallel safe as $$
+declare
+    qualified constant text := '[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(?::[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?';
+    rest text := case when tokens[place] = '<' then left(array_to_string(tokens[place:], ''), 65536) else tokens[place] end;
+    opening text := substring(rest from '^</?');
+    good text := substring(rest from '^</?' || qualified);
+    behind text;
+    sign text := substr(rest, 3, 1);
+    ahead integer;
+begin
+    if rest ~ '^<!' then
+        perform tsql.xml_refuse(case sign when '-' then 9424 when '[' then 9423 else 9422 end, tokens, place,
+                                case when sign in ('-', '[') then 3 else 2 end);
+    end if;
+    if good is null then
+        perform tsql.xml_refuse(case rest when opening then 9400 else 9455 end, tokens, place, length(opening));
+    end if;
+    perform tsql.xml_refuse_colon(rest, good, tokens, place, length(good));
+    ahead := length(good) + length(substring(substr(rest, length(good) + 1) from '^\s*'));
+    if opening = '</' then perform tsql.xml_refuse(9412, tokens, place, ahead); end if;
+    good := substring(rest from '^<' || qualified || '(?:\s+' || qualified || '\s*=\s*(?:"[^"<]*"|''[^''<]*''))*');
+    ahead := length(good) + length(substring(substr(rest, length(good) + 1) from '^\s*'));
+    sign := substr(rest, ahead + 1, 1);
+    if sign = '' then perform tsql.xml_refuse_at_end(9400, tokens); end if;
+    if sign = '/' then perform tsql.xml_refuse(9412, tokens, place, ahead + 1); end if;
+    if ahead = length(good) then
+        perform tsql.xml_refuse(case when strpos(good, '=') > 0 then 9410 else 9455 end, tokens, place, ahead);
+    end if;
+    good := substring(substr(rest, ahead + 1) from '^' || qualified);
+    if good is null then perform tsql.xml_refuse(9455, tokens, place, ahead); end if;
+    ahead := ahead + length(good);
+    perform tsql.xml_refuse_colon(rest, good, tokens, place, ahead);
+    ahead := ahead + length(substring(substr(rest, ahead + 1) from '^\s*'));
+    if substr(rest, ahead + 1, 1) <> '=' then perform tsql.xml_refuse(9414, tokens, place, ahead); end if;
+    ahead := ahead + 1 + length(substring(substr(rest, ahead + 2) from '^\s*'));
+    sign := substr(rest, ahead + 1, 1);
+    if sign not in ('"', '''') then perform tsql.xml_refuse(9413, tokens, place, ahead); end if;
+    behind := substr(rest, ahead + 2);
+    if strpos(behind, '<') > 0 and (strpos(behind, sign) = 0 or strpos(behind, '<') < strpos(behind, sign)) then
+        perform tsql.xml_refuse(9415, tokens, place, ahead + strpos(behind, '<'));
+    end if;
+    perform tsql.xml_refuse_at_end(9400, tokens);
+end $$;
+
+-- Refuses an end tag that does not fit.
+create or replace function tsql.xml_refuse_end(tokens text[], place integer) returns void language plpgsql immutable parallel safe as $$
+begin
+    if tokens[place] !~ '^</[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(?::[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?\s*>$' then
+        perform tsql.xml_refuse_tag(tokens, place);
+    end if;
+    perform tsql.xml_refuse(9436, tokens, place, length(tokens[place]) - 1);
+end $$;
+
+-- What an instruction says, '' for the declaration, and a comment. One that is malformed is refused.
+create or replace function tsql.xml_instruction(tokens text[], place integer) returns text language plpgsql immutable parallel safe as $$
+declare
+    token text := tokens[place];
+    name text := substring(token from '^<\?[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(?::[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?');
+begin
+    if name is null then perform tsql.xml_refuse(case token when '<?' then 9400 else 9421 end, tokens, place, 2); end if;
+    if name = '<?xml' then
+        if place > 1 then perform tsql.xml_refuse(9438, tokens, place, 5); end if;
+        if right(token, 2) <> '?>' then perform tsql.xml_refuse_at_end(9400, tokens); end if;
+        if token !~ '^<\?xml\s+version\s*=\s*(?:"1\.0"|''1\.0'')(?:\s+encoding\s*=\s*(?:"[^"<>]*"|''[^''<>]*''))?(?:\s+standalone\s*=\s*(?:"(?:yes|no)"|''(?:yes|no)''))?\s*\?>$' then
+            perform tsql.xml_refuse(9441, tokens, place, length(token) - 1);
+        end if;
+        return '';
+    end if;
+    if substr(token, length(name) + 1) !~ '^(?:\?|\s|$)' then perform tsql.xml_refuse(9421, tokens, place, length(name)); end if;
+    if right(token, 2) <> '?>' then perform tsql.xml_refuse_at_end(9451, tokens); end if;
+    return substr(token, 3, length(token) - 4);
+end $$;
+create or replace function tsql.xml_comment(tokens text[], place integer) returns text language plpgsql immutable parallel safe as $$
+declare
+    inside text := substr(tokens[place], 5);
+    dashes integer := strpos(inside, '--');
+begin
+    if dashes = 0 then perform tsql.xml_refuse_at_end(9424, tokens); end if;
+    if substr(inside, dashes + 2, 1) <> '>' then perform tsql.xml_refuse(9412, tokens, place, dashes + 5); end if;
+    return left(inside, dashes - 1);
 end $$;
 
 -- U+0000 stands in no XML: 9420 where it is read, 6841 where FOR XML writes it.
@@ -25,33 +142,35 @@ begin
 end $$;
 
 -- The character that a reference means: its number, or behind an x its hexadecimal one.
-create or replace function tsql.xml_character(reference text) returns text language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.xml_character(reference text, tokens text[], place integer) returns text
+language plpgsql immutable parallel safe as $$
 declare
-    code text := case when left(reference, 1) = 'x' then ('x' || lpad(substr(reference, 2), 8, '0'))::bit(32)::integer::text
-                      else reference end;
+    digits text := ltrim(ltrim(reference, 'x'), '0');
+    code integer := case when length(digits) > 7 or digits = '' then 0
+                         when left(reference, 1) = 'x' then ('x' || lpad(digits, 8, '0'))::bit(32)::integer
+                         else digits::integer end;
 begin
-    if code::numeric not between 9 and 1114110 or code::integer between 55296 and 57343 then
-        perform tsql.refuse(9420, 'XML parsing: illegal xml character');
+    if code not between 9 and 1114110 or code between 55296 and 57343 or chr(code) ~ '[\u000b\u000c\u000e-\u001f\ufffe\uffff]' then
+        perform tsql.xml_refuse(9420, tokens, place, strpos(tokens[place], '&#' || reference || ';') + length(reference) + 1);
     end if;
-    return chr(code::integer);
+    return chr(code);
 end $$;
 
-create or replace function tsql.xml_unescaped(said text) returns text language plpgsql immutable strict parallel safe as $$
+-- A text or the value of an attribute, of the token, with characters in place of its references.
+create or replace function tsql.xml_unescaped(said text, tokens text[], place integer) returns text language plpgsql immutable parallel safe as $$
 begin
     if strpos(said, '&') = 0 then return said; end if;
-    if said ~ '&(?!(lt|gt|amp|quot|apos|#[0-9]+|#x[0-9A-Fa-f]+);)' then
-        perform tsql.refuse(9448, 'XML parsing: well formed check: undeclared entity');
-    end if;
+    if said ~ '&(?!(lt|gt|amp|quot|apos|#[0-9]+|#x[0-9A-Fa-f]+);)' then perform tsql.xml_refuse_reference(said, tokens, place); end if;
     return (
-        select string_agg(case when left(piece, 2) = '&#' then tsql.xml_character(substr(piece, 3, length(piece) - 3))
+        select string_agg(case when left(piece, 2) = '&#' then tsql.xml_character(substr(piece, 3, length(piece) - 3), tokens, place)
                                when left(piece, 1) <> '&' then piece
                                else case piece when '&lt;' then '<' when '&gt;' then '>' when '&quot;' then '"'
-                                               when '&apos;' then '''' else '&' end end, '' order by place)
-          from regexp_matches(said, '&[^;]+;|[^&]+', 'g') with ordinality as pieces (piece_of, place)
+                                               when '&apos;' then '''' else '&' end end, '' order by at)
+          from regexp_matches(said, '&[^;]+;|[^&]+', 'g') with ordinality as pieces (piece_of, at)
          cross join lateral (select piece_of[1] as piece) one);
 end $$;
 
-create or replace function tsql.xml_name(written text, scope jsonb, is_attribute boolean) returns text
+create or replace function tsql.xml_name(written text, scope jsonb, is_attribute boolean, tokens text[], place integer) returns text
 language plpgsql immutable parallel safe as $$
 declare
     prefix text := case when strpos(written, ':') > 0 then split_part(written, ':', 1) else '' end;
@@ -61,7 +180,7 @@ begin
     if prefix = '' and is_attribute then return written; end if;
     uri := scope ->> prefix;
     if prefix <> '' and uri is null then
-        perform tsql.refuse(9459, format('XML parsing: undeclared prefix ''%s''', prefix));
+        perform tsql.xml_refuse(9459, tokens, place, length(tokens[place]) - 1);
     end if;
     return case when coalesce(uri, '') = '' then written else '{' || uri || '}' || regexp_replace(written, '^.*:', '') end;
 end $$;
@@ -84,14 +203,17 @@ declare
     texts_of text[];
     below record;
     piece text;
+    problem integer;
 begin
     nodes := '{}'; said := ''; has_elements := false;
     while place <= cardinality(tokens) loop
         token := tokens[place];
         if left(token, 1) <> '<' or left(token, 9) = '<![CDATA[' then
-            if left(token, 1) = '<' then piece := substr(token, 10, length(token) - 12);
-            elsif strpos(token, ']]>') > 0 then perform tsql.xml_refuse(9420, 'illegal xml character', tokens, place);
-            else piece := case when token ~ '^\s*$' then '' else tsql.xml_unescaped(token) end;
+            if left(token, 1) = '<' then
+                if right(token, 3) <> ']]>' then perform tsql.xml_refuse_at_end(9423, tokens); end if;
+                piece := substr(token, 10, length(token) - 12);
+            elsif strpos(token, ']]>') > 0 then perform tsql.xml_refuse(9454, tokens, place, strpos(token, ']]>') - 1);
+            else piece := case when token ~ '^\s*$' then '' else tsql.xml_unescaped(token, tokens, place) end;
             end if;
             if piece <> '' then
                 texts := texts + 1;
@@ -102,39 +224,45 @@ begin
         elsif left(token, 2) = '</' then
             return;
         elsif left(token, 4) = '<!--' then
-            nodes := nodes || jsonb_build_object('k', 'c', 'v', substr(token, 5, length(token) - 7));
+            nodes := nodes || jsonb_build_object('k', 'c', 'v', tsql.xml_comment(tokens, place));
             place := place + 1;
         elsif left(token, 2) = '<?' then
-            if token !~* '^<\?xml\s' then nodes := nodes || jsonb_build_object('k', 'i', 'v', substr(token, 3, length(token) - 4)); end if;
+            piece := tsql.xml_instruction(tokens, place);
+            if piece <> '' then nodes := nodes || jsonb_build_object('k', 'i', 'v', piece); end if;
             place := place + 1;
         elsif left(token, 2) = '<!' then
-            perform tsql.xml_refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.', tokens, place);
+            if depth = 1 and left(token, 9) = '<!DOCTYPE' then perform tsql.xml_refuse_dtd(); end if;
+            perform tsql.xml_refuse_tag(tokens, place);
         else
             if depth > 128 then
                 perform tsql.refuse(6335, 'XML datatype instance has too many levels of nested nodes. Maximum allowed depth is 128 levels.');
             end if;
             written := substring(token from '^<([A-Za-z_\u0080-\uffff][\w.\-:\u0080-\uffff]*)');
-            if written is null or token !~ '^<[^\s/>]+(\s+[^\s=/>]+\s*=\s*("[^"<]*"|''[^''<]*''))*\s*/?>$' then
-                perform tsql.xml_refuse(9455, 'illegal qualified name character', tokens, place);
+            if token !~ '^<[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(:[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?(\s+[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(:[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?\s*=\s*("[^"<]*"|''[^''<]*''))*\s*/?>$' then
+                perform tsql.xml_refuse_tag(tokens, place);
             end if;
             own := scope; attributes := '{}'; spelled := '{}'; written_order := '{}';
             if strpos(token, '=') > 0 then
-                select array_agg(m[1] order by at), array_agg(tsql.xml_unescaped(substr(m[2], 2, length(m[2]) - 2)) order by at)
+                select array_agg(m[1] order by at), array_agg(tsql.xml_unescaped(substr(m[2], 2, length(m[2]) - 2), tokens, place) order by at)
                   into names, texts_of
                   from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') with ordinality found (m, at);
-                select own || coalesce(jsonb_object_agg(substr(a.short, 7), a.content), '{}') into own
+                select own || coalesce(jsonb_object_agg(substr(a.short, 7), a.content), '{}'),
+                       case when bool_or(a.content = '' and a.short <> 'xmlns') then 9460
+                            when count(*) > count(distinct a.short) then 9458 end
+                  into own, problem
                   from unnest(names, texts_of) a (short, content) where a.short = 'xmlns' or left(a.short, 6) = 'xmlns:';
+                if problem is not null then perform tsql.xml_refuse(problem, tokens, place, length(token) - 1); end if;
                 select coalesce(jsonb_object_agg(f.full_name, a.content), '{}'), coalesce(array_agg(f.full_name order by a.at), '{}'),
                        coalesce(jsonb_object_agg(f.full_name, a.short) filter (where f.full_name <> '@' || a.short), '{}')
                   into attributes, written_order, spelled
                   from unnest(names, texts_of) with ordinality a (short, content, at)
-                 cross join lateral (select '@' || tsql.xml_name(a.short, own, true) as full_name) f
+                 cross join lateral (select '@' || tsql.xml_name(a.short, own, true, tokens, place) as full_name) f
                  where a.short <> 'xmlns' and left(a.short, 6) <> 'xmlns:';
                 if (select count(distinct w.full_name) from unnest(written_order) w (full_name)) < cardinality(written_order) then
-                    perform tsql.xml_refuse(9437, 'duplicate attribute', tokens, place);
+                    perform tsql.xml_refuse(9437, tokens, place, length(token) - 1);
                 end if;
             end if;
-            name := tsql.xml_name(written, own, false);
+            name := tsql.xml_name(written, own, false, tokens, place);
             positions := positions || jsonb_build_object(name, coalesce((positions ->> name)::integer, 0) + 1);
             elements := elements + 1;
             has_elements := true;
@@ -147,9 +275,9 @@ begin
                 below := tsql.xml_content(tokens, place, own, depth + 1);
                 place := below.place;
                 if place > cardinality(tokens) then
-                    perform tsql.xml_refuse(9400, 'unexpected end of input', tokens, place);
+                    perform tsql.xml_refuse_at_end(9400, tokens);
                 elsif tokens[place] !~ ('^</' || regexp_replace(written, '([.\-])', '\\\1', 'g') || '\s*>$') then
-                    perform tsql.xml_refuse(9436, 'end tag does not match start tag', tokens, place);
+                    perform tsql.xml_refuse_end(tokens, place);
                 end if;
                 place := place + 1;
                 own := jsonb_build_object('k', 'e', 'n', name, 'q', written, 'p', positions -> name, 'i', elements, 'a', attributes,
@@ -162,61 +290,116 @@ begin
     end loop;
 end $$;
 
+create or replace function tsql.xml_refuse_dtd() returns void language sql immutable parallel safe
+return tsql.refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.');
+
 create or replace function tsql.xml_tree(value text) returns jsonb language plpgsql immutable strict parallel safe as $$
 declare
+    illegal constant text := '\u0001-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff' || tsql.zero();
     tokens text[];
     found record;
 begin
     value := ltrim(value, chr(65279));
-    if strpos(value, tsql.zero()) > 0 then perform tsql.refuse_zero(9420, ''); end if;
-    if value ~* '^\s*(<\?.*?\?>\s*)?<!DOCTYPE' then
-        perform tsql.refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.');
+    if value ~ ('[' || illegal || ']') then
+        perform tsql.xml_refuse(9420, array[value], 1, length(substring(value from '^[^' || illegal || ']*')));
     end if;
-    tokens := array(select m[1] from regexp_matches(value,
-        '(<!--(?:(?!-->).)*(?:-->|$)|<!\[CDATA\[(?:(?!\]\]>).)*(?:\]\]>|$)|<\?(?:(?!\?>).)*(?:\?>|$)|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|[^<]+)', 'g') m);
+    if value ~* '^\s*(<\?.*?\?>\s*)?<!DOCTYPE' then perform tsql.xml_refuse_dtd(); end if;
     -- what is not closed goes to the end: otherwise the rest would be passed again for each one
-    if length(array_to_string(tokens, '')) <> length(value)
-       or tokens[cardinality(tokens)] ~ '^<!--' and tokens[cardinality(tokens)] !~ '^<!--.*-->$'
-       or tokens[cardinality(tokens)] ~ '^<!\[CDATA\[' and tokens[cardinality(tokens)] !~ '\]\]>$'
-       or tokens[cardinality(tokens)] ~ '^<\?' and tokens[cardinality(tokens)] !~ '^<\?.*\?>$' then
-        perform tsql.refuse(9400, 'XML parsing: line 1, character 1, unexpected end of input');
-    end if;
+    tokens := array(select m[1] from regexp_matches(value,
+        '(<!--(?:(?!-->).)*(?:-->|$)|<!\[CDATA\[(?:(?!\]\]>).)*(?:\]\]>|$)|<\?(?:(?!\?>).)*(?:\?>|$)|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|<|[^<]+)', 'g') m);
     found := tsql.xml_content(tokens, 1, '{}', 1);
-    if found.place <= cardinality(tokens) then
-        perform tsql.xml_refuse(9436, 'end tag does not match start tag', tokens, found.place);
+    if found.place <= cardinality(tokens) then  -- an end tag, which is no name where nothing came before it
+        if array_to_string(tokens[1:found.place - 1], '') ~ '^\s*$' then perform tsql.xml_refuse(9455, tokens, found.place, 1); end if;
+        perform tsql.xml_refuse_end(tokens, found.place);
     end if;
     return jsonb_build_object('k', 'd', 'c', to_jsonb(found.nodes));
 end $$;
 create or replace function tsql.xml_tree(node jsonb) returns jsonb language sql immutable parallel safe return node;
 
+-- The text of a value of type xml, without a mark and a declaration.
+create or replace function tsql.xml_parsed(value text) returns text language sql immutable strict parallel safe
+return (select case when tsql.xml_tree(value) is not null then regexp_replace(ltrim(value, chr(65279)), '^<\?xml\s(?:(?!\?>).)*\?>\s*', '') end);
+
+-- The encoding that a text declares, in lower case.
+create or replace function tsql.xml_encoding(value text) returns text language sql immutable strict parallel safe
+return lower(substring(left(ltrim(value, chr(65279)), 400) from '^<\?xml\s[^>]*\sencoding\s*=\s*["'']([^"''>]*)["'']'));
+create or replace function tsql.xml_refuse_encoding(value text) returns void language sql immutable strict parallel safe
+return tsql.xml_refuse(9402, array[value], 1, strpos(value, '>') - 1);
+
+-- A string of two-byte characters declares an encoding of such.
+create or replace function tsql.xml_checked(value text) returns text language plpgsql immutable strict parallel safe as $$
+begin
+    if tsql.xml_encoding(value) not in ('utf-16', 'ucs-2', 'iso-10646-ucs-2') then perform tsql.xml_refuse_encoding(value); end if;
+    return value;
+end $$;
+
 create or replace function tsql.to_xml(value text) returns text language sql immutable strict parallel safe
-return (select case when tsql.xml_tree(value) is not null then regexp_replace(ltrim(value, chr(65279)), '^\s*<\?xml\s(?:(?!\?>).)*\?>\s*', '') end);
+return tsql.xml_parsed(tsql.xml_checked(value));
 create or replace function tsql.to_xml(value text, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
 
--- The text of XML: its mark says how it is encoded, or a NUL where none can be, or its declaration; else it is UTF-8.
-create or replace function tsql.xml_decoded(value bytea) returns text language plpgsql immutable strict parallel safe as $$
+-- The text of bytes in UTF-8, in which others are no characters: 9420.
+create or replace function tsql.xml_narrow(value bytea) returns text language plpgsql immutable strict parallel safe as $$
 declare
-    declared text := coalesce(lower(substring(encode(substring(value, 1, 200), 'escape')
-                                              from '(?i)^<\?xml\s[^>]*encoding\s*=\s*["'']([\w.-]+)["'']')), 'utf-8');
+    octets text := convert_from(value, 'LATIN1');
+    good text;
 begin
-    if substring(value, 1, 2) = '\xfffe' then return tsql.utf16_decoded(substring(value, 3)); end if;
-    if substring(value, 1, 2) = '\xfeff' then return tsql.utf16_decoded(tsql.swapped(substring(value, 3))); end if;
-    if substring(value, 2, 1) = '\x00' then return tsql.utf16_decoded(value); end if;
-    if substring(value, 1, 1) = '\x00' then return tsql.utf16_decoded(tsql.swapped(value)); end if;
-    if position('\x00'::bytea in value) > 0 then perform tsql.refuse_zero(9420, ''); end if;
-    if substring(value, 1, 3) = '\xefbbbf' then return convert_from(substring(value, 4), 'UTF8'); end if;
-    if declared in ('iso-8859-1', 'windows-1252') then return tsql.single_decoded(value); end if;
-    if pg_char_to_encoding(declared) < 0 then
-        perform tsql.refuse(9402, 'XML parsing: line 1, character 1, unable to switch the encoding');
+    if octets ~ '[\u0080-\u00ff]' then
+        good := substring(octets from '^(?:[\u0001-\u007f]|[\u00c2-\u00df][\u0080-\u00bf]|\u00e0[\u00a0-\u00bf][\u0080-\u00bf]|[\u00e1-\u00ec\u00ee\u00ef][\u0080-\u00bf]{2}|\u00ed[\u0080-\u009f][\u0080-\u00bf]|\u00f0[\u0090-\u00bf][\u0080-\u00bf]{2}|[\u00f1-\u00f3][\u0080-\u00bf]{3}|\u00f4[\u0080-\u008f][\u0080-\u00bf]{2})*');
+        if length(good) < length(octets) then
+            good := convert_from(convert_to(good, 'LATIN1'), 'UTF8');
+            perform tsql.xml_refuse(9420, array[good || '?'], 1, length(good));
+        end if;
     end if;
-    return convert_from(value, declared);
+    return convert_from(value, 'UTF8');
+end $$;
+
+-- The text of bytes in UTF-16. Half of a pair is no character: 9420.
+create or replace function tsql.xml_wide(value bytea) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    digits text := encode(value, 'hex');
+    good text;
+begin
+    if digits ~ '^(?:....)*..d[89a-f]' then
+        good := substring(digits from '^(?:..(?:[^d].|d[0-7])|..d[89ab]..d[c-f])*');
+        if length(digits) - length(good) >= 4 then
+            good := tsql.utf16_decoded(decode(good, 'hex'));
+            perform tsql.xml_refuse(9420, array[good || '?'], 1, length(good));
+        end if;
+    end if;
+    return tsql.xml_checked(tsql.utf16_decoded(value));
 end $$;
 create or replace function tsql.swapped(bytes bytea) returns bytea language sql immutable strict parallel safe
 return decode(regexp_replace(encode(bytes, 'hex'), '(..)(..)', '\2\1', 'g'), 'hex');
 
+-- The text of XML: its mark says how it is encoded, or a NUL where none can be, or its declaration; else it is UTF-8.
+create or replace function tsql.xml_decoded(value bytea) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    declared text;
+begin
+    if substring(value, 1, 2) = '\xfffe' then return tsql.xml_wide(substring(value, 3)); end if;
+    if substring(value, 1, 2) = '\xfeff' then return tsql.xml_wide(tsql.swapped(substring(value, 3))); end if;
+    if substring(value, 2, 1) = '\x00' then return tsql.xml_wide(value); end if;
+    if substring(value, 1, 1) = '\x00' then return tsql.xml_wide(tsql.swapped(value)); end if;
+    if substring(value, 1, 3) = '\xefbbbf' then value := substring(value, 4); end if;
+    if position('\x00'::bytea in value) > 0 then
+        perform tsql.xml_refuse(9420, array[tsql.single_decoded(value)], 1, position('\x00'::bytea in value) - 1);
+    end if;
+    declared := coalesce(tsql.xml_encoding(convert_from(substring(value, 1, 400), 'LATIN1')), 'utf-8');
+    if declared in ('iso-8859-1', 'windows-1252') then return tsql.single_decoded(value); end if;
+    if pg_char_to_encoding(declared) < 0 then perform tsql.xml_refuse_encoding(convert_from(value, 'LATIN1')); end if;
+    if declared = 'utf-8' then return tsql.xml_narrow(value); end if;
+    return convert_from(value, declared);
+end $$;
+
 create or replace function tsql.to_xml(value bytea) returns text language sql immutable strict parallel safe
-return tsql.to_xml(tsql.xml_decoded(value));
+return tsql.xml_parsed(tsql.xml_decoded(value));
 create or replace function tsql.to_xml(value bytea, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
+
+-- A varchar: the encoding that it declares is that of its bytes.
+create or replace function tsql.to_xml_single(value text) returns text language sql immutable strict parallel safe
+return case when tsql.xml_encoding(value) is null then tsql.xml_parsed(value) else tsql.to_xml(tsql.single_encoded(value)) end;
+create or replace function tsql.to_xml_single(value text, style integer) returns text language sql immutable strict parallel safe
+return tsql.to_xml_single(value);
 
 -- --- what is in a node ---
 

@@ -47,8 +47,9 @@ Runner = Callable[["Machine", Any], ExitReason | None]
 RUNNERS: dict[type[Statement], Runner] = {}
 
 MAX_NESTING_LEVEL = 32
+_XML_ERRORS = (6335, 6359, 6365, *range(9400, 9481))  # text that is no xml
 # errors that end the batch and roll its transaction back: failed conversions, deadlocks, work in a doomed transaction
-_BATCH_ABORTING_ERRORS = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
+_BATCH_ABORTING_ERRORS = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, *_XML_ERRORS})
 # errors of syntax and of missing names: they end the procedure or text, and its caller goes on
 _SCOPE_ENDING_ERRORS = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
 # the errors among them that the parser finds; XACT_ABORT does not apply, since nothing has run
@@ -194,11 +195,10 @@ class Machine:
             self.last_error = output
         self.listener(output)
 
-    def record_changed_rows(self, row_count: int) -> None:
-        """Set @@ROWCOUNT after a change of rows, and emit the count unless SET NOCOUNT is ON."""
-        self.rowcount = row_count
+    def emit_row_count(self) -> None:
+        """Emit @@ROWCOUNT after a change of rows and its triggers, unless SET NOCOUNT is ON."""
         if not self.nocount:
-            self.emit(RowCount(row_count))
+            self.emit(RowCount(self.rowcount))
 
     def run(self, statements: Sequence[Statement], successor: Statement | None = None) -> ExitReason | None:
         """Run statements in order until one of them leaves the list, and return the reason.
@@ -270,7 +270,9 @@ class Machine:
             is_lost or error.undoes or (self.xact_abort and obeys_xact_abort) or error.number in _BATCH_ABORTING_ERRORS
         )
         if self.try_depth:
-            if aborts_batch and self.transactions.count:
+            # under XACT_ABORT a trigger's TRY saves nothing, not even after RAISERROR
+            is_doomed = aborts_batch or (self.trigger_level > 0 and self.xact_abort)
+            if is_doomed and self.transactions.count:
                 self.transactions.is_doomed = True
             raise error
         self.emit(error)

@@ -6,7 +6,7 @@ import functools
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 
@@ -163,26 +163,35 @@ class Queries:
         handle = functools.partial(self._handle_result, translation, text)
         if changes:
             self._run_with_triggers(text, run_query, handle)
-        else:
-            handle(run_query())
+        elif handle(run_query()):
+            self.machine.emit_row_count()
 
     def _run_with_triggers(
-        self, text: str, run_query: Callable[[], DescribedRows], handle: Callable[[DescribedRows], None]
+        self, text: str, run_query: Callable[[], DescribedRows], handle: Callable[[DescribedRows], bool]
     ) -> None:
-        """Run a change and handle its result, with the triggers that it fires. On an error all of it is undone."""
-        machine = self.machine
-        if not triggers.has_triggers(machine):
-            handle(run_query())
-            return
-        with machine.transaction_scope():
-            triggers.start_capture(machine)
-            result = run_query()
-            captured_changes = triggers.finish_capture(machine)
-            handle(result._replace(touched=result.touched + triggers.count_diverted_rows(machine, captured_changes)))
-            triggers.fire(machine, text, captured_changes)
+        """Run a change and handle its result, with the triggers that it fires. On an error all of it is undone.
 
-    def _handle_result(self, translation: Translation, text: str, result: DescribedRows) -> None:
-        """Handle the result of a statement by its kind: emit or assign rows, or record the row count."""
+        The row count is emitted behind the triggers, since they may undo the rows.
+        """
+        machine = self.machine
+        if triggers.has_triggers(machine):
+            with machine.transaction_scope():
+                triggers.start_capture(machine)
+                result = run_query()
+                captured_changes = triggers.finish_capture(machine)
+                touched = result.touched + triggers.count_diverted_rows(machine, captured_changes)
+                has_count = handle(result._replace(touched=touched))
+                triggers.fire(machine, text, captured_changes)
+        else:
+            has_count = handle(run_query())
+        if has_count:
+            machine.emit_row_count()
+
+    def _handle_result(self, translation: Translation, text: str, result: DescribedRows) -> bool:
+        """Handle the result of a statement by its kind: emit or assign rows, or record the row count.
+
+        Return True if the row count is to be emitted.
+        """
         machine = self.machine
         if translation.kind == "ddl":
             for use in translation.uses:
@@ -203,7 +212,8 @@ class Queries:
             machine.emit(_result_set(translation, result))
             machine.record_success(len(result.rows))
         else:
-            self._record_change(translation, text, result)
+            return self._record_change(translation, text, result)
+        return False
 
     def _restore_diversions(self, translation: Translation) -> None:
         """Install INSTEAD OF triggers again on an altered view, which is a new view for PostgreSQL."""
@@ -214,7 +224,7 @@ class Queries:
                     self.machine, f"{postgres_schema(database, use.schema)}.{quoted(postgres_name(use.name))}"
                 )
 
-    def _record_change(self, translation: Translation, text: str, result: DescribedRows) -> None:
+    def _record_change(self, translation: Translation, text: str, result: DescribedRows) -> Literal[True]:
         """Record IDENTITY value and row count of a change, and emit the rows of OUTPUT."""
         machine = self.machine
         rows = result.rows
@@ -225,8 +235,8 @@ class Queries:
         if translation.columns:
             machine.emit(ResultSet(translation.columns, rows))
         self._note_temporary_table(text)
-        machine.error_number = 0
-        machine.record_changed_rows(result.touched)
+        machine.record_success(result.touched)
+        return True
 
     def fetch_result(self, text: str, row_limit: int = 0) -> ResultSet:
         """Return the rows of a query to the interpreter itself, at most `row_limit` of them if that is not 0."""
@@ -474,7 +484,8 @@ class Queries:
         machine = self.machine
         rows = rows[: machine.row_limit or None]
         if not rows:
-            machine.record_changed_rows(0)
+            machine.record_success(0)
+            machine.emit_row_count()
             return
         frame = machine.frame
         parameters: dict[str, object] = {}

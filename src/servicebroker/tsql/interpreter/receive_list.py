@@ -7,6 +7,7 @@ evaluated once for each message, with the columns as variables.
 from __future__ import annotations
 
 import functools
+import re
 from collections import ChainMap
 from dataclasses import replace
 from datetime import UTC
@@ -50,6 +51,7 @@ COLUMNS: dict[str, SqlType] = {
 _ALL_COLUMNS = tuple(ReceiveItem(Expression(name, 0)) for name in COLUMNS)
 _VARIABLE_PREFIX = "@receive$"  # cannot be the name of a script's variable
 _COLUMN_VARIABLES = {_VARIABLE_PREFIX + name: type_ for name, type_ in COLUMNS.items()}
+_OUTER_PARENTHESES = re.compile(r"\s*(?:\(\s*)*=(?:\s*\))*\s*")  # around a column, which is written as =
 _AGGREGATES = frozenset(
     {"COUNT", "SUM", "AVG", "MIN", "MAX", "COUNT_BIG", "STRING_AGG", "STDEV", "VAR", "CHECKSUM_AGG"}
 )
@@ -155,10 +157,14 @@ def _evaluate_item(machine: Machine, text: str, item: ReceiveItem, message: Mess
 
 
 class _ParsedItem(NamedTuple):
-    """The plain column that an item is, "" for an expression, and its text with variables in place of columns."""
+    """The plain column that an item is, "" for an expression, and its text with variables in place of columns.
+
+    A column may stand in parentheses. `title` is its name as it was written.
+    """
 
     column: str
     text: str
+    title: str = ""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -180,20 +186,17 @@ def _parse_item(text: str) -> _ParsedItem:
             pieces += (text[end:start], _VARIABLE_PREFIX + name)
             end = tokens.ends[index]
             column_count += 1
-            column = name
+            column, title = name, unquote(tokens.text(index))
         index += 1
     rewritten = "".join(pieces) + text[end:]
-    if column_count == 1 and rewritten.strip() == _VARIABLE_PREFIX + column:
-        return _ParsedItem(column, rewritten)
+    if column_count == 1 and _OUTER_PARENTHESES.fullmatch(rewritten.replace(_VARIABLE_PREFIX + column, "=")):
+        return _ParsedItem(column, rewritten, title)
     return _ParsedItem("", rewritten)
 
 
 def _column_title(item: ReceiveItem) -> str:
     """Return the alias of an item, the name of a plain column as it was written, or ""."""
-    if item.alias is not None:
-        return item.alias
-    is_column = bool(_parse_item(item.value.text).column)
-    return unquote(item.value.text.split(".")[-1].strip()) if is_column else ""
+    return item.alias if item.alias is not None else _parse_item(item.value.text).title
 
 
 def _check_aggregates(items: tuple[ReceiveItem, ...]) -> None:

@@ -230,6 +230,6 @@ class DialogParser(TokenReader):
         self.take(";")
         self.expect(")")
         timeout: Operand | None = None
-        if self.take(",", "TIMEOUT") or self.take("TIMEOUT"):
+        if self.take(",", "TIMEOUT"):
             timeout = self.value()
         return WaitForMessage(line, statement, timeout)

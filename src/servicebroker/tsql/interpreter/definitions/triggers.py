@@ -17,10 +17,10 @@ from servicebroker.store.direct import run_command
 from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.execute_as import impersonation, module_user
-from servicebroker.tsql.interpreter.machine import Machine, ScopeAborted, check_nesting
+from servicebroker.tsql.interpreter.machine import BatchAborted, Machine, ScopeAborted, check_nesting
 from servicebroker.tsql.interpreter.statement_runner import run_statement
 from servicebroker.tsql.parser import parse_text
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Trigger
 from servicebroker.tsql.tokens import VARIABLE, unquote
 from servicebroker.tsql.translation.reading.syntax_tree import slice_text
@@ -35,6 +35,12 @@ _CAPTURE_CLAUSES = {
     "UPDATE": "after update on {table} referencing old table as deleted_rows new table as inserted_rows",
     "DELETE": "after delete on {table} referencing old table as deleted_rows",
 }
+_TERMINATED_NUMBER = 3621
+_TERMINATED_TEXT = "The statement has been terminated."
+_CAUGHT_TEXT = (
+    "An error was raised during trigger execution. The batch has been aborted and the user transaction, if any, has "
+    "been rolled back."
+)
 _DIVERTED_PREFIX = "INSTEAD_"  # prefix of an event whose rows were copied and not changed
 _FIND_TRIGGERS = (
     "select d.name, m.name, definition, parent_table, module_id, execute_as, creator, array(select s.thumbprint from "
@@ -243,7 +249,7 @@ def fire(machine: Machine, statement: str, changes: list[CapturedChange]) -> Non
     """Run the triggers of the changes, each in its own database. An INSTEAD OF trigger replaces its change.
 
     Raises:
-        TsqlError: 3609 a trigger has ended the transaction.
+        TsqlError: 3609 a trigger has ended the transaction, 3616 it has caught an error that dooms the transaction.
     """
     row_count = machine.rowcount
     replaced = {(change.table, change.event) for change in changes if change.is_diverted}
@@ -289,8 +295,10 @@ def _run_trigger(
 ) -> None:
     """Run one trigger with XACT_ABORT ON and `inserted` and `deleted`, and restore the options afterwards.
 
+    An error that leaves the outermost trigger outside of TRY is followed by message 3621.
+
     Raises:
-        TsqlError: 3609 the trigger has ended the transaction.
+        TsqlError: 3609 the trigger has ended the transaction, 3616 it has caught an error that dooms the transaction.
     """
     check_nesting(machine)
     count_before = machine.transactions.count
@@ -304,6 +312,10 @@ def _run_trigger(
                 machine.run(trigger.body)
             except ScopeAborted:
                 pass  # a missing name ends the trigger, and the statement goes on
+            except BatchAborted:
+                if machine.trigger_level == 1:
+                    machine.emit(Message(_TERMINATED_TEXT, _TERMINATED_NUMBER, line=1))
+                raise
             finally:
                 frame.tables = {
                     table_name: table for table_name, table in frame.tables.items() if table_name not in copies
@@ -314,6 +326,10 @@ def _run_trigger(
     if machine.transactions.count < count_before:
         error = TsqlError(3609, "The transaction ended in the trigger. The batch has been aborted.")
         error.ends_batch = True
+        raise error
+    if machine.transactions.is_doomed:
+        error = TsqlError(3616, _CAUGHT_TEXT)
+        error.undoes = True
         raise error
 
 

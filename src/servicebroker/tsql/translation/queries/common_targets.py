@@ -11,6 +11,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.queries.results import output_name
 from servicebroker.tsql.translation.queries.selects import CommonTable
 from servicebroker.tsql.translation.queries.sources import is_common_table, object_name, resolve_table
 from servicebroker.tsql.translation.reading.hints import read_hints
@@ -82,10 +83,11 @@ def _columns(writer: Writer, common_table: CommonTable, table: str) -> dict[str,
     listed: list[tuple[str, str]] = []
     assert isinstance(common_table.query, exp.Select)
     for node in common_table.query.expressions:
-        inside = node.this if isinstance(node, exp.Alias) else node
+        name, inside = output_name(node)
         if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
             listed += [(column.name, column.name) for column in table_columns.values()] or [("*", "*")]
         else:
-            listed.append((node.alias_or_name, inside.name if isinstance(inside, exp.Column) else ""))
+            column = inside.unnest()
+            listed.append((name, column.name if isinstance(column, exp.Column) else ""))
     renamed = common_table.names or [name for name, _ in listed]
     return {name.lower(): column for name, (_, column) in zip(renamed, listed, strict=False) if column}

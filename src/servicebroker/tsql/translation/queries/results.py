@@ -99,7 +99,10 @@ def check_named(outputs: list[Output] | None, renamed: list[str], name: str) -> 
 
 
 def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
-    """Return the name of a result column and its expression. `'name' = expression` is a name too."""
+    """Return the name of a result column and its expression. `'name' = expression` is a name too.
+
+    A column in parentheses keeps its name.
+    """
     if isinstance(node, exp.Alias):
         return node.alias, node.this
     if isinstance(node, exp.Subquery) and node.alias:  # name = (SELECT ...)
@@ -108,6 +111,7 @@ def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
         return node.alias, inside
     if isinstance(node, exp.EQ) and isinstance(node.this, exp.Literal | exp.National) and node.this.name:
         return node.this.name, node.expression
-    if isinstance(node, exp.Column):
-        return node.name, node
+    inner = node.unnest()
+    if isinstance(inner, exp.Column):
+        return inner.name, inner
     return "", node

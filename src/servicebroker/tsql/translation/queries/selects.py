@@ -332,7 +332,7 @@ def _write_text(writer: Writer, node: exp.Select, from_clause: From, outputs: li
     if node.args.get("having"):
         parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
     windows = windows_text(writer, node.args.get("windows") or [])
-    plain = {item.name.lower() for item in node.expressions if isinstance(item, exp.Column)}
+    plain = {item.unnest().name.lower() for item in node.expressions if isinstance(item.unnest(), exp.Column)}
     named = {name: text for name, text in _result_names(outputs, outermost).items() if name not in plain}
     whole = " ".join(parts) + windows
     return whole + _write_tail(writer, node, named, whole) + locking

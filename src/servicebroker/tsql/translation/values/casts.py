@@ -205,9 +205,9 @@ def _conversion_function(value: Sql, to: SqlType) -> str:
         return "to_datetime"
     if to.name in ("float", "real"):
         return "to_float"
-    if to.name == "xml" and value.type is not None and value.type.name == "xml":
-        return "to_xml"
-    if to.name in INTEGERS | EXACT or to.name in ("uniqueidentifier", "xml", "date", *_SCALED):
+    if to.name == "xml":
+        return "to_xml_single" if value.type is not None and value.type.name in _CODE_PAGE_STRINGS else "to_xml"
+    if to.name in INTEGERS | EXACT or to.name in ("uniqueidentifier", "date", *_SCALED):
         return f"to_{to.name}"
     raise not_supported(f"A conversion to {to}")
 
