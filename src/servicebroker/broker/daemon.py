@@ -70,6 +70,7 @@ from servicebroker.store.home import check_home, find_home
 from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.listener import Listener, listening
+from servicebroker.store.migrations import this_version
 from servicebroker.store.outage import REPEAT_S, Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_clock import taken_ahead
@@ -139,6 +140,7 @@ class Daemon:
         self._answer_at = 0.0
         self._sample_at = 0.0
         self._reports = SelfReport(clock)
+        self._reports.tell(Subject.VERSION, this_version())
         self._tell_fault_at = 0.0
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []

@@ -12,12 +12,13 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.engine.catalog.current_application import find_application
-from servicebroker.model.errors import BrokerError, InstanceError, NotAdopted, Unreachable
+from servicebroker.model.errors import BrokerError, InstanceError, NoInstance, NotAdopted, Unreachable
 from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 from servicebroker.model.security.certificates import Facts
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys.x509_certificates import certificate_in
+from servicebroker.store.migrations import no_instance
 from servicebroker.store.running import execute
 
 
@@ -37,10 +38,7 @@ def must_exist(target: str) -> None:
             "existing_instance.must_exist",
             "select from pg_tables where (schemaname, tablename) = ('servicebroker', 'migrations')",
         ):
-            raise InstanceError(
-                f"There is no instance in the PostgreSQL database '{connection.info.dbname}': make one with "
-                "servicebroker init."
-            )
+            raise no_instance(connection.info.dbname)
 
 
 _KINDS = {
@@ -118,7 +116,7 @@ def _near(database: Database, text: str) -> str | None:
 
 def is_down(target: str, problem: InstanceError) -> bool:
     """Return whether the PostgreSQL of the instance cannot be reached, or an embedded one does not start."""
-    if isinstance(problem, NotAdopted):
+    if isinstance(problem, NotAdopted | NoInstance):
         return False
     return isinstance(problem, Unreachable) or (not is_url(target) and EmbeddedServer.exists(target))
 

@@ -299,7 +299,7 @@ def _facts(instance: Instance) -> Facts:
 def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts]:
     """Return the facts of all queues, or of one."""
     if instance.engine is RestrictedVerbs:
-        return _facts(instance).queues
+        return list(_facts(instance).queues)
     with instance.connection() as connection:
         return run(connection, queue_facts(only, at_a_glance=True))
 

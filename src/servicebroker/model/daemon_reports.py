@@ -12,6 +12,7 @@ class Subject(StrEnum):
     """The subject of a report of the daemon."""
 
     LISTENS = "listens"  # at an address: no trouble
+    VERSION = "version"  # no trouble
     ENDPOINT = "endpoint"
     PRINCIPAL = "principal"
     MIRROR = "mirror"

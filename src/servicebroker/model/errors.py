@@ -39,6 +39,10 @@ class NotAdopted(InstanceError):
     """The data folder or database holds a copy of an instance that was not adopted."""
 
 
+class NoInstance(InstanceError):
+    """The data folder or database holds no instance, and the command makes none."""
+
+
 class JoinError(InstanceError, TypeError):
     """The argument of `join` has no connection that the verbs can use."""
 

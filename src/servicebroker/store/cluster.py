@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from psycopg.pq import PGconn, Ping
@@ -78,6 +79,22 @@ include 'servicebroker.conf'  # rewritten at each start: do not edit it
 TRANSIENT = ("shared memory block", "postmaster.pid", "socket")
 
 log = logging.getLogger(__name__)
+
+
+class LostLog(NamedTuple):
+    """A log that is not at its path, and the file that the server writes, if the system shows it."""
+
+    path: Path
+    written: Path | None
+
+    @property
+    def warning(self) -> str:
+        """Return the sentence for the logs of the processes that have the server open."""
+        kept = f", and in {self.written} until then" if self.written else ""
+        return (
+            f"PostgreSQL's log '{self.path}' was deleted or moved: what the server says is there again when the server "
+            f"is started again{kept}."
+        )
 
 
 @dataclass(frozen=True)
@@ -163,6 +180,21 @@ class Cluster:
         """Check whether a server process exists, also one that is starting or stopping."""
         server = self._recorded()
         return server is not None and self._alive(server[0])
+
+    def lost_log(self) -> LostLog | None:
+        """Return the log that a running server writes if it is no longer at its path: somebody deleted or moved it."""
+        server, path = self._recorded(), self.folder / LOG_FILE
+        if server is None or not self._alive(server[0]):
+            return None
+        written = Path(f"/proc/{server[0]}/fd/2")
+        try:
+            found = written.stat()
+        except OSError:  # no Linux, or another user's
+            return None if path.exists() else LostLog(path, None)
+        try:
+            return None if os.path.samestat(found, path.stat()) else LostLog(path, written)
+        except FileNotFoundError:
+            return LostLog(path, written)
 
     def obituary(self) -> str:
         """Return a sentence about how the server ended."""

@@ -60,15 +60,19 @@ def is_url(target: str) -> bool:
     return False
 
 
-def connect(url: str, *, application_name: str = "servicebroker") -> DirectConnection:
+def connect(url: str, *, application_name: str = "servicebroker", keeps_timeouts: bool = False) -> DirectConnection:
     """Open a connection in autocommit mode, so that BEGIN is always explicit.
+
+    `keeps_timeouts`: with the timeouts of its role, as the connections of applications have them.
 
     Raises:
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15; the database is not in
             UTF8.
     """
     try:
-        connection = DirectConnection.connect(url, **_settings(url, application_name, _NO_TIMEOUTS))
+        connection = DirectConnection.connect(
+            url, **_settings(url, application_name, "" if keeps_timeouts else _NO_TIMEOUTS)
+        )
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -84,7 +88,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
             f"{encoding}. Make another one: CREATE DATABASE ... TEMPLATE template0 ENCODING '{ENCODING}'."
         )
     _set_up(url, connection)
-    if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
+    if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT and not keeps_timeouts:
         connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
     return connection
 
@@ -116,6 +120,21 @@ def _set_up(url: str, connection: DirectConnection) -> None:
         connection.execute("set default_transaction_isolation = 'read committed'")
         connection.execute("set jit = off")
         connection.execute("set idle_session_timeout = 0")
+
+
+def urls_of_hosts(url: str) -> dict[str, str]:
+    """Return a URL for each host of a URL of several; none if it names one, or addresses beside the hosts."""
+    given = conninfo_to_dict(url)
+    hosts, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
+    if len(hosts) < 2 or given.get("hostaddr"):
+        return {}
+    ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+    return {
+        host if len(set(ports)) == 1 else f"{host}:{port}": make_conninfo(
+            url, host=host, port=port or None, target_session_attrs="any"
+        )
+        for host, port in zip(hosts, ports, strict=True)
+    }
 
 
 def for_another_driver(url: str, application_name: str) -> str:

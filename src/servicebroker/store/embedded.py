@@ -27,8 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from servicebroker.model.errors import InstanceError
-from servicebroker.store.cluster import HOME_FILE, Cluster, server_user, unusable, user_name
+from servicebroker.model.errors import InstanceError, NoInstance
+from servicebroker.store.cluster import HOME_FILE, Cluster, LostLog, server_user, unusable, user_name
 
 CHECK_INTERVAL_S = 0.5  # seconds between two checks of the server
 RESTART_DELAY_S = 5.0  # seconds after a failed attempt to start it
@@ -105,15 +105,20 @@ class EmbeddedServer:
         """Check whether the folder is a copy of another one that was not adopted."""
         return Cluster(Path(os.path.realpath(folder)), server_user()).original() is not None
 
+    @staticmethod
+    def lost_log(folder: Path | str) -> LostLog | None:
+        """Return the log of a running server that somebody deleted or moved; None if it is in its place."""
+        return Cluster(Path(os.path.realpath(folder)), server_user()).lost_log()
+
     @classmethod
     def must_exist(cls, folder: Path | str) -> None:
         """Raise unless a server has been created in the folder.
 
         Raises:
-            InstanceError: none has been.
+            NoInstance: none has been.
         """
         if not cls.exists(folder):
-            raise InstanceError(f"There is no instance in '{folder}': make one with servicebroker init.")
+            raise NoInstance(f"There is no instance in '{folder}': make one with servicebroker init.")
 
     @staticmethod
     def exists(folder: Path | str) -> bool:
@@ -159,10 +164,13 @@ class EmbeddedServer:
 
 def _watch(cluster: Cluster, left: threading.Event) -> None:
     """Restart the server whenever it has died, until this process leaves it; one of its processes does so."""
-    pause = CHECK_INTERVAL_S
+    pause, has_lost_log = CHECK_INTERVAL_S, False
     while not left.wait(pause):
         pause = CHECK_INTERVAL_S
         if cluster.is_running():
+            if (log := cluster.lost_log()) is not None and not has_lost_log:
+                _log.error("%s", log.warning)
+            has_lost_log = log is not None
             continue
         try:
             with _transition(cluster.folder):

@@ -17,18 +17,38 @@ _DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
 
 
 def check_server(connection: psycopg.Connection[Any], url: str) -> None:
-    """Refuse a server that would lose messages or locks; one statement if there is no proxy.
+    """Refuse a server that would lose messages or locks; two statements if there is no proxy.
 
     Raises:
         InstanceError: a proxy shares sessions between transactions, or drops our isolation level; commits do not wait
             for the disk, and the database does not allow that.
     """
-    ((backend, isolation, allowed, *durable),) = execute(
+    check_sessions(connection, url)
+    ((allowed, *durable),) = execute(
         connection,
         "server.check_server",
-        "select pg_backend_pid(), current_setting('default_transaction_isolation'), "
-        f"coalesce(current_setting('{ALLOW_LOSS}', true), ''), "
+        f"select coalesce(current_setting('{ALLOW_LOSS}', true), ''), "
         + ", ".join(f"current_setting('{name}')" for name in _DURABILITY),
+    )
+    off = [name for name, value in zip(_DURABILITY, durable, strict=True) if value == "off"]
+    if off and allowed not in ("on", "true", "1", "yes"):
+        raise InstanceError(
+            f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: a crash would lose messages that were "
+            "already acknowledged. Switch on what is off, or, where messages may be lost, "
+            f"ALTER DATABASE ... SET {ALLOW_LOSS} = on."
+        )
+
+
+def check_sessions(connection: psycopg.Connection[Any], url: str) -> None:
+    """Refuse a proxy before the server that gives a connection no session of its own; one statement without a proxy.
+
+    Raises:
+        InstanceError: a proxy shares sessions between transactions, or drops our isolation level.
+    """
+    ((backend, isolation),) = execute(
+        connection,
+        "server.check_sessions",
+        "select pg_backend_pid(), current_setting('default_transaction_isolation')",
     )
     if backend != connection.info.backend_pid and _shares_sessions(connection, url):
         raise InstanceError(
@@ -39,13 +59,6 @@ def check_server(connection: psycopg.Connection[Any], url: str) -> None:
         raise InstanceError(
             f"A proxy drops the settings of a session, and transactions are {isolation} by default, with which readers "
             f"fail: {_ADVICE}, or ALTER ROLE ... SET default_transaction_isolation = 'read committed'."
-        )
-    off = [name for name, value in zip(_DURABILITY, durable, strict=True) if value == "off"]
-    if off and allowed not in ("on", "true", "1", "yes"):
-        raise InstanceError(
-            f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: a crash would lose messages that were "
-            "already acknowledged. Switch on what is off, or, where messages may be lost, "
-            f"ALTER DATABASE ... SET {ALLOW_LOSS} = on."
         )
 
 

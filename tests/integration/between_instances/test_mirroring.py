@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from daemons import Served, Serving, Site
 from fault_proxy import FaultProxy
-from mirrored_servers import Server
+from mirrored_servers import ROLE, Server
 from servicebroker.broker import metrics
 from servicebroker.cli import main
 from servicebroker.cli.commands import route
@@ -41,6 +41,7 @@ from support import (
 )
 
 CONVERSATION_COUNT = 4
+LOCAL = "//test/Local"  # a service of the pair's own
 MESSAGES_EACH = 150  # messages of each
 TIMEOUT_S = 60.0  # for what takes one or two
 
@@ -341,3 +342,100 @@ def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
     assert load.answered == {handle: list(range(load.sent)) for handle in load.handles}
     assert mirrored.taken() == [list(range(load.sent))] * CONVERSATION_COUNT
     eventually(mirrored.is_settled, TIMEOUT_S)
+
+
+class Sender:
+    """An application that sends numbers, each with its row in one transaction, until it is stopped."""
+
+    def __init__(self, url: str) -> None:
+        self.over = threading.Event()
+        self.problems: list[BaseException] = []
+        self._url, self._thread = url, threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        self._thread.join(TIMEOUT_S)
+        assert self.problems == []
+
+    def _run(self) -> None:
+        try:
+            with sb.open(self._url, upkeep=None) as instance:
+                database = instance.database("Test")
+                handle = database.begin_dialog(LOCAL, STOCK, contract=CONTRACT, encryption=False)
+                number = 0
+                while not self.over.is_set():
+                    try:
+                        with database.transaction() as transaction:
+                            new = "insert into sent values (%s) on conflict do nothing"  # it may have been committed
+                            if transaction.connection.execute(new, (number,)).rowcount:
+                                transaction.send(handle, ORDER, b"%d" % number)
+                        number += 1
+                    except (psycopg.Error, sb.InstanceError):  # its server has gone
+                        self.over.wait(0.1)
+        except BaseException as problem:
+            self.problems.append(problem)
+
+
+def several(url: str) -> list[str]:
+    """Return doctor's findings about several servers that take writes."""
+    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
+    return [one["problem"] for one in json.loads(done.output)["findings"] if "take writes" in one["problem"]]
+
+
+@pytest.mark.timeout(240)
+def test_applications_follow_a_url_of_both_hosts_and_doctor_names_an_old_primary_that_is_back(
+    mirrored: Mirrored, tmp_path: Path
+) -> None:
+    """A ledger of sent and received numbers stays exact through the promotion, under SEND and a worker."""
+    mirrored.make_standby()
+    old, new = mirrored.primary, mirrored.standby
+    hosts = f"{old.server.folder},{new.server.folder}"
+    url = f"postgresql:///postgres?host={hosts}&user={ROLE}&target_session_attrs=read-write"
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    def _(transaction: sb.Transaction, message: sb.Message) -> None:
+        assert message.message_body is not None
+        transaction.connection.execute("insert into received (number) values (%s)", (int(message.message_body),))
+
+    def received() -> list[int]:
+        ((numbers,),) = mirrored.primary.rows("select coalesce(array_agg(number order by place), '{}') from received")
+        return list(numbers)
+
+    with sb.open(url, upkeep=None) as instance:
+        database = instance.database("Test")
+        database.create_service(LOCAL, ORDERS_QUEUE)
+        with instance.connection() as connection:
+            connection.execute("create table sent (number int primary key)")
+            connection.execute("create table received (place bigserial, number int)")
+        beside = Served(url, tmp_path / "keys")
+        with database.working(worker, concurrency=2):
+            sender = Sender(url)
+            try:
+                eventually(lambda: len(received()) > 20, TIMEOUT_S)
+                assert several(url) == []
+                old.server.crash()
+                mirrored.promote()
+                count = len(received())
+                eventually(lambda: len(received()) > count + 20, TIMEOUT_S)
+
+                # the old primary comes back alone: the URL names it first
+                old.server.start()
+                eventually(lambda: several(url), TIMEOUT_S)
+                (said,) = several(url)
+                assert f"{new.server.folder} on timeline" in said
+                assert said.index(str(old.server.folder)) < said.index(str(new.server.folder))  # the lower one
+
+                # as a standby it is no finding, and the applications go on
+                mirrored.make_standby()
+                assert several(url) == []
+                count = len(received())
+                eventually(lambda: len(received()) > count + 20, TIMEOUT_S)
+            finally:
+                sender.stop()
+                beside.kill()
+            assert beside.said("The URL names several hosts")
+            ((sent,),) = mirrored.primary.rows("select count(*) from sent")
+            eventually(lambda: len(received()) >= sent, TIMEOUT_S)
+    assert received() == list(range(sent))

@@ -10,6 +10,7 @@ import pytest
 
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
 from servicebroker.engine.diagnosis.findings import (
+    CommitFacts,
     ConnectionFacts,
     ConversationFacts,
     DaemonFacts,
@@ -21,12 +22,19 @@ from servicebroker.engine.diagnosis.findings import (
     PeerFacts,
     QueueFacts,
     SessionFacts,
+    TableLockFacts,
+    UnseenFacts,
     WaitFacts,
     judge,
     judge_conversation,
+    judge_daemon_version,
     judge_disk,
     judge_down,
+    judge_log,
+    judge_refused,
+    judge_schema,
     judge_timeouts,
+    judge_unseen,
 )
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
@@ -36,7 +44,9 @@ from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model import waiting
+from servicebroker.model.daemon_reports import DaemonReport, Subject
 from servicebroker.model.errors import RULES
+from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.store.lock_functions import LockRights
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -59,6 +69,8 @@ TALK = ConversationFacts(
 
 
 LATE = LateAnswersOfQueue("Shop.dbo.Web", 3, True)
+COMMITS = CommitFacts("east, west", "on", False, 0, None)
+TABLE_LOCK = TableLockFacts(4711, "bob", "psql", "servicebroker.routes", 1, AGO)
 
 
 def said(**changes: Any) -> list[str]:
@@ -104,6 +116,14 @@ def test_all_is_well() -> None:
     young = UNFINISHED._replace(bytes=10**6, last_time=NOW - timedelta(minutes=4))
     assert said(unfinished=[young]) == []  # the rest may come yet
     assert said(endpoint="STARTED", encryption="REQUIRED") == []
+    assert said(commits=COMMITS._replace(standby_names="")) == []
+    assert said(commits=COMMITS._replace(has_standby=True)) == []
+    assert said(commits=COMMITS._replace(has_standby=True, waiting=3, since=NOW - timedelta(seconds=4))) == []
+    assert said(commits=COMMITS._replace(synchronous_commit="local")) == []
+    assert len(said(commits=COMMITS, in_recovery=True)) == 1  # that it is a standby itself
+    assert said(daemon=DAEMON._replace(state="active", since=AGO, awaits_standby=True)) == []  # the server's finding
+    assert said(table_locks=[TABLE_LOCK._replace(since=NOW - timedelta(seconds=4))]) == []
+    assert said(table_locks=[TABLE_LOCK._replace(since=None)]) == []
 
 
 @pytest.mark.parametrize(
@@ -112,6 +132,26 @@ def test_all_is_well() -> None:
         ({"settings": {"fsync": "off"}}, ["PostgreSQL: fsync is off", "Set fsync = on"]),
         ({"settings": {"synchronous_commit": "off"}}, ["loses commits", "synchronous_commit = on"]),
         ({"in_recovery": True}, ["standby", "primary"]),
+        (
+            {"commits": COMMITS},
+            ["Commits wait for a synchronous standby (east, west), which is not connected. No verb returns."],
+        ),
+        (
+            {"commits": COMMITS._replace(synchronous_commit="off", waiting=2, since=AGO)},
+            ["which is not connected; 2 sessions wait, the first for 10 minutes. No", "End no waiting session."],
+        ),
+        (
+            {"commits": COMMITS._replace(has_standby=True, waiting=1, since=NOW - timedelta(seconds=6))},
+            ["which does not confirm them; 1 session waits, the first for 6 seconds. No verb returns."],
+        ),
+        (
+            {"table_locks": [TABLE_LOCK]},
+            ["session 4711: It (bob, psql) has locked servicebroker.routes for itself", "been open for 10 minutes"],
+        ),
+        (
+            {"table_locks": [TABLE_LOCK._replace(application="", tables=3)]},
+            ["It (bob, no name) has locked servicebroker.routes and 2 other tables for itself"],
+        ),
         ({"changed": ("the view sys.routes is missing",)}, ["the view sys.routes is missing", "check --mend"]),
         ({"changed": ("the table servicebroker.routes has another definition",)}, ["Undo what was done"]),
         ({"is_foreign": True}, ["another PostgreSQL", "check --mend"]),
@@ -394,3 +434,33 @@ def test_a_server_that_refuses_a_connection_is_not_down(text: str) -> None:
 )
 def test_a_server_that_does_not_serve_yet_is_down(text: str) -> None:
     assert judge_down(text, [], NOW)[0].problem.startswith("It is down")
+
+
+def test_versions_that_differ_are_named() -> None:
+    assert judge_schema(SchemaDifference(481, 0, 0), "servicebroker 2.0, schema 481") == []
+    ((_, problem, advice),) = judge_schema(SchemaDifference(472, 2, 0), "servicebroker 2.0, schema 481")
+    assert problem.startswith(
+        "It is number 472, of an older servicebroker than this one (servicebroker 2.0, schema 481)"
+    )
+    assert "servicebroker init" in advice
+    ((_, problem, advice),) = judge_schema(SchemaDifference(490, 1, 2), "servicebroker 2.0, schema 481")
+    assert ("of a newer" in problem, "upgrade servicebroker here" in advice) == (True, True)
+    reports = [DaemonReport(Subject.VERSION, "servicebroker 1.0", NOW), DaemonReport(Subject.LISTENS, "at A", NOW)]
+    assert judge_daemon_version(reports, "servicebroker 1.0") == []
+    ((_, problem, _),) = judge_daemon_version(reports, "servicebroker 2.0")
+    assert problem == "It is servicebroker 1.0, and this is servicebroker 2.0."
+    assert said(daemon=DAEMON._replace(reports=reports)) == []
+
+
+def test_what_could_not_be_seen_is_told() -> None:
+    cut, failed = judge_unseen([UnseenFacts("queues", "why.", True), UnseenFacts("peers", "it has no x", False)])
+    assert (cut.problem, "pg_locks" in cut.advice) == ("It could not see queues: why.", True)
+    assert (failed.problem, "pg_locks" in failed.advice) == ("It could not see peers: it has no x", False)
+    assert judge_refused("") == []
+    ((subject, problem, _),) = judge_refused("A proxy stands before PostgreSQL.")
+    assert (subject, problem) == ("PostgreSQL", "A proxy stands before PostgreSQL.")
+
+
+def test_a_log_that_is_not_in_its_place() -> None:
+    assert "Until then /proc/7/fd/2 has it." in judge_log("/data/postgresql.log", "/proc/7/fd/2").advice
+    assert "Until then" not in judge_log("/data/postgresql.log", "").advice

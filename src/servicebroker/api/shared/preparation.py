@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import psycopg
 
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE, ensure_database
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs, applied_migrations, find_home_of
+from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.store.connection import connect
 from servicebroker.store.home import check_home, find_home
-from servicebroker.store.migrations import applied, check_whole, migrate
+from servicebroker.store.migrations import applied, check_whole, compare, migrate, no_instance
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
@@ -52,6 +55,33 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
         except psycopg.errors.ReadOnlySqlTransaction as problem:
             raise in_our_words(problem) or problem from problem
     return OwnerVerbs
+
+
+class Inspected(NamedTuple):
+    """An instance that was not changed: the interpreter of verbs for the role, and how its schema differs from ours."""
+
+    engine: type[OwnerVerbs]
+    schema: SchemaDifference
+
+
+def inspect(connection: psycopg.Connection[Any]) -> Inspected:
+    """Find out how an instance stands to this version, as `prepare` does, and change nothing.
+
+    Raises:
+        InstanceError: the database holds a copy, or no instance.
+    """
+    ((is_fenced,),) = execute(connection, "preparation.inspect", f"select {_IS_FENCED}")
+    if is_fenced:
+        schema = compare({number for (number,) in run(connection, _applied())})
+        ((home,),) = run(connection, _home())
+        check_home(home, connection.info.dbname)
+        return Inspected(RestrictedVerbs, schema)
+    if not (found := applied(connection)):
+        raise no_instance(connection.info.dbname)
+    schema = compare(found)
+    if not schema.missing:  # an older schema may have no function that tells
+        check_home(find_home(connection), connection.info.dbname)
+    return Inspected(OwnerVerbs, schema)
 
 
 # the role has rights on the functions of the fence, and none on the tables, which are there

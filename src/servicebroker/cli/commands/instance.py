@@ -13,12 +13,14 @@ import typer
 
 from servicebroker.api.shared.open import open_instance
 from servicebroker.api.shared.preparation import prepare
+from servicebroker.cli.diagnosed_instance import diagnose
 from servicebroker.cli.existing_instance import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.engine.diagnosis.adoption import adopt as adopting
 from servicebroker.engine.diagnosis.adoption import check_alone, databases
+from servicebroker.engine.diagnosis.consistency import Report, check_parts
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.store import copies
@@ -79,24 +81,29 @@ def check(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the consistency of everything stored; exit code 1 if something is wrong."""
+    """Check the consistency of everything stored; exit code 1 if something is wrong or could not be checked."""
     must_exist(instance)
     if mend:
         _settle_upgraded(instance)
-    with open_instance(instance) as opened:
-        if mend:
-            with opened.connection() as connection:
-                make_anew(connection)
-        analyzed, findings = opened.check()
+        with open_existing(instance) as opened, opened.connection() as connection:
+            make_anew(connection)
+    with diagnose(instance, "servicebroker check", is_thorough=True) as diagnosed:
+        report = Report({}, [])
+        for part in check_parts(diagnosed.clock()):
+            report = report.joined(diagnosed.look(part.subject, part.ask(), Report({}, [])))
+        unseen = [*diagnosed.unseen]
+        is_whole = diagnosed.tell_unseen()
+    analyzed, findings = report
     if as_json:
-        say_json({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]})
+        told = {"findings": [one._asdict() for one in findings], "unseen": [one._asdict() for one in unseen]}
+        say_json({"analyzed": analyzed, **told})
     else:
         for finding in findings:
             say(f"Msg {finding.number}: {finding.text}")
         for kind, count in analyzed.items():
             say(f"{kind} analyzed: {count:,}.")
         say(f"{counted(len(findings), 'problem')} found.")
-    if findings:
+    if findings or not is_whole:
         raise typer.Exit(1)
 
 

@@ -40,10 +40,14 @@ from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.model.security.authentication import parse_authentication
 from servicebroker.model.wording import shown
 from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
-from servicebroker.store.connection import is_url
+from servicebroker.store.connection import is_url, urls_of_hosts
 
 MOST_PROCESSES = 32
 CONNECT_RETRY_S = 2.0  # between attempts to reach a database that is down at the start
+_SEVERAL_HOSTS = (
+    "The URL names several hosts: this process serves whichever takes writes, also an old primary that is back. "
+    "Give each daemon the URL of its own server."
+)
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
 
 _log = logging.getLogger("servicebroker.broker")
@@ -109,6 +113,8 @@ def serve(
         try:
             must_exist(instance)
             with open_instance(instance, keys=keys) as opened:
+                if urls_of_hosts(opened.url):
+                    _log.warning("%s", _SEVERAL_HOSTS)
                 daemon = Daemon(
                     opened.url,
                     opened.clock,

@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from servicebroker.api.instance import Instance
-from servicebroker.api.shared.open import open_instance
-from servicebroker.cli.existing_instance import must_exist
+from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
@@ -19,17 +17,19 @@ from servicebroker.engine.diagnosis.findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.history import Course, courses
 from servicebroker.engine.diagnosis.queue_counts import (
     COUNT_LIMIT,
+    Backlog,
     ProcessStatus,
     connections,
     is_standby,
     processes,
+    queue_statuses,
     refusals,
+    transmission_status,
 )
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.wording import counted
-from servicebroker.store.running import run
 
 SERVICES_SHOWN = 3  # of one queue; --json has all
 PEERS_SHOWN = 20  # with most of what is not complete
@@ -53,36 +53,36 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
-    must_exist(instance)
-    with open_instance(instance) as opened:
+    with diagnose(instance, "servicebroker status") as opened:
         while True:
             if statements:
-                with opened.connection() as connection:
-                    _show_statements(run(connection, statement_totals()), as_json=as_json)
+                _show_statements(opened.look("statements", statement_totals(), []), as_json=as_json)
             elif since is not None:
-                with opened.connection() as connection:
-                    _show_history(run(connection, courses(opened.clock(), since)), as_json=as_json)
+                _show_history(opened.look("the history", courses(opened.clock(), since), {}), as_json=as_json)
             else:
                 _show(opened, instance, as_json=as_json)
+            is_whole = opened.tell_unseen()
             if watch is None:
-                return
+                break
             time.sleep(watch)
             if not as_json:
                 Terminal().clear()
+    if not is_whole:
+        raise typer.Exit(1)
 
 
-def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
+def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     """Show the current state of the instance."""
-    queues, waiting = opened.status()
-    with opened.connection() as connection:
-        now = opened.clock()
-        serving = run(connection, processes())
-        links, refused = run(connection, connections()), run(connection, refusals())
-        mirrors = run(connection, is_standby())
-        unfinished = run(connection, sum_by_peer(PEERS_SHOWN))
-        expiring = [
-            certificate for certificate in run(connection, find_used_certificates(now)) if certificate.is_expiring(now)
-        ]
+    now = opened.clock()
+    queues = opened.look("queues", queue_statuses(), [])
+    waiting = opened.look("the transmission queue", transmission_status(), Backlog(0, None, ""))
+    serving = opened.look("processes of the daemon", processes(), [])
+    links = opened.look("connections", connections(), [])
+    refused = opened.look("refusals", refusals(), [])
+    mirrors = opened.look("the role of the server", is_standby(), False)
+    unfinished = opened.look("unfinished messages", sum_by_peer(PEERS_SHOWN), [])
+    used = opened.look("certificates", find_used_certificates(now), [])
+    expiring = [certificate for certificate in used if certificate.is_expiring(now)]
     if as_json:
         told = {
             "is_standby": mirrors,
@@ -93,6 +93,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
             "refused_connections": [refusal._asdict() for refusal in refused],
             "unfinished_messages": [begun._asdict() for begun in unfinished],
             "expiring_certificates": [certificate._asdict() for certificate in expiring],
+            "unseen": [one._asdict() for one in opened.unseen],
         }
         say_json(told)
         return
@@ -109,7 +110,7 @@ def _show(opened: Instance, instance: str, *, as_json: bool) -> None:
         )
     if queues:
         Terminal().print(table)
-    else:
+    elif not any(one.subject == "queues" for one in opened.unseen):
         say("No queues yet.")
     if mirrors:
         say("This server is a standby. What connects and what runs is known to its primary only: ask there.")

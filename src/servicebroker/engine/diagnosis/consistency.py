@@ -8,8 +8,9 @@ Every check is one statement, so it sees one snapshot, and a running instance gi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 from servicebroker.engine.activation.clause import OWNER_ID
@@ -40,6 +41,10 @@ class Report(NamedTuple):
 
     analyzed: dict[str, int]
     findings: list[Inconsistency]
+
+    def joined(self, other: Report) -> Report:
+        """Return both reports as one."""
+        return Report(self.analyzed | other.analyzed, self.findings + other.findings)
 
 
 # the number of the error, and a statement that returns the values in its text
@@ -133,18 +138,51 @@ _COUNTS = {
 }
 
 
+class CheckPart(NamedTuple):
+    """A part of the check that stands alone: its subject, in words, and its steps."""
+
+    subject: str
+    ask: Callable[[], Steps[Report]]
+
+
 def check(now: datetime) -> Steps[Report]:
     """Check the whole instance."""
+    whole = Report({}, [])
+    for part in check_parts(now):
+        whole = whole.joined((yield from part.ask()))
+    return whole
+
+
+def check_parts(now: datetime) -> list[CheckPart]:
+    """Return the parts of the check, so that one that waits for a lock does not hold up the others."""
+    return [
+        CheckPart("the number of objects", _count_objects),
+        *(
+            CheckPart(f"rows, for error {number}", partial(_check_rows, number, text, now))
+            for number, text in _CHECKS.items()
+        ),
+        CheckPart("messages in queues", _check_queues),
+        CheckPart("dropped queues", _check_dropped_queues),
+        CheckPart("definitions", _check_definitions),
+        CheckPart("ownership and rights", _check_ownership),
+    ]
+
+
+def _count_objects() -> Steps[Report]:
     counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
     rows = yield Statement("consistency.check.count", f"select {counts}", prepared=False)
-    analyzed = dict(zip(_COUNTS, rows[0], strict=True))
-    findings: list[Inconsistency] = []
-    for number, text in _CHECKS.items():
-        times = (now - _MIN_AGES.get(number, timedelta(0)),) if "$1" in text else ()
-        rows = yield Statement("consistency.check.instance", f"{text} limit {MAX_FINDINGS}", times, prepared=False)
-        findings += _findings(number, rows)
+    return Report(dict(zip(_COUNTS, rows[0], strict=True)), [])
+
+
+def _check_rows(number: int, text: str, now: datetime) -> Steps[Report]:
+    times = (now - _MIN_AGES.get(number, timedelta(0)),) if "$1" in text else ()
+    rows = yield Statement("consistency.check.instance", f"{text} limit {MAX_FINDINGS}", times, prepared=False)
+    return Report({}, _findings(number, rows))
+
+
+def _check_queues() -> Steps[Report]:
     rows = yield SQL("check.find_queues")
-    findings += _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
+    findings = _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
     whole = [queue_id for queue_id, is_whole in rows if is_whole]
     kept = yield from stored_queues(whole, "retained")
     for some in in_parts(sorted({*(yield from stored_queues(whole)), *kept})):
@@ -152,10 +190,19 @@ def check(now: datetime) -> Steps[Report]:
             texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in some)
             found = yield Statement("consistency.check.queues", " union all ".join(texts), prepared=False)
             findings += _findings(number, found)
-    findings += _findings(8444, [(queue_id,) for queue_id in (yield from find_dropped_queues())])
-    findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MAX_FINDINGS))])
-    findings += _findings(8992, [(fault,) for fault in (yield from tampered())])
-    return Report(analyzed, findings)
+    return Report({}, findings)
+
+
+def _check_dropped_queues() -> Steps[Report]:
+    return Report({}, _findings(8444, [(queue_id,) for queue_id in (yield from find_dropped_queues())]))
+
+
+def _check_definitions() -> Steps[Report]:
+    return Report({}, _findings(3859, [(changes_of(*one),) for one in (yield from changed(MAX_FINDINGS))]))
+
+
+def _check_ownership() -> Steps[Report]:
+    return Report({}, _findings(8992, [(fault,) for fault in (yield from tampered())]))
 
 
 def changes_of(kind: str, name: str, is_there: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -14,6 +15,7 @@ from servicebroker.engine.diagnosis.findings import (
     REFUSAL_AGE,
     TIMEOUTS,
     BlockerFacts,
+    CommitFacts,
     ConnectionFacts,
     ConversationFacts,
     DaemonFacts,
@@ -27,6 +29,7 @@ from servicebroker.engine.diagnosis.findings import (
     QueueFacts,
     SessionFacts,
     SnapshotFacts,
+    TableLockFacts,
     WaitFacts,
 )
 from servicebroker.engine.diagnosis.publications import find_blocking
@@ -65,10 +68,97 @@ _SESSIONS = (
 )
 
 
+class Look(NamedTuple):
+    """One look at an instance: its subject, in words, and the steps that add to the facts.
+
+    A look stands alone: whoever runs it may give it a deadline, and goes on with the others when it is cut.
+    """
+
+    subject: str
+    ask: Callable[[Facts], Steps[Facts]]
+
+
+def looks(*, at_a_glance: bool = False) -> list[Look]:
+    """Return the looks that make up the facts about an instance; `at_a_glance` as for `queue_facts`."""
+
+    def look_at_queues(facts: Facts) -> Steps[Facts]:
+        return facts._replace(queues=(yield from queue_facts(at_a_glance=at_a_glance)))
+
+    return [
+        Look("the server", _look_at_server),
+        Look("its commits", _look_at_commits),
+        Look("the daemon", _look_at_daemon),
+        Look("sessions", _look_at_sessions),
+        Look("locks of tables", _look_at_table_locks),
+        Look("other roles and sessions", _look_at_neighbours),
+        Look("databases", _look_at_databases),
+        Look("queues", look_at_queues),
+        Look("messages that wait", _look_at_waits),
+        Look("certificates", _look_at_certificates),
+        Look("the network", _look_at_network),
+        Look("peers", _look_at_peers),
+        Look("clocks", _look_at_clocks),
+        Look("definitions", _look_at_definitions),
+        Look("late answers", _look_at_late_answers),
+    ]
+
+
 def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
     """Return the facts about an instance; `at_a_glance` as for `queue_facts`."""
+    facts = Facts(now)
+    for look in looks(at_a_glance=at_a_glance):
+        facts = yield from look.ask(facts)
+    return facts
+
+
+def _look_at_server(facts: Facts) -> Steps[Facts]:
+    rows = yield SQL("gather.find_settings")
+    return facts._replace(settings=dict(rows))
+
+
+def _look_at_commits(facts: Facts) -> Steps[Facts]:
+    rows = yield SQL("gather.find_commits")
+    return facts._replace(commits=CommitFacts(*rows[0]))
+
+
+def _look_at_daemon(facts: Facts) -> Steps[Facts]:
+    daemons = yield Statement(
+        "facts.gather.find_daemon",
+        "select l.pid, a.state, a.state_change, coalesce(a.wait_event = 'SyncRep', false) "
+        "from pg_locks l left join pg_stat_activity a using (pid) "
+        f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} "
+        f"and l.classid::bigint = {locks.BROKER_DAEMON}",
+    )
+    daemon = None
+    if daemons:
+        pid, state, since, awaits_standby = daemons[0]
+        daemon = DaemonFacts(pid, state, since, (yield from find_reports(pid)), awaits_standby)
+    return facts._replace(daemon=daemon, processes=(yield from processes()))
+
+
+def _look_at_sessions(facts: Facts) -> Steps[Facts]:
+    sessions = yield Statement(
+        "facts.gather.find_sessions",  # those whose commit waits for a standby have committed: nothing rolls them back
+        f"{_SESSIONS} and a.wait_event is distinct from 'SyncRep' order by a.xact_start limit {_MAX_ROWS}",
+    )
+    return facts._replace(sessions=[SessionFacts(*row) for row in sessions])
+
+
+def _look_at_table_locks(facts: Facts) -> Steps[Facts]:
+    rows = yield SQL("gather.find_table_locks", (_MAX_ROWS,))
+    return facts._replace(table_locks=[TableLockFacts(*row) for row in rows])
+
+
+def _look_at_neighbours(facts: Facts) -> Steps[Facts]:
+    return facts._replace(neighbours=(yield from _neighbours(facts.now)))
+
+
+def _look_at_databases(facts: Facts) -> Steps[Facts]:
     disabled = yield SQL("gather.find_databases")
-    queues = yield from queue_facts(at_a_glance=at_a_glance)
+    return facts._replace(disabled=[name for (name,) in disabled])
+
+
+def _look_at_waits(facts: Facts) -> Steps[Facts]:
     waits = yield Statement(
         "facts.gather.find_transmission_queue",
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
@@ -76,18 +166,28 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "join servicebroker.conversation_endpoints using (conversation_handle) "
         f"group by 1, 2 order by 4 limit {_MAX_ROWS}",
     )
-    sessions = yield Statement("facts.gather.find_sessions", f"{_SESSIONS} order by a.xact_start limit {_MAX_ROWS}")
-    certificates = yield from find_used_certificates(now)
+    return facts._replace(waits=[WaitFacts(*row) for row in waits])
+
+
+def _look_at_certificates(facts: Facts) -> Steps[Facts]:
+    return facts._replace(certificates=(yield from find_used_certificates(facts.now)))
+
+
+def _look_at_network(facts: Facts) -> Steps[Facts]:
     connect, membership = (yield from find_connect()), (yield from find_membership())
-    settings = yield SQL("gather.find_settings")
-    daemons = yield Statement(
-        "facts.gather.find_daemon",
-        "select l.pid, a.state, a.state_change from pg_locks l left join pg_stat_activity a using (pid) "
-        f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} "
-        f"and l.classid::bigint = {locks.BROKER_DAEMON}",
+    rows = yield SQL("gather.find_broker")
+    remote_routes, in_recovery, endpoint, encryption = rows[0]
+    return facts._replace(
+        is_public=connect.is_public,
+        membership=membership,
+        remote_routes=remote_routes,
+        in_recovery=in_recovery,
+        endpoint=endpoint,
+        encryption=encryption,
     )
-    others = yield SQL("gather.find_broker")
-    remote_routes, in_recovery, endpoint, encryption = others[0]
+
+
+def _look_at_peers(facts: Facts) -> Steps[Facts]:
     peers = yield Statement(
         "facts.gather.find_mistrusted",
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
@@ -115,38 +215,30 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
         "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
         f"order by o.last_time desc limit {_MAX_ROWS}",
     )
-    daemon = None
-    if daemons:
-        daemon = DaemonFacts(*daemons[0])._replace(reports=(yield from find_reports(daemons[0][0])))
-    changes = yield from changed(_MAX_ROWS)
-    return Facts(
-        now,
-        [name for (name,) in disabled],
-        queues,
-        [WaitFacts(*row) for row in waits],
-        [SessionFacts(*row) for row in sessions],
-        certificates,
-        dict(settings),
-        daemon,
-        endpoint,
-        remote_routes,
-        in_recovery,
-        connect.is_public,
-        membership,
-        (yield from _neighbours(now)),
-        tuple(changes_of(*one) for one in changes),
-        (yield from is_foreign()),
-        encryption,
-        [PeerFacts(*row) for row in peers],
-        [DisputeFacts(*row) for row in disputes],
-        [OldCopyFacts(*row) for row in copies],
-        (yield from find_refusals(now - REFUSAL_AGE)),
-        (yield from find_wrong_clocks(_MAX_ROWS)),
-        (yield from processes()),
-        (yield from find_blocking(_MAX_ROWS)),
-        (yield from sum_by_peer(_MAX_ROWS)),
-        (yield from count_late(now - LONG_WAIT)),
+    return facts._replace(
+        peers=[PeerFacts(*row) for row in peers],
+        disputes=[DisputeFacts(*row) for row in disputes],
+        old_copies=[OldCopyFacts(*row) for row in copies],
+        refusals=(yield from find_refusals(facts.now - REFUSAL_AGE)),
+        unfinished=(yield from sum_by_peer(_MAX_ROWS)),
     )
+
+
+def _look_at_clocks(facts: Facts) -> Steps[Facts]:
+    return facts._replace(clocks=(yield from find_wrong_clocks(_MAX_ROWS)))
+
+
+def _look_at_definitions(facts: Facts) -> Steps[Facts]:
+    changes = yield from changed(_MAX_ROWS)
+    return facts._replace(
+        changed=tuple(changes_of(*one) for one in changes),
+        is_foreign=(yield from is_foreign()),
+        publications=(yield from find_blocking(_MAX_ROWS)),
+    )
+
+
+def _look_at_late_answers(facts: Facts) -> Steps[Facts]:
+    return facts._replace(late=(yield from count_late(facts.now - LONG_WAIT)))
 
 
 def find_reports(pid: int) -> Steps[list[DaemonReport]]:
@@ -156,7 +248,7 @@ def find_reports(pid: int) -> Steps[list[DaemonReport]]:
 
 
 def find_timeouts() -> Steps[dict[str, int]]:
-    """Return the timeouts of this session, in milliseconds."""
+    """Return the timeouts that this session began with, in milliseconds."""
     rows = yield SQL("find_timeouts", (list(TIMEOUTS),))
     return dict(rows)
 

@@ -6,6 +6,20 @@ select name from servicebroker.databases where not is_broker_enabled order by na
 -- name: gather.find_settings
 select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes', 'default_transaction_read_only')
 
+-- name: gather.find_commits
+select current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),
+exists (select from pg_stat_replication where sync_state in ('sync', 'quorum') or sync_state is null),
+count(*), min(state_change) from pg_stat_activity where datname = current_database() and wait_event = 'SyncRep'
+
+-- name: gather.find_table_locks
+select a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), min('servicebroker.' || c.relname),
+count(*), a.xact_start
+from pg_locks l join pg_stat_activity a using (pid) join pg_class c on c.oid = l.relation
+where l.locktype = 'relation' and l.granted and l.mode in ('ExclusiveLock', 'AccessExclusiveLock')
+and l.database = (select oid from pg_database where datname = current_database())
+and c.relnamespace = 'servicebroker'::regnamespace and c.relkind in ('r', 'p') and a.pid <> pg_backend_pid()
+group by a.pid, 2, 3, a.xact_start order by a.xact_start limit $1
+
 -- name: gather.find_broker
 select (select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(),
 (select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end
@@ -16,7 +30,7 @@ select subject, report, since from servicebroker.rows_here(null::servicebroker.d
 where pid = $1 order by since
 
 -- name: find_timeouts
-select name, setting::bigint from pg_settings where name = any($1::text[])
+select name, reset_val::bigint from pg_settings where name = any($1::text[])
 
 -- name: neighbours.count_connections
 select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, DaemonReport, Subject
 from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
+from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.model.security.certificates import Facts as CertificateFacts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
 from servicebroker.model.wording import counted
@@ -33,6 +35,8 @@ REFUSAL_AGE = timedelta(hours=1)  # age up to which refusals are reported
 # share of the server's room for locks, by one session, or for notifications, from which it is reported
 NOTABLE_SHARE = 0.5
 ENOUGH_DISK_BYTES = 2**30  # free bytes of a disk; a twentieth of a small one is enough, too
+STANDBY_WAIT = timedelta(seconds=5)  # of a commit for its standby, from which it is reported
+TABLE_LOCK_TIME = timedelta(seconds=5)  # of a transaction with a table to itself, from which it is reported
 UNEXPLAINED_WAIT = timedelta(seconds=10)  # wait without a known reason, from which it is reported
 REPEATED_TIMES = 3  # broken connections with a peer, or replaced processes of the daemon, from which they are reported
 SHORT_TIMEOUT_MS = 1_000  # ms; a longer timeout of applications interrupts no verb
@@ -84,6 +88,48 @@ class DaemonFacts(NamedTuple):
     state: str | None
     since: datetime | None
     reports: Sequence[DaemonReport] = ()
+    awaits_standby: bool = False  # its commit waits for the synchronous standby
+
+
+class CommitFacts(NamedTuple):
+    """The sessions whose commits wait for the synchronous standby, the first one since `since`.
+
+    `has_standby`: one of the named standbys is connected, or this role may not see whether one is.
+    """
+
+    standby_names: str = ""  # synchronous_standby_names
+    synchronous_commit: str = "on"  # of this role
+    has_standby: bool = True
+    waiting: int = 0
+    since: datetime | None = None
+
+
+class TableLockFacts(NamedTuple):
+    """A session that has locked tables of the broker for itself, since its transaction began: one, and how many."""
+
+    pid: int
+    role: str
+    application: str
+    table: str
+    tables: int
+    since: datetime | None
+
+
+class HostFacts(NamedTuple):
+    """A server of a URL of several hosts: its role, the identifier of its cluster, and its timeline."""
+
+    host: str
+    is_standby: bool
+    system: str
+    timeline: int
+
+
+class UnseenFacts(NamedTuple):
+    """A look that has failed or was cut: its subject, and the reason. `is_cut`: it was not answered in time."""
+
+    subject: str
+    reason: str
+    is_cut: bool
 
 
 class WaitFacts(NamedTuple):
@@ -221,16 +267,16 @@ class Facts(NamedTuple):
     """The configuration of an instance, and its current state."""
 
     now: datetime
-    disabled: list[str]  # databases with a disabled broker
-    queues: list[QueueFacts]
-    waits: list[WaitFacts]
-    sessions: list[SessionFacts]
-    certificates: list[UsedCertificate]
-    settings: dict[str, str]
-    daemon: DaemonFacts | None
-    endpoint: str | None  # its state
-    remote_routes: int
-    in_recovery: bool
+    disabled: Sequence[str] = ()  # databases with a disabled broker
+    queues: Sequence[QueueFacts] = ()
+    waits: Sequence[WaitFacts] = ()
+    sessions: Sequence[SessionFacts] = ()
+    certificates: Sequence[UsedCertificate] = ()
+    settings: Mapping[str, str] = MappingProxyType({})
+    daemon: DaemonFacts | None = None
+    endpoint: str | None = None  # its state
+    remote_routes: int = 0
+    in_recovery: bool = False
     is_public: bool = False  # CONNECT on the endpoint is granted to public
     membership: ToldMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
@@ -246,6 +292,8 @@ class Facts(NamedTuple):
     publications: Sequence[BlockingPublication] = ()
     unfinished: Sequence[UnfinishedOfPeer] = ()
     late: Sequence[LateAnswersOfQueue] = ()
+    commits: CommitFacts = CommitFacts()
+    table_locks: Sequence[TableLockFacts] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -281,6 +329,8 @@ def judge(facts: Facts) -> list[Finding]:
     """Return the problems of the instance; none if all is well."""
     return [
         *_servers(facts),
+        *_commits(facts),
+        *(_table_lock(one, facts.now) for one in facts.table_locks if _is_long(one, facts.now)),
         *_definitions(facts),
         *(_disabled(name) for name in facts.disabled),
         *(finding for queue in facts.queues for finding in judge_queue(queue, facts.now)),
@@ -329,6 +379,91 @@ def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
     ]
 
 
+def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
+    """Report that the schema is of another version: diagnosis does not bring it up to date."""
+    if not schema.missing and not schema.unknown:
+        return []
+    which, advice = "an older", "upgrade: stop all processes of the instance, run servicebroker init, and start them."
+    if schema.unknown:
+        which, advice = "a newer", "upgrade servicebroker here."
+    return [
+        Finding(
+            "schema",
+            f"It is number {schema.number}, of {which} servicebroker than this one ({version}), which cannot see all "
+            "and has changed nothing.",
+            f"Ask the doctor of that version, or {advice}",
+        )
+    ]
+
+
+def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[Finding]:
+    """Compare the version of the serving daemon, if it tells one, with this version."""
+    return [
+        Finding(
+            "servicebroker serve",
+            f"It is {one.report}, and this is {version}.",
+            "Start it again with the installed version, or ask the doctor of its version.",
+        )
+        for one in reports
+        if one.subject == Subject.VERSION and one.report != version
+    ]
+
+
+def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
+    """Report that several servers of a URL take writes: an old primary has come back beside the new one."""
+    writable = sorted((one for one in hosts if not one.is_standby), key=lambda one: one.timeline)
+    if len(writable) < 2:
+        return []
+    said = ", ".join(f"{one.host} on timeline {one.timeline}" for one in writable)
+    if len({one.system for one in writable}) > 1:
+        return [
+            Finding(
+                "PostgreSQL",
+                f"The hosts of the URL are servers of different clusters, and each takes writes: {said}.",
+                "Name one cluster only: which of them an application gets is up to chance.",
+            )
+        ]
+    newest = writable[-1]
+    return [
+        Finding(
+            "PostgreSQL",
+            f"Several servers of the URL take writes: {said}. What applications do on the lower timeline is lost.",
+            f"Stop every one but {newest.host}, before anything else; then make it a standby of {newest.host} "
+            "(pg_basebackup or pg_rewind). End no conversation before.",
+        )
+    ]
+
+
+def judge_refused(problem: str) -> list[Finding]:
+    """Report why no application can open the instance, though PostgreSQL answers; none if `problem` is empty."""
+    advice = "Until that is mended, no application can open the instance."
+    return [Finding("PostgreSQL", problem, advice)] if problem else []
+
+
+def judge_unseen(unseen: Iterable[UnseenFacts]) -> list[Finding]:
+    """Report what could not be seen, so that nobody takes its silence for health."""
+    return [
+        Finding(
+            "doctor",
+            f"It could not see {one.subject}: {one.reason}",
+            "Ask again. If it stays so, pg_stat_activity and pg_locks show what that statement waits for."
+            if one.is_cut
+            else "What is said of the rest counts.",
+        )
+        for one in unseen
+    ]
+
+
+def judge_log(path: str, written: str) -> Finding:
+    """Report that the log of an embedded server is not at its path; `written` is the file that the server writes."""
+    kept = f" Until then {written} has it." if written else ""
+    return Finding(
+        "PostgreSQL",
+        f"Its log '{path}' was deleted or moved while the server runs: what the server says does not get there.",
+        f"End all processes that have the instance open, and start them again: the server begins a new log.{kept}",
+    )
+
+
 def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
     """Judge the role's timeouts, in milliseconds, that interrupt applications; sessions of the broker have none."""
     return [
@@ -375,6 +510,44 @@ def _servers(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "PostgreSQL", "The server is a standby: nothing can be sent or received.", "Connect to the primary."
         )
+
+
+def _commits(facts: Facts) -> Iterator[Finding]:
+    """Report that commits wait for a synchronous standby: SEND and RECEIVE do not return, and nothing is lost."""
+    commits = facts.commits
+    if not commits.standby_names or facts.in_recovery:
+        return
+    waits = commits.since is not None and facts.now - commits.since > STANDBY_WAIT
+    is_missing = not commits.has_standby and commits.synchronous_commit not in ("off", "local")
+    if not waits and not is_missing:
+        return
+    gone = "does not confirm them" if commits.has_standby else "is not connected"
+    since = ""
+    if commits.since is not None:
+        sessions = counted(commits.waiting, "session waits", "sessions wait")
+        since = f"; {sessions}, the first for {_long(facts.now - commits.since)}"
+    yield Finding(
+        "PostgreSQL",
+        f"Commits wait for a synchronous standby ({commits.standby_names}), which {gone}{since}. No verb returns.",
+        "Bring that standby back: what waits goes on then, and nothing is lost. End no waiting session. If the standby "
+        "is lost for good: ALTER SYSTEM SET synchronous_standby_names = '' and reload; what is acknowledged from then "
+        "on may be lost with this server.",
+    )
+
+
+def _is_long(lock: TableLockFacts, now: datetime) -> bool:
+    return lock.since is not None and now - lock.since > TABLE_LOCK_TIME
+
+
+def _table_lock(lock: TableLockFacts, now: datetime) -> Finding:
+    more = f" and {counted(lock.tables - 1, 'other table')}" if lock.tables > 1 else ""
+    since = _long(now - lock.since) if lock.since is not None else ""
+    return Finding(
+        f"session {lock.pid}",
+        f"It ({lock.role}, {lock.application or 'no name'}) has locked {lock.table}{more} for itself, in a transaction "
+        f"that has been open for {since}: whoever uses that waits.",
+        f"See what that program does. select pg_terminate_backend({lock.pid}) rolls it back.",
+    )
 
 
 def _disabled(name: str) -> Finding:
@@ -538,6 +711,8 @@ def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
             said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
             yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[report.subject])
     if daemon is None or daemon.since is None or now - daemon.since <= UNEXPLAINED_WAIT:
+        return
+    if daemon.awaits_standby:  # `_commits` reports that, and another daemon would wait as well
         return
     long = _long(now - daemon.since)
     said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"

@@ -59,15 +59,21 @@ def is_url(target: str) -> bool:
     return False
 
 
-async def connect(url: str, *, application_name: str = "servicebroker") -> AsyncDirectConnection:
+async def connect(
+    url: str, *, application_name: str = "servicebroker", keeps_timeouts: bool = False
+) -> AsyncDirectConnection:
     """Open a connection in autocommit mode, so that BEGIN is always explicit.
+
+    `keeps_timeouts`: with the timeouts of its role, as the connections of applications have them.
 
     Raises:
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15; the database is not in
             UTF8.
     """
     try:
-        connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name, _NO_TIMEOUTS))
+        connection = await AsyncDirectConnection.connect(
+            url, **_settings(url, application_name, "" if keeps_timeouts else _NO_TIMEOUTS)
+        )
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -83,7 +89,7 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
             f"{encoding}. Make another one: CREATE DATABASE ... TEMPLATE template0 ENCODING '{ENCODING}'."
         )
     await _set_up(url, connection)
-    if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
+    if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT and not keeps_timeouts:
         await connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
     return connection
 
@@ -115,6 +121,21 @@ async def _set_up(url: str, connection: AsyncDirectConnection) -> None:
         await connection.execute("set default_transaction_isolation = 'read committed'")
         await connection.execute("set jit = off")
         await connection.execute("set idle_session_timeout = 0")
+
+
+def urls_of_hosts(url: str) -> dict[str, str]:
+    """Return a URL for each host of a URL of several; none if it names one, or addresses beside the hosts."""
+    given = conninfo_to_dict(url)
+    hosts, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
+    if len(hosts) < 2 or given.get("hostaddr"):
+        return {}
+    ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+    return {
+        host if len(set(ports)) == 1 else f"{host}:{port}": make_conninfo(
+            url, host=host, port=port or None, target_session_attrs="any"
+        )
+        for host, port in zip(hosts, ports, strict=True)
+    }
 
 
 def for_another_driver(url: str, application_name: str) -> str:

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Set
 from importlib import resources
+from importlib.metadata import version
 from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import InstanceError, NoInstance
+from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.store import locks
 from servicebroker.store.connection import one_line
 from servicebroker.store.expected_objects import is_foreign, record, trust_queues
@@ -54,6 +56,18 @@ class Migration(NamedTuple):
     number: int
     name: str
     text: str
+
+
+def this_version() -> str:
+    """Return the name of this version, with the number of its schema."""
+    return f"servicebroker {version('servicebroker')}, schema {migrations()[-1].number}"
+
+
+def compare(applied: Set[int]) -> SchemaDifference:
+    """Compare a schema with these migrations with the one of this version, and refuse none."""
+    known = {step.number for step in migrations()}
+    of_ours = {number for number in applied if number >= BASELINE_NUMBER}
+    return SchemaDifference(max(applied, default=0), len(known - applied), len(of_ours - known))
 
 
 def migrations() -> list[Migration]:
@@ -177,6 +191,13 @@ def _name_event_triggers(connection: psycopg.Connection[object]) -> str:
     return (
         f"Event triggers of this PostgreSQL database see its statements ({named}): a superuser can disable them "
         "for as long as the instance is opened (ALTER EVENT TRIGGER ... DISABLE)."
+    )
+
+
+def no_instance(database: str) -> NoInstance:
+    """Return the error for a PostgreSQL database without an instance, for commands that make none."""
+    return NoInstance(
+        f"There is no instance in the PostgreSQL database '{database}': make one with servicebroker init."
     )
 
 

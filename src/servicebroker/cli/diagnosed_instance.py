@@ -1,0 +1,216 @@
+"""The instance that doctor, status or check looks at: it is read, with a deadline for each look, and not changed.
+
+Applications may be stuck when an operator asks: a lock is held, the standby of a synchronous commit is gone, the server
+answers nothing. So each look is a read-only transaction of its own, with timeouts. A look that fails is noted, and the
+others go on. The schema is not brought up to date, since the daemon of an older version may be using it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Self, TypeVar
+
+import psycopg
+
+from servicebroker.api.shared.preparation import Inspected, inspect
+from servicebroker.cli.existing_instance import must_exist
+from servicebroker.cli.output import say
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
+from servicebroker.engine.diagnosis.facts import find_timeouts
+from servicebroker.engine.diagnosis.findings import HostFacts, UnseenFacts
+from servicebroker.engine.remote.mirrored_pairs import find_standing
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.mirroring import Role
+from servicebroker.store.connection import connect, is_url, one_line, urls_of_hosts
+from servicebroker.store.direct import DirectConnection, run_command
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.lost_sessions import hang_up
+from servicebroker.store.running import run
+from servicebroker.store.server import check_sessions
+from servicebroker.store.server_clock import ServerClock, system_time
+from servicebroker.store.server_errors import in_our_words
+from servicebroker.store.server_time import follow
+from servicebroker.store.statements import Steps
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+LOCK_TIMEOUT_MS = 2_000  # for a lock that others hold: verbs hold theirs for milliseconds
+STATEMENT_TIMEOUT_MS = 5_000  # for one statement
+LATER_TIMEOUT_MS = 1_000  # for both, once a look was cut: the whole ends within half a minute
+ANSWER_TIMEOUT_S = 10.0  # for all statements of a look, if the server answers nothing at all
+_LOG = logging.getLogger("servicebroker")
+
+
+class DiagnosedInstance:
+    """An instance that exists, open for looks.
+
+    Attributes:
+        url: where its PostgreSQL is reached.
+        clock: the time of its server.
+        inspected: how its schema differs from this version's; None if that could not be seen.
+        refusal: why no application can use these connections; '' if they can.
+        unseen: the looks that have failed.
+    """
+
+    def __init__(self, url: str, program: str, *, is_thorough: bool) -> None:
+        self.url, self._program, self._is_thorough = url, program, is_thorough
+        self.clock = ServerClock(time.monotonic, system_time, _LOG.warning)
+        self.unseen: list[UnseenFacts] = []
+        self.refusal = ""
+        self.inspected: Inspected | None = None
+        self._connection: DirectConnection | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def engine(self) -> type[OwnerVerbs]:
+        """The verbs that the role may use."""
+        return OwnerVerbs if self.inspected is None else self.inspected.engine
+
+    def look(self, subject: str, steps: Steps[T], otherwise: U) -> T | U:
+        """Run steps that read. Return `otherwise` if they fail or are cut, which is noted as `unseen`.
+
+        Raises:
+            BrokerError: the steps have refused something.
+            InstanceError: the server is lost, or the role may not look at that.
+        """
+        with self._noting(subject), self._transaction() as connection:
+            return run(connection, steps)
+        return otherwise
+
+    def find_timeouts(self) -> dict[str, int]:
+        """Return the timeouts that interrupt applications of this role, in milliseconds."""
+        with (
+            self._noting("timeouts of the role"),
+            connect(self.url, application_name=self._program, keeps_timeouts=True) as connection,
+        ):
+            return run(connection, find_timeouts())
+        return {}
+
+    def find_hosts(self) -> list[HostFacts]:
+        """Return the servers of a URL of several hosts that can be reached; none of another URL."""
+        found = []
+        for host, url in urls_of_hosts(self.url).items():
+            with (
+                suppress(InstanceError),
+                self._noting(f"the server {host}"),
+                connect(url, application_name=self._program) as connection,
+                self._deadline(connection),
+            ):
+                standing = run(connection, find_standing())
+                found.append(HostFacts(host, standing.role is Role.MIRROR, standing.system, standing.timeline))
+        return found
+
+    def tell_unseen(self) -> bool:
+        """Print what could not be seen on standard error, and forget it. Return whether all was seen."""
+        unseen, self.unseen = self.unseen, []
+        for one in unseen:
+            say(f"Not seen: {one.subject}: {one.reason}", error=True)
+        return not unseen
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        connection = self._connected()
+        with self._noting("the time of the server"), self._transaction():
+            follow(self.clock, connection)
+        with self._noting("sessions"), self._deadline(connection):
+            try:
+                check_sessions(connection, self.url)
+            except InstanceError as problem:
+                self.refusal = str(problem)
+        with self._noting("the number of the schema"), self._transaction():
+            self.inspected = inspect(connection)
+
+    def _connected(self) -> DirectConnection:
+        """Return the connection, a new one if it was lost."""
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self.url, application_name=self._program)
+        return self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[DirectConnection]:
+        """Begin a transaction that only reads and waits for nothing long, and end it."""
+        connection = self._connected()
+        statement, lock = STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS
+        if any(one.is_cut for one in self.unseen):
+            statement = lock = LATER_TIMEOUT_MS
+        if self._is_thorough:
+            statement = 0
+        begin = f"begin read only; set local lock_timeout = {lock}; set local statement_timeout = {statement}"
+        with self._deadline(connection):
+            try:
+                run_command(connection, begin.encode())
+                yield connection
+                run_command(connection, b"commit")
+            except BaseException:
+                with suppress(psycopg.Error):  # a lost connection has rolled back
+                    connection.rollback()
+                raise
+
+    @contextmanager
+    def _deadline(self, connection: DirectConnection) -> Iterator[None]:
+        """Hang up if the server answers nothing; for thorough looks, which take their time, there is no such limit."""
+        if self._is_thorough:
+            yield
+            return
+        deadline = threading.Timer(ANSWER_TIMEOUT_S, hang_up, (connection,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            yield
+        finally:
+            deadline.cancel()
+
+    @contextmanager
+    def _noting(self, subject: str) -> Iterator[None]:
+        """Note a look that fails, with the reason."""
+        try:
+            yield
+        except psycopg.errors.QueryCanceled:
+            self._note(subject, "PostgreSQL did not answer in time.", is_cut=True)
+        except psycopg.errors.LockNotAvailable:
+            self._note(subject, "another session holds a lock that it needs.", is_cut=True)
+        except psycopg.errors.InsufficientPrivilege as problem:
+            if self.engine is RestrictedVerbs:
+                raise in_our_words(problem) or problem from problem
+            self._note(subject, one_line(problem))
+        except psycopg.Error as problem:
+            is_lost = self._connection is not None and self._connection.closed
+            said = "the connection to PostgreSQL was lost, or gave no answer." if is_lost else one_line(problem)
+            self._note(subject, said, is_cut=is_lost)
+
+    def _note(self, subject: str, reason: str, *, is_cut: bool = False) -> None:
+        self.unseen.append(UnseenFacts(subject, reason, is_cut))
+
+
+@contextmanager
+def diagnose(target: str, program: str, *, is_thorough: bool = False) -> Iterator[DiagnosedInstance]:
+    """Open an instance that exists for looks. `is_thorough`: a look may take as long as it reads.
+
+    Raises:
+        InstanceError: there is none, the server cannot be reached, or the database holds a copy.
+    """
+    must_exist(target)
+    with nullcontext() if is_url(target) else EmbeddedServer.start(target, watches=False) as server:
+        url = target if server is None else server.url
+        with DiagnosedInstance(url, program, is_thorough=is_thorough) as instance:
+            yield instance
