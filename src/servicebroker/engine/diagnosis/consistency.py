@@ -170,25 +170,25 @@ def check_parts(now: datetime) -> list[CheckPart]:
 
 def _count_objects() -> Steps[Report]:
     counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
-    rows = yield Statement("consistency.check.count", f"select {counts}", prepared=False)
+    rows = yield Statement("consistency.count_objects", f"select {counts}", prepared=False)
     return Report(dict(zip(_COUNTS, rows[0], strict=True)), [])
 
 
 def _check_rows(number: int, text: str, now: datetime) -> Steps[Report]:
     times = (now - _MIN_AGES.get(number, timedelta(0)),) if "$1" in text else ()
-    rows = yield Statement("consistency.check.instance", f"{text} limit {MAX_FINDINGS}", times, prepared=False)
+    rows = yield Statement("consistency.check_rows", f"{text} limit {MAX_FINDINGS}", times, prepared=False)
     return Report({}, _findings(number, rows))
 
 
 def _check_queues() -> Steps[Report]:
-    rows = yield SQL("check.find_queues")
+    rows = yield SQL("check_queues.find_queues")
     findings = _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
     whole = [queue_id for queue_id, is_whole in rows if is_whole]
     kept = yield from stored_queues(whole, "retained")
     for some in in_parts(sorted({*(yield from stored_queues(whole)), *kept})):
         for number, text in _OF_A_QUEUE.items():
             texts = (f"({text.format(id=queue_id)} limit {MAX_FINDINGS})" for queue_id in some)
-            found = yield Statement("consistency.check.queues", " union all ".join(texts), prepared=False)
+            found = yield Statement("consistency.check_queues.compare", " union all ".join(texts), prepared=False)
             findings += _findings(number, found)
     return Report({}, findings)
 

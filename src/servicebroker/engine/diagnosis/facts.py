@@ -112,18 +112,18 @@ def gather(now: datetime, *, at_a_glance: bool = False) -> Steps[Facts]:
 
 
 def _look_at_server(facts: Facts) -> Steps[Facts]:
-    rows = yield SQL("gather.find_settings")
+    rows = yield SQL("look_at_server")
     return facts._replace(settings=dict(rows))
 
 
 def _look_at_commits(facts: Facts) -> Steps[Facts]:
-    rows = yield SQL("gather.find_commits")
+    rows = yield SQL("look_at_commits")
     return facts._replace(commits=CommitFacts(*rows[0]))
 
 
 def _look_at_daemon(facts: Facts) -> Steps[Facts]:
     daemons = yield Statement(
-        "facts.gather.find_daemon",
+        "facts.look_at_daemon",
         "select l.pid, a.state, a.state_change, coalesce(a.wait_event = 'SyncRep', false) "
         "from pg_locks l left join pg_stat_activity a using (pid) "
         f"where l.locktype = 'advisory' and l.granted and {_IN_THIS_DATABASE} "
@@ -138,14 +138,14 @@ def _look_at_daemon(facts: Facts) -> Steps[Facts]:
 
 def _look_at_sessions(facts: Facts) -> Steps[Facts]:
     sessions = yield Statement(
-        "facts.gather.find_sessions",  # those whose commit waits for a standby have committed: nothing rolls them back
+        "facts.look_at_sessions",  # those whose commit waits for a standby have committed: nothing rolls them back
         f"{_SESSIONS} and a.wait_event is distinct from 'SyncRep' order by a.xact_start limit {_MAX_ROWS}",
     )
     return facts._replace(sessions=[SessionFacts(*row) for row in sessions])
 
 
 def _look_at_table_locks(facts: Facts) -> Steps[Facts]:
-    rows = yield SQL("gather.find_table_locks", (_MAX_ROWS,))
+    rows = yield SQL("look_at_table_locks", (_MAX_ROWS,))
     return facts._replace(table_locks=[TableLockFacts(*row) for row in rows])
 
 
@@ -154,13 +154,13 @@ def _look_at_neighbours(facts: Facts) -> Steps[Facts]:
 
 
 def _look_at_databases(facts: Facts) -> Steps[Facts]:
-    disabled = yield SQL("gather.find_databases")
+    disabled = yield SQL("look_at_databases")
     return facts._replace(disabled=[name for (name,) in disabled])
 
 
 def _look_at_waits(facts: Facts) -> Steps[Facts]:
     waits = yield Statement(
-        "facts.gather.find_transmission_queue",
+        "facts.look_at_waits",
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
         f"servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints using (conversation_handle) "
@@ -175,7 +175,7 @@ def _look_at_certificates(facts: Facts) -> Steps[Facts]:
 
 def _look_at_network(facts: Facts) -> Steps[Facts]:
     connect, membership = (yield from find_connect()), (yield from find_membership())
-    rows = yield SQL("gather.find_broker")
+    rows = yield SQL("look_at_network")
     remote_routes, in_recovery, endpoint, encryption = rows[0]
     return facts._replace(
         is_public=connect.is_public,
@@ -189,7 +189,7 @@ def _look_at_network(facts: Facts) -> Steps[Facts]:
 
 def _look_at_peers(facts: Facts) -> Steps[Facts]:
     peers = yield Statement(
-        "facts.gather.find_mistrusted",
+        "facts.look_at_peers.find_mistrusted",
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
         "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
         "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
@@ -198,7 +198,7 @@ def _look_at_peers(facts: Facts) -> Steps[Facts]:
         f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MAX_ROWS}",
     )
     disputes = yield Statement(
-        "facts.gather.find_disputes",
+        "facts.look_at_peers.find_disputes",
         "with claims as (select owner, instance_id, name from servicebroker.transport_certificates "
         "where instance_id is not null and not is_own union select p.owner, p.instance_id, c.name "
         "from servicebroker.peers p join servicebroker.transport_certificates c on c.owner = p.owner and not c.is_own "
@@ -209,7 +209,7 @@ def _look_at_peers(facts: Facts) -> Steps[Facts]:
         f"group by instance_id having count(distinct owner) > 1 limit {_MAX_ROWS}",
     )
     copies = yield Statement(
-        "facts.gather.find_old_copies",
+        "facts.look_at_peers.find_old_copies",
         "select coalesce(d.name, ''), o.own_broker, o.far_broker, o.is_here, o.far_service, o.times, o.last_time, "
         "o.last_detail from servicebroker.old_copies o "
         "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
