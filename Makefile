@@ -110,6 +110,7 @@ simulate: install
 	$(PYTEST) -q --full tests/integration/conversation/test_interruptions.py --cuts 1000
 	$(BIN)/python -m pytest -q tests/unit/tsql/test_tsql_translation_fuzz.py tests/unit/tsql/test_tsql_script_fuzz.py --fuzz-examples 50000
 	$(BIN)/python -m servicebroker_lab.fuzzing --seconds 3600
+	$(BIN)/python -m servicebroker_lab.script_fuzzing --seconds 3600
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/conversation/test_contention.py --crowd-seconds 600 --timeout 3600 -k sixteen

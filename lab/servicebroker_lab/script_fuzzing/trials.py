@@ -1,0 +1,112 @@
+"""Judges of one text: `tsql check`, and the run in an instance of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from servicebroker.api.instance import Instance
+from servicebroker.cli.sqlcmd import Sqlcmd
+from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.check import check
+from servicebroker.tsql.postgres_errors import UNMAPPED_ERROR
+from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
+
+CHECK_LIMIT_S = 20.0  # for one text; more is a failure
+RUN_LIMIT_S = 3.0  # for one text; a loop or a WAITFOR may take any time, so more is no failure
+CASES_PER_DATABASE = 50  # a database that has collected too many objects tells less
+_DATABASE = "Fuzzed"
+_WRITES_FILES = ("FILE", "BACKUP")  # a script with one of these words is not run
+
+
+class Failure(NamedTuple):
+    """A text that broke check or the run, and how."""
+
+    number: int
+    judge: str
+    problem: str
+    text: str
+
+
+class _TimeIsUp(BaseException):
+    """The time of a text is over."""
+
+
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[list[float]]:
+    """Raise `_TimeIsUp` in the block after a time. The yielded list is empty until then."""
+    over: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        over.append(seconds)
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield over
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def judge_check(text: str, folder: Path) -> str:
+    """Check a text as the command does. Return the problem, "" if there is none."""
+    try:
+        with _limit(CHECK_LIMIT_S):
+            try:
+                script = Sqlcmd().expand(text, folder).text
+            except TsqlError:  # of a directive
+                script = text
+            findings = list(check(script))
+    except _TimeIsUp:
+        return f"takes more than {CHECK_LIMIT_S} s"
+    except Exception as raised:
+        return _described(raised)
+    wrong = [finding for finding in findings if not finding.line or not finding.statement]
+    return f"a finding without its place: {wrong[0]}" if wrong else ""
+
+
+class Runner:
+    """Runs texts in an instance."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._count = 0
+
+    def judge_run(self, text: str) -> str:
+        """Run a text in a session of its own. Return the problem, "" if there is none."""
+        if any(word in text.upper() for word in _WRITES_FILES):
+            return ""
+        self._count += 1
+        if self._count % CASES_PER_DATABASE == 0:
+            with contextlib.suppress(BrokerError):
+                self._instance.drop_database(_DATABASE)
+        said: list[object] = []
+        with _limit(RUN_LIMIT_S) as over:
+            try:
+                with Session(self._instance.database(_DATABASE, create=True), said.append) as session:
+                    session.run(text)
+            except _TimeIsUp:
+                return ""
+            except Exception as raised:  # a session whose statement was interrupted fails to roll back
+                return "" if over else _described(raised)
+        errors = [one for one in said if isinstance(one, TsqlError)]
+        unmapped = [one for one in errors if one.number == UNMAPPED_ERROR and "(PostgreSQL" in one.text]
+        wrong = unmapped or [one for one in errors if one.line < 1]
+        return f"{wrong[0]}" if wrong else ""
+
+
+def _described(raised: Exception) -> str:
+    """Return the exception with the place that raised it."""
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code if trace is not None else None
+    place = f" in {Path(code.co_filename).name} {code.co_name}" if code is not None else ""
+    return f"{type(raised).__name__}: {raised}"[:400] + place
