@@ -51,7 +51,7 @@ class Script(NamedTuple):
 def decoded(data: bytes) -> str:
     """Decode a script file: UTF-8, or UTF-16 with a byte order mark, or else Windows-1252."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16")
+        return data.decode("utf-16", "replace")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -86,25 +86,24 @@ def check(script: str) -> Iterator[Finding]:
     declared = DeclaredNames({}, AssumedTables(), AssumedTypes(), [])
     try:
         for batch in batches(script):
-            yield from _check_batch(batch, declared)
+            yield from _check_batch(batch, declared._replace(variables={}))
+            _forget_variables(declared)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch, script_names: DeclaredNames) -> Iterator[Finding]:
-    """Judge the statements of one batch."""
+def _check_batch(batch: Batch, declared: DeclaredNames) -> Iterator[Finding]:
+    """Judge the statements of one batch. The variables of `declared` are its parameters."""
     try:
-        statements = parse(batch.tokens, ())
+        statements = parse(batch.tokens, declared.variables)
     except TsqlError as error:
-        yield from _check_unparsed_batch(batch, error, script_names)
+        yield from _check_unparsed_batch(batch, error, declared)
         return
-    declared = script_names._replace(variables={})
     for statement in statements:
         yield from _check(statement, declared)
-    _forget_variables(script_names)
 
 
-def _check_unparsed_batch(batch: Batch, error: TsqlError, script_names: DeclaredNames) -> Iterator[Finding]:
+def _check_unparsed_batch(batch: Batch, error: TsqlError, declared: DeclaredNames) -> Iterator[Finding]:
     """Judge a batch that cannot be parsed as a whole, statement by statement."""
     parts = list(parse_piecewise(batch.tokens))
     numbers = {result.number for _, result in parts if isinstance(result, TsqlError)}
@@ -112,14 +111,12 @@ def _check_unparsed_batch(batch: Batch, error: TsqlError, script_names: Declared
         yield _refused(error, "batch")
     if not numbers:
         return
-    declared = script_names._replace(variables={})
     for words, result in parts:
         if isinstance(result, TsqlError):
             yield _refused(result, words or "statement")
         else:
             for statement in result:
                 yield from _check(statement, declared)
-    _forget_variables(script_names)
 
 
 def _forget_variables(script_names: DeclaredNames) -> None:
@@ -156,12 +153,24 @@ def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:
 
 
 def _check_text(statement: ExecuteText, declared: DeclaredNames) -> Iterator[Finding]:
-    """Judge the text of EXEC ('...') if it is a single constant."""
+    """Judge the text of EXEC ('...') if it is a single constant.
+
+    The text has its own variables, and sees the temporary tables of its caller.
+    """
     tokens = tokenize(statement.text.text)
-    if tokens.kinds == [STRING, END]:
-        inner = Batch(tokenize(string_value(tokens.text(0))))
-        for finding in _check_batch(inner, declared):
-            yield finding._replace(line=statement.line)
+    if tokens.kinds != [STRING, END]:
+        return
+    try:
+        batch = Batch(tokenize(string_value(tokens.text(0))))
+    except TsqlError as error:
+        yield _refused(error, "text")._replace(line=statement.line)
+        return
+    temporary = {name: table for name, table in declared.tables.items() if name.startswith("#")}
+    inner = declared._replace(
+        variables={}, tables=type(declared.tables)(temporary), used_databases=[*declared.used_databases]
+    )
+    for finding in _check_batch(batch, inner):
+        yield finding._replace(line=statement.line)
 
 
 def _difference(statement: Statement) -> tuple[Verdict, str, Row]:

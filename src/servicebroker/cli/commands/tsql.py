@@ -68,17 +68,30 @@ def check_files(
 
 
 def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
-    """Yield the findings of a file, after the directives of sqlcmd were carried out as in `servicebroker sql`."""
+    """Yield the findings of a file, after the directives of sqlcmd were carried out as in `servicebroker sql`.
+
+    A file that cannot be read or judged yields a finding that says so, and does not stop the others.
+    """
     from servicebroker.cli.sqlcmd import MAXIMUM_SIZE, Sqlcmd, decoded
     from servicebroker.tsql.check import Finding, Verdict, check
     from servicebroker.tsql.statement_errors import TsqlError
 
     try:
         script = Sqlcmd(variables).expand(decoded(read_argument(file, MAXIMUM_SIZE)), file.parent)
+    except OSError as error:
+        yield Finding(0, "file", Verdict.REFUSED, f"It cannot be read: {error.strerror or type(error).__name__}.")
+        return
     except TsqlError as error:
         yield Finding(error.line, "directive", Verdict.REFUSED, f"{error.number}: {error.text}")
         return
-    yield from check(script.text)
+    line = 0
+    try:
+        for finding in check(script.text):
+            line = finding.line
+            yield finding
+    except Exception as error:  # a fault of the checker: the other files are still judged
+        note = f"The checker failed behind this line: {type(error).__name__}: {error}. Please report the script."
+        yield Finding(line, "text", Verdict.REFUSED, note)
 
 
 def _sentence(found: Finding) -> str:

@@ -26,7 +26,7 @@ def library() -> list[str]:
         "xquery",
         "sizes",
     )
-    catalog = ("views", "constraints", "names", "variants", "isolation", "column_types", "diversions")
+    catalog = ("views", "constraints", "names", "variants", "isolation", "diversions")
     return [
         _bounds(),
         _zero(),
@@ -34,6 +34,7 @@ def library() -> list[str]:
         *((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog),
         _messages(),
         *_event_types(),
+        *((resources.files(__package__) / f"{name}.sql").read_text() for name in ("legacy_views", "column_types")),
     ]
 
 

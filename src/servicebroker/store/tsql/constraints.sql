@@ -24,6 +24,20 @@ begin
     end loop;
 end $$;
 
+-- Names of constraints are unique among all objects of a schema in SQL Server, and per table in PostgreSQL.
+create or replace function tsql.check_constraint_names(place text, wanted text[]) returns void language plpgsql as $$
+declare
+    taken constant text := (
+        select one.name from unnest(wanted) with ordinality one (name, number)
+         where lower(one.name) = any (array(select lower(w) from unnest(wanted[:one.number::integer - 1]) w))
+            or exists (select from tsql.every_object o where o.postgres_schema = place and lower(o.name) = lower(one.name))
+         order by one.number limit 1);
+begin
+    if taken is not null then
+        perform tsql.refuse(2714, format('There is already an object named ''%s'' in the database.', taken));
+    end if;
+end $$;
+
 -- The first line of a constraint's comment is its name, the second line the definition of one that NOCHECK has switched off. In its
 -- place stands a CHECK that always holds and names its columns, and the table that a foreign key refers to: they are renamed there,
 -- and that table is not dropped. The columns of that table stand in the comment alone: see tsql.rename_held_column.

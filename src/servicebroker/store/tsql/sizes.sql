@@ -5,7 +5,10 @@ return case when size = 'max' or type in ('xml', 'text', 'varchar', 'bytea') and
             when type in ('nvarchar', 'nchar') then 2 * nullif(size, '')::integer
             when type in ('varchar', 'char', 'varbinary', 'binary') then nullif(size, '')::integer
             else case type when 'sysname' then 256 when 'uniqueidentifier' then 16 when 'uuid' then 16 when 'tinyint' then 1 when 'bit' then 1
-                           when 'smallint' then 2 when 'int2' then 2 when 'int' then 4 when 'int4' then 4 when 'date' then 3 when 'decimal' then 9
+                           when 'smallint' then 2 when 'int2' then 2 when 'int' then 4 when 'int4' then 4 when 'date' then 3
+                           when 'decimal' then case when size = '' then 9 when split_part(size, ',', 1)::integer < 10 then 5
+                                                    when split_part(size, ',', 1)::integer < 20 then 9
+                                                    when split_part(size, ',', 1)::integer < 29 then 13 else 17 end
                            when 'real' then 4 when 'smallmoney' then 4 when 'smalldatetime' then 4 else 8 end end::smallint;
 
 create or replace function tsql.type_precision(type text) returns integer language sql immutable strict parallel safe

@@ -144,7 +144,8 @@ select q.name, q.object_id, q.principal_id,
   from sys.service_queues q left join pg_namespace n on n.oid = q.schema_id::bigint::oid;
 create view tsql.sysobjects with (security_invoker = true) as
 select o.name, o.object_id as id, o.type as xtype, o.schema_id as uid, o.type, o.create_date as crdate, o.parent_object_id as parent_obj,
-       o.broker_database from tsql.objects o;
+       o.create_date as refdate, 0 as status, o.is_ms_shipped::integer * 2 as category, 0 as info, 0 as version, o.broker_database
+  from tsql.objects o;
 
 create view tsql.system_types with (security_invoker = true) as
 select name, number as system_type_id, number as user_type_id, 4 as schema_id, size::smallint as max_length
@@ -337,7 +338,10 @@ select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::sm
 create or replace view tsql.routes with (security_invoker = true) as
 select r.name, r.route_id, r.principal_id, r.remote_service_name, upper(r.broker_instance) as broker_instance, r.lifetime, r.address, r.mirror_address,
        r.broker_database from sys.routes r;
-create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
+create or replace view tsql.sysdatabases with (security_invoker = true) as
+select d.name, d.database_id as dbid, d.owner_sid as sid, 0::smallint as mode, (d.is_read_only * 1024 + 16)::integer as status, 0 as status2, d.create_date as crdate,
+       0 as category, d.compatibility_level as cmptlevel
+  from tsql.databases d;
 -- @@SPID of the sessions that have asked for it: the number that they hold as a lock (store/locks.py, TSQL_SESSION).
 create or replace view tsql.session_numbers with (security_invoker = true) as
 select l.pid, l.objid::bigint::integer as spid

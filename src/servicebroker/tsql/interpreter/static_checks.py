@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 from servicebroker.engine.security.tsql_objects import Use, check_schemas
@@ -16,7 +17,7 @@ from servicebroker.tsql.context import MASTER
 from servicebroker.tsql.interpreter.definitions.objects import check_definition
 from servicebroker.tsql.interpreter.definitions.principals import check_permission
 from servicebroker.tsql.interpreter.definitions.temporary_procedures import check_temporary
-from servicebroker.tsql.interpreter.definitions.transport_certificates import check_alteration
+from servicebroker.tsql.interpreter.definitions.transport_certificates import check_alteration, parse_dates
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.procedures.session_functions import SESSION_FUNCTIONS
 from servicebroker.tsql.interpreter.receive_list import check_item_expressions
@@ -199,6 +200,8 @@ def _check_clauses(statement: Statement, declared: DeclaredNames) -> None:
         check_definition(statement)
         if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used_databases[-1:] == [MASTER]:
             check_alteration(statement)
+        if (statement.verb, statement.kind) == ("CREATE", "CERTIFICATE"):
+            parse_dates(statement.clauses, datetime.now(UTC))
     elif isinstance(statement, SetOption):
         check_options(statement)
     elif isinstance(statement, Permission):

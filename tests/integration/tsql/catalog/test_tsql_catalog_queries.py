@@ -18,7 +18,7 @@ def test_parameters_are_in_the_catalog(db: sb.Database) -> None:
     asked = "SELECT name, parameter_id, TYPE_NAME(user_type_id), max_length, precision, scale, is_output, "
     asked += "has_default_value FROM sys.parameters "
     assert rows(db, asked + "WHERE object_id = OBJECT_ID('Asked') ORDER BY parameter_id") == [
-        ("@a", 1, "int", 4, 0, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0, 1), ("@c", 3, "decimal", 9, 9, 2, 1, 0)
+        ("@a", 1, "int", 4, 0, 0, 0, 0), ("@b", 2, "nvarchar", 40, 0, 0, 0, 1), ("@c", 3, "decimal", 5, 9, 2, 1, 0)
     ]  # fmt: skip
     assert [row[:3] for row in rows(db, asked + "WHERE object_id = OBJECT_ID('Answered') ORDER BY parameter_id")] == [
         ("", 0, "varchar"), ("@x", 1, "int")

@@ -92,7 +92,7 @@ def _create_certificate(machine: Machine, statement: Definition) -> None:
 
 def _create_from_file(machine: Machine, statement: Definition) -> None:
     """Create a certificate, in master one of the transport."""
-    dates = transport_certificates.parse_dates(machine, statement.clauses)
+    dates = transport_certificates.parse_dates(statement.clauses, machine.instance.clock())
     if transport_certificates.is_in_master(machine):
         transport_certificates.create_certificate(machine, statement, dates)
     else:

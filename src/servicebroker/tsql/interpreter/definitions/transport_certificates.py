@@ -85,8 +85,8 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
         machine.instance.run(operation(statement.name.object, login.strip("[]")))
 
 
-def parse_dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datetime]:
-    """Return START_DATE and EXPIRY_DATE, if they are given.
+def parse_dates(clauses: Mapping[str, Any], now: datetime) -> dict[str, datetime]:
+    """Return START_DATE and EXPIRY_DATE, if they are given. Without START_DATE the certificate begins now.
 
     Raises:
         TsqlError: 402 the certificate expires before it begins, 241 a text is no date.
@@ -94,7 +94,7 @@ def parse_dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datet
     dates: dict[str, datetime] = {
         name: parse_date(clauses[name]) for name in ("start_date", "expiry_date") if name in clauses
     }
-    valid_from = dates.get("start_date", machine.instance.clock())
+    valid_from = dates.get("start_date", now)
     if dates.get("expiry_date", datetime.max.replace(tzinfo=UTC)) <= valid_from:
         raise TsqlError(
             402,

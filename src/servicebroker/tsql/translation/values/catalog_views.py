@@ -52,6 +52,18 @@ TSQL_VIEWS = frozenset(
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
     | {"sysusers", "dm_qn_subscriptions"}
+    | {
+        "syscolumns",
+        "sysindexes",
+        "sysindexkeys",
+        "syscomments",
+        "sysfiles",
+        "sysaltfiles",
+        "sysfilegroups",
+        "systypes",
+    }
+    | {"sysconstraints", "sysreferences", "sysforeignkeys", "sysdepends", "sysmembers", "sysmessages", "syslanguages"}
+    | {"sysservers", "sysconfigures", "syscurconfigs"}
 )
 # text columns with names and GUIDs that compare without case; names of services, contracts and types compare with case
 _NAME_COLUMNS = {
@@ -83,6 +95,7 @@ _SERVER_LEVEL_VIEWS = frozenset({"databases", "sysdatabases", "server_principals
                       | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_waiting_tasks"}
                       | {"dm_exec_query_stats", "spt_values", "servers", "credentials", "dm_exec_cached_plans"}
                       | {"sysprocesses", "dm_qn_subscriptions", "event_notification_event_types", "trigger_event_types"}
+                      | {"sysaltfiles", "sysmessages", "syslanguages", "sysservers", "sysconfigures", "syscurconfigs"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 
@@ -90,9 +103,9 @@ _SERVER_LEVEL_VIEWS = frozenset({"databases", "sysdatabases", "server_principals
 SYS_VIEWS = frozenset(
     {"dm_broker_connections", "dm_broker_forwarded_messages", "dm_broker_queue_monitors", "dm_os_performance_counters"}
 )
-_COMPATIBILITY_VIEWS = frozenset(
-    {"sysdatabases", "sysobjects", "sysusers", "syslogins", "sysprocesses", "spt_values"}
-)  # also visible without sys
+_COMPATIBILITY_VIEWS = frozenset(  # also visible without sys
+    {"spt_values", *(name for name in TSQL_VIEWS if name.startswith("sys"))}
+)
 
 
 class CatalogView(NamedTuple):

@@ -23,9 +23,12 @@ _OF_THE_CATALOG = re.compile(
     r"column_\w+_usages|destination_data_spaces|edge_constraints|extended_procedures|filetables|hash_indexes|http_endpoints|"
     r"linked_logins|remote_logins|login_token|user_token|openkeys|parameter_\w+_usages|partition_parameters|periods|plan_guides|securable_classes|"
     r"server_(?:assembly_modules|file_audits|principal_credentials|sql_modules)|soap_endpoints|sql_dependencies|stats_columns|"
-    r"sys(?:altfiles|charsets|columns|comments|configures|constraints|curconfigs|depends|devices|filegroups|files|foreignkeys|"
-    r"fulltextcatalogs|indexes|indexkeys|languages|members|messages|permissions|protects|references|remotelogins|servers|types)|"
+    r"sys(?:charsets|devices|fulltextcatalogs|oledbusers|opentapes|permissions|protects|remotelogins)|"
     r"table_types|type_assembly_usages|via_endpoints|xml_schema_(?!collections)\w+"
+)
+# compatibility views of SQL Server 2000, which need no schema
+_LEGACY = re.compile(
+    r"sys(?:cacheobjects|charsets|devices|fulltextcatalogs|lockinfo|oledbusers|opentapes|perfinfo|permissions|protects|remotelogins)"
 )
 _OF_JOBS = re.compile(
     r"sys(?:jobs?\w*|schedules|operators|alerts|categories|notifications|cachedcredentials|proxies|mail_\w+)"
@@ -39,7 +42,10 @@ def refuse_unsupported_view(database: str, schema: str, name: str, written_name:
     Raises:
         TsqlError: 208 SQL Server has a view or function of this name. The text has the advice.
     """
-    of_system = schema == "sys" or (database == "master" and schema in ("", "dbo") and name.startswith("sys"))
+    is_old = schema in ("", "dbo") and (
+        _LEGACY.fullmatch(name) is not None or (database == "master" and name.startswith("sys"))
+    )
+    of_system = schema == "sys" or is_old
     if of_system and _OF_THE_SERVER.fullmatch(name):
         instead = _USE_POSTGRES_VIEWS
     elif of_system and _OF_THE_CATALOG.fullmatch(name):

@@ -1,0 +1,1 @@
+-- The compatibility views of SQL Server 2000, and tsql.check_constraint_names(): store/tsql/legacy_views.sql, constraints.sql.
