@@ -8,6 +8,7 @@ import psycopg
 
 from servicebroker.model import zero_character
 from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.definition_errors import find_definition_error, follow
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 # SQLSTATE -> number, severity, text; the placeholders are fields of PostgreSQL's diagnosis
@@ -69,6 +70,44 @@ _BY_SQLSTATE: dict[str, tuple[int, int, str]] = {
         "The sequence object '{name}' has reached its minimum or maximum value. Restart the sequence object to allow "
         "new values to be generated.",
     ),
+    "22004": (515, 16, "Cannot insert the value NULL: {message}."),
+    "22011": (537, 16, "Invalid length parameter passed to the LEFT or SUBSTRING function."),
+    "22014": (4116, 16, "The function 'ntile' takes only a positive int or bigint expression as its input."),
+    "22019": (506, 16, "The invalid escape character was specified in a LIKE predicate: {message}."),
+    "22023": (8116, 16, "Argument data is invalid for the function: {message}."),
+    "22025": (506, 16, "The invalid escape character was specified in a LIKE predicate: {message}."),
+    "22026": (8152, 16, "String or binary data would be truncated: {message}."),
+    "22P05": (9402, 16, "The text cannot be stored: {message}."),
+    "2201W": (127, 15, "A TOP N or FETCH rowcount value may not be negative."),
+    "2201X": (10742, 15, "The offset specified in a OFFSET clause may not be negative."),
+    "22030": (13610, 16, "JSON text has a duplicate property: {message}."),
+    "22032": (13609, 16, "JSON text is not properly formatted: {message}."),
+    "22033": (13607, 16, "JSON path is not properly formatted: {message}."),
+    "23000": (547, 16, "The statement conflicted with a constraint: {message}."),
+    "23P01": (2627, 14, "Violation of the constraint \"{constraint}\": {message}."),
+    "24000": (16916, 16, "The cursor cannot be used: {message}."),
+    "25001": (226, 16, "The statement is not allowed within a multi-statement transaction: {message}."),
+    "26000": (8179, 16, "Could not find the prepared statement: {message}."),
+    "34000": (16916, 16, "A cursor with the name '{name}' does not exist."),
+    "3B001": (6401, 16, "Cannot roll back {name}. No transaction or savepoint of that name was found."),
+    "42710": (2714, 16, "There is already an object named '{name}' in the database."),
+    "42723": (2714, 16, "There is already an object named '{name}' in the database."),
+    "42P10": (108, 16, "The ORDER BY position number is not valid: {message}."),
+    "42P13": (443, 16, "The definition of the function is not valid: {message}."),
+    "42P18": (8117, 16, "The data type of an operand cannot be determined: {message}."),
+    "42P20": (4108, 15, "Windowed functions can only appear in the SELECT or ORDER BY clauses."),
+    "42P21": (468, 16, "Cannot resolve the collation conflict: {message}."),
+    "42P22": (468, 16, "Cannot resolve the collation conflict: {message}."),
+    "42611": (102, 15, "Incorrect syntax: {message}."),
+    "42622": (103, 15, "The identifier is too long: {message}."),
+    "53100": (1105, 17, "Could not allocate space, because the disk is full: {message}."),
+    "53200": (701, 17, "There is insufficient system memory to run this query."),
+    "54000": (511, 16, "Cannot create a row or index entry of this size: {message}."),
+    "54011": (1702, 16, "The statement has more columns than PostgreSQL allows: {message}."),
+    "54023": (180, 15, "The function has too many arguments: {message}."),
+    "55000": (4406, 16, "The update or insert failed: {message}."),
+    "55006": (3702, 16, "Cannot drop the object because it is currently in use: {message}."),
+    "0A000": (40515, 16, "The statement is not supported here: {message}."),
     "P0001": (50000, 16, "{message}"),
 }  # fmt: skip
 _FOREIGN_KEY_DETAIL = re.compile(r"^constraint .* on table .* depends on table ", re.MULTILINE)
@@ -133,7 +172,12 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if (
         raised is not None and problem.sqlstate and problem.sqlstate.startswith("S")
     ):  # raised by tsql.refuse or servicebroker.refuse
-        return TsqlError(int(raised[1]), raised[4], severity=int(raised[2]), state=int(raised[3]))
+        error = TsqlError(int(raised[1]), raised[4], severity=int(raised[2]), state=int(raised[3]))
+        return follow(error) if error.number == 2714 else error  # of tsql.check_constraint_names
+    told = f"{message}\n{zero_character.from_postgres(diagnosis.message_detail or '')}"
+    refused = find_definition_error(problem.sqlstate or "", told, source, find_spelling)
+    if refused is not None:
+        return refused
     if problem.sqlstate == "22023":
         for begin, (number, text) in _SEQUENCE_ERRORS.items():
             if message.startswith(begin):

@@ -21,11 +21,13 @@ class TsqlError(BrokerError):
         is_raised: True for RAISERROR, which SET XACT_ABORT does not apply to.
         undoes: True to roll the transaction back whatever the number, since earlier changes of the statement remain.
         ends_batch: True to end the batch whatever the number, as THROW does.
+        cause: the error that is told before this one. CATCH only handles this one.
     """
 
     is_raised = False
     undoes = False
     ends_batch = False
+    cause: TsqlError | None = None
 
     def __init__(
         self, number: int, text: str, *, severity: int = 16, state: int = 1, line: int = 0, procedure: str = ""

@@ -275,6 +275,8 @@ class Machine:
             if is_doomed and self.transactions.count:
                 self.transactions.is_doomed = True
             raise error
+        if error.cause is not None:
+            self.emit(error.cause.at(error.line, error.procedure))
         self.emit(error)
         self.error_number = error.number
         if aborts_batch and self.transactions.count and not self.transactions.is_external:

@@ -9,6 +9,7 @@ import psycopg
 
 from servicebroker.model.zero_character import from_postgres
 from servicebroker.store.running import fetch
+from servicebroker.tsql.definition_errors import follow
 from servicebroker.tsql.postgres_errors import find_spelling
 from servicebroker.tsql.statement_errors import TsqlError
 
@@ -91,6 +92,8 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
     match = _VERB.search(statement)
     verb = " ".join(match[0].upper().split()) if match else "INSERT"
     table_name = f"{constraint.schema}.{table_own_name}"
+    if error.sqlstate == "23502" and _ADDS_COLUMN.match(statement):
+        return None  # error 4901, in `definition_errors.py`
     if error.sqlstate == "23502":
         columns = fetch(
             machine.connection,
@@ -103,6 +106,8 @@ def translate_violation(machine: Machine, error: psycopg.Error, statement: str) 
             515, f"Cannot insert the value NULL into column '{column_name}', table "
             f"'{constraint.database}.{table_name}'; column does not allow nulls. {verb} fails.", state=2,
         )  # fmt: skip
+    if error.sqlstate == "23505" and (diagnostics.message_primary or "").startswith("could not create unique index"):
+        return _duplicate_in_new_index(table_name, statement, from_postgres(diagnostics.message_detail or ""))
     if error.sqlstate == "23505":
         return _duplicate_key(
             constraint.kind, constraint_name, table_name, from_postgres(diagnostics.message_detail or "")
@@ -131,9 +136,30 @@ def _identity_overflow(machine: Machine, sequence: str) -> TsqlError | None:
     return None
 
 
+_ADDS_COLUMN = re.compile(r"\s*ALTER\s+TABLE\s+\S+\s+(?:WITH\s+\w+\s+)?ADD\b", re.IGNORECASE)
+_NEW_INDEX = re.compile(r"\b(?:CONSTRAINT|INDEX)\s+(\[[^\]]+\]|[\w$#@]+)", re.IGNORECASE)
+
+
+def _duplicate_in_new_index(table: str, statement: str, detail: str) -> TsqlError:
+    """Return error 1505: rows of the table have the same key. Error 1750 follows for a constraint."""
+    name = _NEW_INDEX.search(statement)
+    error = TsqlError(
+        1505, "The CREATE UNIQUE INDEX statement terminated because a duplicate key was found for the object name "
+        f"'{table}' and the index name '{name[1].strip('[]') if name else ''}'. The duplicate key value is "
+        f"{_key_value(detail)}.",
+    )  # fmt: skip
+    return follow(error) if statement.lstrip()[:5].upper() == "ALTER" else error
+
+
+def _key_value(detail: str) -> str:
+    """Return the key in PostgreSQL's detail as SQL Server shows it."""
+    value = detail.split(")=", 1)[-1].removesuffix(" already exists.").removesuffix(" is duplicated.")
+    return re.sub(r"\bnull(?=[,)])", "<NULL>", value)
+
+
 def _duplicate_key(kind: str | None, constraint: str, table: str, detail: str) -> TsqlError:
     """Return error 2601 for a unique index, 2627 for a PRIMARY KEY or UNIQUE constraint."""
-    key = re.sub(r"\bnull(?=[,)])", "<NULL>", detail.split(")=", 1)[-1].removesuffix(" already exists."))
+    key = _key_value(detail)
     if kind is None:
         return TsqlError(
             2601, f"Cannot insert duplicate key row in object '{table}' with unique index '{constraint}'. The "

@@ -217,14 +217,14 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "DATABASE")
 def _alter_database(machine: Machine, statement: Definition) -> None:
-    """Run ALTER DATABASE. Outside of TRY the cause of a failure is emitted before error 5069."""
+    """Run ALTER DATABASE. The cause of a failure is told before error 5069."""
     refuse_in_transaction(machine, "ALTER DATABASE")
     try:
         _set_database_options(machine, statement)
     except BrokerError as error:
-        if not machine.try_depth:  # CATCH handles the last error only
-            machine.emit(from_broker(error).at(statement.line, machine.frame.procedure))
-        raise TsqlError(5069, "ALTER DATABASE statement failed.") from None
+        failure = TsqlError(5069, "ALTER DATABASE statement failed.")
+        failure.cause = from_broker(error)
+        raise failure from None
 
 
 def _set_database_options(machine: Machine, statement: Definition) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 
 from sqlglot import exp
 
@@ -19,6 +20,7 @@ from servicebroker.tsql.translation.definitions.sequences import (
 from servicebroker.tsql.translation.definitions.table_columns import (
     ONE_NULL,
     Elements,
+    check_names,
     column_comments,
     constraint_statements,
     inline_settings,
@@ -115,6 +117,7 @@ def _create_table(writer: Writer, reader: PieceReader) -> list[str]:
         statements.append(
             f"CREATE SCHEMA IF NOT EXISTS {postgres_schema(qualified_name.database or writer.scope.database, '')}"
         )
+    statements += check_names(writer, qualified_name, table_elements)
     kind = "TEMPORARY TABLE" if is_temporary else "TABLE"
     statements.append(f"CREATE {kind} {table} ({', '.join(table_elements.members)})")
     if not is_temporary:
@@ -231,6 +234,7 @@ def _add_members(
     table_elements.columns += [column for column, _ in table_elements.defaults if column.type.name != "unknown"]
     statements = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
     return [
+        *check_names(writer, qualified_name, table_elements),
         *statements,
         *column_comments(table, table_elements.columns),
         *constraint_statements(table, table_elements),
@@ -381,7 +385,9 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
     if not reader.take("ON"):
         raise reader.failure()
     table, qualified_name = _read_table(writer, reader, "CREATE INDEX")
-    columns = ", ".join("".join(read_key_column(part)) for part in reader.inside().split())
+    keys = [read_key_column(part) for part in reader.inside().split()]
+    _check_key_types(writer.table_columns(table) or {}, keys, qualified_name.name)
+    columns = ", ".join(map("".join, keys))
     text = f"CREATE {unique}INDEX {_index_name(qualified_name, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
         text += " INCLUDE (" + ", ".join(read_key_column(part)[0] for part in reader.inside().split()) + ")"
@@ -395,6 +401,25 @@ def _create_index(writer: Writer, reader: PieceReader) -> list[str]:
         text += f" WHERE {write_condition(writer, where, Elements(columns=table_columns))}"
     skip_storage(reader)
     return [text, _index_comment(table, qualified_name, name)]
+
+
+_NO_KEY_TYPES = frozenset({"xml", "text", "ntext", "image"})
+
+
+def _check_key_types(columns: Mapping[str, Column], keys: Iterable[tuple[str, str]], table: str) -> None:
+    """Refuse a key column of a large type.
+
+    Raises:
+        TsqlError: 1919.
+    """
+    quoted_names = [name for name, _ in keys]
+    for column in columns.values():
+        is_large = column.type.name in _NO_KEY_TYPES or column.type.length == -1
+        if is_large and quote_identifier(column.name) in quoted_names:
+            raise TsqlError(
+                1919, f"Column '{column.name}' in table '{table}' is of a type that is invalid for use as a key column in "
+                "an index.",
+            )  # fmt: skip
 
 
 def _create_schema(writer: Writer, reader: PieceReader) -> list[str]:

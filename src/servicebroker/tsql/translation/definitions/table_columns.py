@@ -6,12 +6,14 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
+from servicebroker.model import names
+from servicebroker.tsql.definition_errors import follow
 from servicebroker.tsql.known_columns import column_comment
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import unquote
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
-from servicebroker.tsql.translation.queries.sources import object_name, table_name
+from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
 from servicebroker.tsql.translation.reading.parts import read_condition, read_table, read_value
 from servicebroker.tsql.translation.reading.piece_reader import PieceReader
 from servicebroker.tsql.translation.reading.syntax_tree import Slice
@@ -45,7 +47,8 @@ class Elements:
     defaults: list[tuple[Column, str]] = field(default_factory=list)  # from ALTER TABLE ... ADD DEFAULT ... FOR
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
     rowversion_columns: list[str] = field(default_factory=list)  # names of rowversion columns
-    constraints: list[str] = field(default_factory=list)  # names as written
+    constraints: list[str] = field(default_factory=list)  # names as written, without those of defaults
+    defined_names: list[str] = field(default_factory=list)  # names as written of all constraints, defaults included
     is_added: bool = False  # added to an existing table
 
 
@@ -160,9 +163,9 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
             parts.append(f"{label}CHECK ({write_condition(writer, reader.inside(), table_elements)})")
             table_elements.columns.pop()
         elif reader.take("FOREIGN", "KEY") and reader.word == "(":
-            of_table.append(f"{label}{_write_foreign_key(writer, reader)}")
+            of_table += _kept_key(table_elements, constraint, label + _write_foreign_key(writer, reader))
         elif reader.word == "REFERENCES":
-            parts.append(label + _write_references(writer, reader))
+            parts += _kept_key(table_elements, constraint, label + _write_references(writer, reader))
         else:
             raise reader.failure()
     table_elements.columns.append(Column(name, sql_type, identity, nullable, default=default))
@@ -217,6 +220,8 @@ def _constraint_name(reader: PieceReader, table_elements: Elements) -> str:
     name = reader.identifier()
     if reader.word in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN", "REFERENCES"):
         table_elements.constraints.append(name)
+    if reader.word not in ("NULL", "NOT"):
+        table_elements.defined_names.append(name)
     return name
 
 
@@ -357,6 +362,15 @@ def read_key_column(piece: Slice) -> tuple[str, str]:
     return name, down
 
 
+def _kept_key(table_elements: Elements, name: str, text: str) -> list[str]:
+    """Return a foreign key in a list. The list is empty for a temporary table: SQL Server skips its foreign keys."""
+    if not table_elements.table.startswith("#"):
+        return [text]
+    if name:
+        table_elements.constraints.remove(name)
+    return []
+
+
 def _write_foreign_key(writer: Writer, reader: PieceReader) -> str:
     columns = ", ".join(read_key_column(part)[0] for part in reader.inside().split())
     return f"FOREIGN KEY ({columns}) {_write_references(writer, reader)}"
@@ -436,7 +450,7 @@ def _add_constraint(writer: Writer, reader: PieceReader, table_elements: Element
     constraint = _constraint_name(reader, table_elements)
     label = _constraint_label(constraint)
     if reader.take("FOREIGN", "KEY"):
-        table_elements.members.append(f"{label}{_write_foreign_key(writer, reader)}")
+        table_elements.members += _kept_key(table_elements, constraint, label + _write_foreign_key(writer, reader))
     elif reader.take("CHECK"):
         reader.take("NOT", "FOR", "REPLICATION")
         known_columns = table_elements.columns or list((writer.table_columns(table) or {}).values())
@@ -453,7 +467,7 @@ def _add_constraint(writer: Writer, reader: PieceReader, table_elements: Element
         name = unquote(reader.tokens.text(place + 1))
         column = columns.get(name.lower(), Column(name, SqlType("unknown")))
         if column.default:
-            raise TsqlError(1781, "Column already has a DEFAULT bound to it.")
+            raise follow(TsqlError(1781, "Column already has a DEFAULT bound to it."))
         text = _write_default(writer, reader, column)
         reader.take("WITH", "VALUES")
         if reader.peek(-1) == "FOR" or reader.word == "FOR":
@@ -497,6 +511,15 @@ def rowversion_triggers(table: str, table_elements: Elements) -> list[str]:
         f"FOR EACH ROW EXECUTE FUNCTION tsql.stamp_rowversion({quote_string(quote_identifier(name)[1:-1])})"
         for name in table_elements.rowversion_columns
     ]
+
+
+def check_names(writer: Writer, qualified_name: ObjectName, table_elements: Elements) -> list[str]:
+    """Return the statement that refuses a constraint whose name is taken. Those of temporary tables are not checked."""
+    if not table_elements.defined_names or qualified_name.name.startswith(("#", "@")):
+        return []
+    schema = names.postgres_name(qualified_name.database or writer.scope.database, qualified_name.schema or "dbo")
+    wanted = ", ".join(map(quote_string, table_elements.defined_names))
+    return [f"SELECT tsql.check_constraint_names({quote_string(schema)}, ARRAY[{wanted}])"]
 
 
 _CONSTRAINT = re.compile(r"\b(?:PRIMARY KEY|UNIQUE|CHECK|REFERENCES)\b")
