@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from math import isfinite, isinf
 from typing import Any
@@ -63,6 +63,24 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     return _CONVERTERS[name](value, source, target)
 
 
+def read_offset(value: str | datetime) -> datetime:
+    """Return a datetimeoffset that came as text with its instant and its offset in minutes, or as an instant."""
+    if isinstance(value, datetime):
+        return value
+    text, _, minutes = value.rpartition(" ")
+    instant = datetime.fromisoformat(text).replace(tzinfo=UTC)
+    try:
+        return instant.astimezone(timezone(timedelta(minutes=int(minutes))))
+    except OverflowError:  # beyond year 1 or 9999 on that clock
+        return instant
+
+
+def offset_minutes(value: object) -> int | None:
+    """Return the minutes that the clock of a datetimeoffset is ahead of UTC; None for NULL."""
+    offset = value.utcoffset() if isinstance(value, datetime) else None
+    return None if offset is None else round(offset.total_seconds() / 60)
+
+
 def from_variant(encoded: str) -> tuple[Any, SqlType]:
     """Decode a sql_variant, stored as `int:5`, into its value and type."""
     kind, _, text = encoded.partition(":")
@@ -89,7 +107,9 @@ def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         text = bytes(value).hex()
     elif isinstance(value, datetime):
-        text = f"{value:%Y-%m-%d %H:%M:%S.%f}{'+00:00' if value.tzinfo else ''}"
+        text = (
+            f"{value.astimezone(UTC) if value.tzinfo else value:%Y-%m-%d %H:%M:%S.%f}{'+00:00' if value.tzinfo else ''}"
+        )
     elif isinstance(value, float):
         text = repr(value)
     elif isinstance(value, Decimal):
@@ -128,7 +148,7 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
         if source is not None and source.name in ("datetime", "smalldatetime"):
             hour = value.strftime("%I").lstrip("0").rjust(2)
             return f"{value:%b} {value.day:2d} {value.year} {hour}:{value:%M%p}"
-        return f"{value:%Y-%m-%d %H:%M:%S}{_fraction(value, source)}{' +00:00' if value.tzinfo else ''}"
+        return f"{value:%Y-%m-%d %H:%M:%S}{_fraction(value, source)}{_offset_text(value)}"
     if isinstance(value, time):
         return f"{value:%H:%M:%S}{_fraction(value, source)}"
     if isinstance(value, date):
@@ -335,9 +355,36 @@ def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UU
     raise TsqlError(8169, "Conversion failed when converting from a character string to uniqueidentifier.", state=2)
 
 
+def _offset_text(value: datetime) -> str:
+    """Return the offset of a datetimeoffset as text behind a blank, '' for a value without one."""
+    minutes = offset_minutes(value)
+    if minutes is None:
+        return ""
+    return f" {'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+
+
+def _to_datetimeoffset(value: object, source: SqlType | None, target: SqlType) -> datetime:
+    """Return a datetimeoffset, which keeps the offset of another one and that of a text."""
+    zone, clock = timezone(timedelta(minutes=offset_minutes(value) or 0)), value
+    if isinstance(value, str) and (match := _OFFSET.search(value)):
+        sign, hours, minutes = match.groups()
+        zone = timezone(timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1))
+        clock = value[: match.start()]
+    elif isinstance(value, str) and ":" in value and value.rstrip().endswith(("Z", "z")):
+        clock = value.rstrip()[:-1]
+    elif isinstance(value, datetime):
+        clock = value.replace(tzinfo=None)
+    moment = _to_datetime(clock, source, target._replace(name="datetime2"))
+    assert isinstance(moment, datetime)
+    return moment.replace(tzinfo=zone)
+
+
+_OFFSET = re.compile(r"(?<=\d)\s*([+-])(\d{1,2}):(\d\d)\s*$")
+
+
 def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> object:
     if isinstance(value, datetime):
-        moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        moment = value.replace(tzinfo=None)  # what its own clock shows
     elif isinstance(value, date):
         moment = datetime(value.year, value.month, value.day)
     elif isinstance(value, str):
@@ -359,8 +406,6 @@ def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> obje
     moment = _round_to_scale(moment, 3 if target.name == "datetime" else target.scale)
     if target.name == "time":
         return moment.time()
-    if target.name == "datetimeoffset":
-        return moment.replace(tzinfo=UTC)
     return moment
 
 
@@ -452,7 +497,8 @@ _CONVERTERS: dict[str, Callable[[object, SqlType | None, SqlType], object]] = {
     **dict.fromkeys(number_bounds.MONEY, _to_money),
     **dict.fromkeys(("float", "real"), _to_float),
     "uniqueidentifier": _to_identifier,
-    **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_datetime),
+    **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2"), _to_datetime),
+    "datetimeoffset": _to_datetimeoffset,
     "xml": _to_xml,
     "sql_variant": _to_variant,
 }

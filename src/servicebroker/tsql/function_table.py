@@ -62,6 +62,7 @@ class Function(NamedTuple):
 
 _DEPENDENT_TYPES = frozenset(
     {"", FIRST, "second", "third", "alike", "as named", "as its order", "as SQL Server's", "table", "condition"}
+    | {"int or bigint", "datetimeoffset(n)"}
 )
 
 

@@ -25,10 +25,11 @@ from servicebroker.tsql.translation.reading.syntax_tree import MAX_CACHED_CHARS,
 from servicebroker.tsql.translation.reading.unsupported_clauses import find_unsupported_clause
 from servicebroker.tsql.translation.result import Translation
 from servicebroker.tsql.translation.rows import current_rows  # noqa: F401 # as aggregates
-from servicebroker.tsql.translation.text_writer import Writer
+from servicebroker.tsql.translation.text_writer import Writer, with_offset
 from servicebroker.tsql.translation.values import (  # noqa: F401
     date_functions,
     json_functions,
+    odbc_functions,
     permission_functions,
     special_functions,
 )
@@ -164,7 +165,7 @@ def _expression(writer: Writer, piece: Slice) -> Translation:
     (inside,) = read_values(piece)
     if isinstance(inside, exp.Alias):  # name = value, as in IF x = 1 with a column x
         raise TsqlError(207, f"Invalid column name '{inside.alias}'.")
-    value = condition_or_value(writer, inside)
+    value = with_offset(writer, condition_or_value(writer, inside))
     text = f"{value.text}::text" if value.is_untyped and value.type is not None else value.text
     return Translation(
         f"SELECT ({text})",

@@ -20,6 +20,8 @@ def library() -> list[str]:
         "numbers",
         "strings",
         "times",
+        "time_zones",
+        "compression",
         "json",
         "xml",
         "xml_changes",

@@ -507,6 +507,8 @@ create or replace function tsql.to_time(value timestamp) returns time language s
 create or replace function tsql.to_time(value timestamptz) returns time language sql immutable parallel safe return (value at time zone 'UTC')::time;
 create or replace function tsql.to_time(value time) returns time language sql immutable parallel safe return value;
 create or replace function tsql.to_datetimeoffset(value text) returns timestamptz language sql stable parallel safe return tsql.moment_of(value, 0) at time zone 'UTC';
+create or replace function tsql.to_datetimeoffset(value text, style integer) returns timestamptz language sql stable parallel safe
+return tsql.moment_of(value, style) at time zone 'UTC';
 create or replace function tsql.to_datetimeoffset(value timestamp) returns timestamptz language sql immutable parallel safe return value at time zone 'UTC';
 create or replace function tsql.to_datetimeoffset(value timestamptz) returns timestamptz language sql immutable parallel safe return value;
 

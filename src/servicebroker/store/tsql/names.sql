@@ -252,6 +252,12 @@ begin atomic
                   or (wanted.name = 'db_owner' and 1 in (select principal_id from roles)) then 1 else 0 end
       from known wanted where lower(wanted.name) = lower(is_member.role) and wanted.is_role;
 end;
+-- Who works, and the roles that count for that principal: told by the session, dbo before that.
+create view tsql.user_token with (security_invoker = true) as
+select p.principal_id, p.sid, p.name, case p.type when 'R' then 'ROLE' else 'SQL USER' end as type, 'GRANT OR DENY'::text as usage, p.broker_database
+  from tsql.database_principals p,
+       (select coalesce(nullif(current_setting('servicebroker.tsql_user', true), ''), 'dbo') as name) own
+ where lower(p.name) = lower(own.name) or p.type = 'R' and tsql.is_member(current_setting('servicebroker.database', true), own.name, p.name) = 1;
 -- Its rows are for db_owner; who works is told by the session, and is dbo before that.
 -- GUIDs that are text are written in capital letters, as SQL Server has them.
 do $$

@@ -21,3 +21,13 @@ create or replace function tsql.type_scale(type text) returns integer language s
 return case when type in ('tinyint', 'smallint', 'int', 'bigint', 'smalldatetime', 'date') then 0
             when type in ('money', 'smallmoney') then 4 when type in ('decimal', 'numeric') then 38 when type = 'datetime' then 3
             when type in ('datetime2', 'time', 'datetimeoffset') then 7 end;
+
+-- What ODBC reports for a column, by its system_type_id.
+create or replace function tsql.odbc_scale(type integer, scale integer) returns integer language sql immutable parallel safe
+return case when type in (41, 42, 43, 106, 108) then scale when type in (60, 122) then 4 when type = 61 then 3
+            when type in (40, 48, 52, 56, 58, 127) then 0 end;
+create or replace function tsql.odbc_precision(type integer, size integer, "precision" integer) returns integer language sql immutable parallel safe
+return case when type in (34, 35) then 2147483647 when type = 99 then 1073741823 when type = 36 then 36 when type = 98 then 8000
+            when type in (231, 239) then case size when -1 then 0 else size / 2 end
+            when type in (165, 167, 173, 175) then greatest(size, 0) when type = 62 then 15 when type = 59 then 7 when type = 241 then 0
+            else "precision" end;

@@ -541,6 +541,18 @@ select p.name, p.principal_id, p.type, p.type_desc, p.default_schema_name, p.cre
   join servicebroker.shown_databases shown on shown.broker_database = p.broker_database
   join servicebroker.principals u on u.database_id = shown.database_id and u.principal_id = p.principal_id
   left join servicebroker.logins l using (login_id);
+-- The login that works, and the roles that count for it: told by the session.
+create view tsql.login_token with (security_invoker = true) as
+select p.principal_id, p.sid, p.name, case p.type when 'R' then 'SERVER ROLE' when 'U' then 'WINDOWS LOGIN' else 'SQL LOGIN' end as type,
+       'GRANT OR DENY'::text as usage
+  from tsql.server_principals p,
+       (select coalesce(nullif(current_setting('servicebroker.tsql_login', true), ''), session_user::text) as name) own
+ where lower(p.name) = lower(own.name) or p.principal_id = 2
+ union all
+select 3, '\x03'::bytea, 'sysadmin', 'SERVER ROLE', 'GRANT OR DENY'
+ where lower(coalesce(nullif(current_setting('servicebroker.tsql_login', true), ''), session_user::text)) in (
+       select 'sa' union all select 'dbo' union all select lower(r.rolname) from pg_roles r
+         join pg_namespace n on pg_has_role(r.oid, n.nspowner, 'usage') where n.nspname = 'servicebroker');
 create view tsql.syslogins with (security_invoker = true) as
 select p.sid, p.name, p.name as loginname, 'master'::text as dbname, p.create_date as createdate, 1 as hasaccess, (p.type in ('U', 'G'))::integer as isntname,
        (lower(p.name) = 'sa')::integer as sysadmin, 0 as denylogin from tsql.server_principals p where p.type <> 'R';

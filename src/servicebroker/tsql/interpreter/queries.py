@@ -15,7 +15,7 @@ from servicebroker.model.names import bracketed, postgres_name
 from servicebroker.store.direct import DescribedRows, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
-from servicebroker.tsql.conversion import convert, from_variant
+from servicebroker.tsql.conversion import convert, from_variant, read_offset
 from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.catalog_cache import Columns, Synonyms, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.cursors import refresh_current_row
@@ -50,7 +50,9 @@ from servicebroker.tsql.types import NVARCHAR, VARIANT
 # statements whose INTO names an existing table
 _FILLS_EXISTING_TABLE = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
 _CHANGES_ROWS = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
-_MAY_READ_SESSION = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
+_MAY_READ_SESSION = re.compile(
+    r"\b(?:insert|update|merge|into|transmission_queue|(?:user|login)_token)\b", re.IGNORECASE
+)
 _MAY_READ_CATALOG = re.compile(
     r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE
 )
@@ -205,7 +207,8 @@ class Queries:
             machine.record_success(0)
         elif translation.kind == "assign":
             if result.rows:
-                for name, value in zip(translation.assignments, result.rows[-1], strict=False):
+                last = _unwrap(translation, result.rows[-1:], with_variants=False)[0]
+                for name, value in zip(translation.assignments, last, strict=False):
                     machine.frame.values[name] = value
             machine.record_success(len(result.rows))
         elif translation.kind == "rows" and translation.identity is None:
@@ -247,7 +250,7 @@ class Queries:
         """Return the value of an expression and its type."""
         translation = translate_expression(text, self.scope())
         begin_before_query(self.machine, translation)
-        rows = self._execute(translation, text).rows
+        rows = _unwrap(translation, self._execute(translation, text).rows, with_variants=False)
         return Value(rows[0][0] if rows else None, translation.types[0] if translation.types else None)
 
     def evaluate_condition(self, text: str) -> bool:
@@ -619,18 +622,23 @@ def _result_set(translation: Translation, result: DescribedRows) -> ResultSet:
     names = translation.columns
     if names is None:
         names = tuple("" if name == "?column?" else name for name in result.columns or ())
-    return ResultSet(names, _unwrap_variants(translation, result.rows))
+    return ResultSet(names, _unwrap(translation, result.rows, with_variants=True))
 
 
-def _unwrap_variants(translation: Translation, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Replace values of sql_variant by the values inside them."""
-    positions = [position for position, type_ in enumerate(translation.types or ()) if type_ == VARIANT]
-    if not positions:
+def _unwrap(translation: Translation, rows: list[tuple[Any, ...]], *, with_variants: bool) -> list[tuple[Any, ...]]:
+    """Read each datetimeoffset with its offset, and replace values of sql_variant by the values inside them."""
+    readers: dict[int, Callable[[Any], object]] = {}
+    for position, type_ in enumerate(translation.types or ()):
+        if type_ == VARIANT and with_variants:
+            readers[position] = lambda value: from_variant(value)[0]
+        elif type_ is not None and type_.name == "datetimeoffset":
+            readers[position] = read_offset
+    if not readers:
         return rows
     unwrapped = [list(row) for row in rows]
     for row in unwrapped:
-        for position in positions:
-            row[position] = None if row[position] is None else from_variant(row[position])[0]
+        for position, read in readers.items():
+            row[position] = None if row[position] is None else read(row[position])
     return [tuple(row) for row in unwrapped]
 
 

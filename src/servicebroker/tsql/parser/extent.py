@@ -47,7 +47,12 @@ def _ends_expression(tokens: Tokens, at: int) -> bool:
     word = tokens.words[at]
     if word in ("RECEIVE", "WITH"):  # reserved outside of a query
         return True
-    return begins_statement(tokens, at)
+    return not _is_in_braces(tokens.words, at) and begins_statement(tokens, at)
+
+
+def _is_in_braces(words: list[str], at: int) -> bool:
+    """Check for the name of a function of ODBC, which may be a word of T-SQL: {fn INSERT(...)}."""
+    return words[at - 2 : at] == ["{", "FN"]
 
 
 def statement_end(tokens: Tokens, at: int) -> int:
@@ -114,6 +119,8 @@ def _skip_altered_table(words: list[str], at: int) -> int:
 def _continues_statement(words: list[str], at: int, *, is_table: bool) -> bool:
     """Check whether a word that can begin a statement belongs to the current one."""
     word, before = words[at], words[at - 1]
+    if _is_in_braces(words, at):
+        return True
     if word == "END":  # PERIOD FOR SYSTEM_TIME
         return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER")
     if word == "SELECT":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -20,9 +21,20 @@ from servicebroker.tsql.function_table import GLOBALS
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, no_linked_server
 from servicebroker.tsql.syntax import Name
-from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
+from servicebroker.tsql.types import (
+    BINARIES,
+    DATES,
+    INT,
+    NUMBERS,
+    STRINGS,
+    SqlType,
+    parse_type,
+    postgres_type,
+    type_key,
+)
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+OFFSET_PREFIX = "offset of "  # prefix of a parameter; the name of a variable of type datetimeoffset follows
 _PREDICATE_ROLE, _VALUE_ROLE, QUERY_ROLE = "predicate", "value", "query"
 
 
@@ -30,12 +42,14 @@ class Sql(NamedTuple):
     """An expression as PostgreSQL's text.
 
     `type` is None if unknown. An `is_untyped` expression is a quoted string or NULL. PostgreSQL gives it the type of
-    the operand beside it.
+    the operand beside it. `offset` belongs to a datetimeoffset, whose text is an instant: it writes the minutes that
+    its clock is ahead of UTC. None stands for 0.
     """
 
     text: str
     type: SqlType | None = None
     is_untyped: bool = False
+    offset: Callable[[], str] | None = None
 
     @property
     def kind(self) -> str | None:
@@ -91,6 +105,7 @@ class Writer:
     table_uses: dict[str, Use] = field(default_factory=dict)  # the use SELECT of each table, by PostgreSQL name
     uses: dict[Use, None] = field(default_factory=dict)  # uses of tables and functions
     default_column: str = ""  # the column whose DEFAULT is being written
+    sends_offsets: bool = True  # False in UNION and OUTPUT, whose columns have PostgreSQL's types
     sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
 
     def parameter(self, name: str, sql_type: SqlType | None) -> str:
@@ -116,7 +131,11 @@ class Writer:
         name = name.lower()
         if name in self.assigned:
             return self.assigned[name]
-        return Sql(self.parameter(name, self.variable_type(name)), self.variable_type(name))
+        sql_type = self.variable_type(name)
+        self.scope_answers["body", ""] = self.scope.is_body
+        has_offset = sql_type.name == "datetimeoffset" and not self.scope.is_body
+        offset = functools.partial(self.parameter, OFFSET_PREFIX + name, INT) if has_offset else None
+        return Sql(self.parameter(name, sql_type), sql_type, offset=offset)
 
     def variable_type(self, name: str) -> SqlType:
         """Return the type of a variable.
@@ -229,6 +248,15 @@ class Writer:
             yield
         finally:
             self.aliases = outer
+
+    @contextmanager
+    def without_offsets(self) -> Iterator[None]:
+        """Send a datetimeoffset as an instant."""
+        outer, self.sends_offsets = self.sends_offsets, False
+        try:
+            yield
+        finally:
+            self.sends_offsets = outer
 
     def alias(self, name: str) -> str:
         """Return the quoted alias of a table in PostgreSQL."""
@@ -440,6 +468,13 @@ def postgres_schema(database: str, schema: str) -> str:
 def timestamp_text(text: str, column: Column) -> str:
     """Return a column as a datetime: a timestamptz becomes UTC to the millisecond, without a zone."""
     return f"({text} AT TIME ZONE 'UTC')::timestamp(3)" if column.has_time_zone else text
+
+
+def with_offset(writer: Writer, value: Sql) -> Sql:
+    """Write a datetimeoffset for the session: as text with the instant and the offset, for `conversion.read_offset`."""
+    if value.offset is None or not writer.sends_offsets or writer.scope.is_body:
+        return value
+    return value._replace(text=f"tsql.with_offset({value.text}, {value.offset()})", offset=None)
 
 
 def cast_to_text(value: Sql) -> str:

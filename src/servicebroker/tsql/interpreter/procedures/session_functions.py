@@ -11,8 +11,10 @@ from weakref import WeakKeyDictionary
 from servicebroker.model.zero_character import to_postgres
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import fetch
+from servicebroker.tsql.conversion import offset_minutes
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.object_definitions import UPDATED_PREFIX
+from servicebroker.tsql.translation.text_writer import OFFSET_PREFIX
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -98,7 +100,9 @@ SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
 
 
 # functions whose name contains their argument behind a prefix, by that prefix
-PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {}
+PREFIXED_FUNCTIONS: dict[str, Callable[[Machine, str], object]] = {
+    OFFSET_PREFIX: lambda machine, name: offset_minutes(machine.frame.values[name])
+}
 
 
 class SessionFunctions(Mapping[str, object]):

@@ -73,7 +73,7 @@ def _write_assigned(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     """Write the value of a variable, converted to its type."""
     name = "@" + nodes[0].name.lower()
     value = cast_value(write_value(writer, nodes[1]), writer.variable_type(name))
-    writer.assigned[name] = Sql(f"({value.text})", value.type)
+    writer.assigned[name] = value._replace(text=f"({value.text})")
     return value
 
 

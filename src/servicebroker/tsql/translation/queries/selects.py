@@ -24,6 +24,7 @@ from servicebroker.tsql.translation.text_writer import (
     quote_label,
     timestamp_text,
     typed_text,
+    with_offset,
     write_predicate,
     write_value,
     writes_query,
@@ -240,8 +241,9 @@ _SET_OPERATORS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Excep
 def _write_set_operation(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
     """Write UNION, EXCEPT or INTERSECT. Columns of different types are converted."""
     allow_only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
-    left = translate_query(writer, node.this, outermost=outermost, into=into)
-    right = translate_query(writer, node.expression, outermost=False)
+    with writer.without_offsets():
+        left = translate_query(writer, node.this, outermost=outermost, into=into)
+        right = translate_query(writer, node.expression, outermost=False)
     word = _SET_OPERATORS[type(node)] + ("" if node.args.get("distinct") else " ALL")
     tail = _write_tail(writer, node, _result_names(left.outputs, outermost))
     outputs = left.outputs
@@ -478,6 +480,8 @@ def write_output(writer: Writer, node: exp.Expression, from_clause: From, *, out
             severity=15,
         )
     value = write_value(writer, inside)
+    if outermost:
+        value = with_offset(writer, value)
     text = f"{_result_text(value)} AS {quote_label(name) if outermost else _inner_label(name)}"
     return [Output(name, text, value.type, _source_alias(inside, from_clause), _source_column(inside, from_clause))]
 

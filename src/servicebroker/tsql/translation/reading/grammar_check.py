@@ -584,7 +584,12 @@ class _GrammarReader(TokenReader):
             self.string()
         else:
             self.expect("FN")
-            self.operation()
+            word = self.word
+            if self.tokens.kinds[self.at] == WORD and self.peek() == "(":
+                self.at += 1
+                self._arguments(word if word == "EXTRACT" else "")
+            else:
+                self.operation()
         self.expect("}")
 
     def _column_or_call(self) -> None:

@@ -40,6 +40,7 @@ from servicebroker.tsql.types import DATES, NUMBERS, parse_type
 _PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
 MAX_CACHED_CHARS = 20_000  # longer texts rarely come twice
 CALL_PREFIX = "tsql_"  # prefix of function names, so that sqlglot keeps the call as written
+ODBC_PREFIX = "odbc_"  # behind it, for what stands in braces: {fn UCASE(...)}, {d '2020-01-01'}
 ROW_ADDRESS, CURSOR_ADDRESS = "place_of_row", "current_of_cursor"
 NULL_ON_NULL = CALL_PREFIX + "nulls"  # last argument of JSON_ARRAY, stands for NULL ON NULL
 
@@ -239,6 +240,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
     without = set(find_ignored_places(tokens, piece.first, piece.last))
     ordered: set[int] = set()  # ends of OVER behind NEXT VALUE FOR
     applied: set[int] = set()  # indexes behind tables of OUTER APPLY
+    commas: set[int] = set()  # FROM in {fn EXTRACT(part FROM date)}
     for at in range(piece.first, piece.last):
         word = words[at]
         if at in applied:
@@ -270,6 +272,12 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
                 ordered.add(closing)
         elif at in ordered:
             out.append("))")
+        elif word == "{" and (escape := _read_escape(tokens, at, piece.last)):
+            out.append(escape.text)
+            without |= escape.dropped
+            commas |= escape.commas
+        elif at in commas:
+            out.append(",")
         elif word in _APPLY_JOINS and words[at + 1] == "APPLY" and (end := _table_end(tokens, at + 2, piece.last)):
             out.append(_APPLY_JOINS[word])
             without.add(at + 1)
@@ -331,6 +339,29 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
     if piece.last in applied:
         out.append(" ON 1 = 1")
     return "".join(out)
+
+
+class _Escape(NamedTuple):
+    """An escape of ODBC: the text instead of its brace, the tokens to leave out, and those to replace by a comma."""
+
+    text: str
+    dropped: set[int]
+    commas: set[int]
+
+
+def _read_escape(tokens: Tokens, at: int, last: int) -> _Escape | None:
+    """Return the escape that begins here, None if it is not whole."""
+    words = tokens.words
+    if at + 3 >= last:
+        return None
+    name = f"{CALL_PREFIX}{ODBC_PREFIX}{words[at + 1 if words[at + 3] == '}' else at + 2].lower()}"
+    if words[at + 3] == "}" and tokens.kinds[at + 2] == STRING:
+        return _Escape(f"{name}({tokens.text(at + 2)})", {at + 1, at + 2, at + 3}, set())
+    closing = find_closing(words, at + 3) if words[at + 3] == "(" else None
+    if words[at + 1] != "FN" or closing is None or closing + 1 >= last or words[closing + 1] != "}":
+        return None
+    is_extract = words[at + 2] == "EXTRACT" and words[at + 5] == "FROM"
+    return _Escape(name, {at + 1, at + 2, closing + 1}, {at + 5} if is_extract else set())
 
 
 def _culture_places(tokens: Tokens, at: int) -> set[int]:

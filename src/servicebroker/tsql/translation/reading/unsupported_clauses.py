@@ -64,8 +64,6 @@ _CLAUSES = {
     "% %": "Use the key.",
     "AS CLONE": "Use SELECT ... INTO.",
     "FOR TIMESTAMP": _USE_HISTORY_TABLE,
-    "{ GUID": "Write the text alone.",
-    "{ FN": "Write the function alone.",
     "WITHIN GROUP": "Use a subquery.",
     "IGNORE NULLS": "Use a condition.",
     "RESPECT NULLS": "Omit it.",

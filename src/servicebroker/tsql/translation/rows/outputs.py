@@ -45,11 +45,12 @@ def read_outputs(piece: Slice) -> Outputs:
 
 def write_returning(writer: Writer, outputs: Outputs, from_clause: From) -> list[Output]:
     """Write the columns of the clause. `inserted` and `deleted` must be visible."""
-    return [
-        output
-        for node in outputs.expressions
-        for output in write_output(writer, node, from_clause, outermost=outputs.into is None)
-    ]
+    with writer.without_offsets():
+        return [
+            output
+            for node in outputs.expressions
+            for output in write_output(writer, node, from_clause, outermost=outputs.into is None)
+        ]
 
 
 def write_output_into(writer: Writer, outputs: Outputs, text: str, returned: list[Output]) -> str:

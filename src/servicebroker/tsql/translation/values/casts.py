@@ -5,6 +5,7 @@ Each target type has a function in the schema tsql, overloaded by the source typ
 
 from __future__ import annotations
 
+import functools
 import re
 
 from sqlglot import exp
@@ -14,6 +15,7 @@ from servicebroker.tsql.translation.text_writer import Sql, not_supported
 from servicebroker.tsql.types import (
     APPROXIMATE,
     BINARIES,
+    DATES,
     EXACT,
     INTEGERS,
     MONEY,
@@ -92,6 +94,13 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         return _to_variant(value)
     if value.type == VARIANT:
         return _from_variant(value, to, style, attempt)
+    if to.name == "datetimeoffset":
+        return _to_datetimeoffset(value, to, style, attempt)
+    if value.type is not None and value.type.name == "datetimeoffset":
+        if to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS:
+            return _fit_size(_offset_text(value, to, style), to)
+        if to.name in DATES:
+            value = own_clock(value)
     fills = to == NVARCHAR or to.name in BINARIES
     source = f"{value.text}::text" if value.is_untyped else pad_char(value) if fills else value.text
     if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
@@ -120,6 +129,33 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
     if value.kind == "string" and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS and style is None:
         return _fit_size(Sql(source, to), to, value.type)
     return _fit_size(Sql(f"tsql.{_conversion_function(value, to)}{arguments}", to), to)
+
+
+def own_clock(value: Sql) -> Sql:
+    """Write the date and time that the clock of a datetimeoffset shows. Any other value is returned unchanged."""
+    if value.offset is None or value.type is None or value.type.name != "datetimeoffset":
+        return value
+    return Sql(f"tsql.own_clock({value.text}, {value.offset()})", value.type._replace(name="datetime2"))
+
+
+def _offset_text(value: Sql, to: SqlType, style: str | None) -> Sql:
+    """Write a datetimeoffset as text, with its offset."""
+    assert value.type is not None
+    arguments = (
+        f"{value.text}, {7 if value.type.scale is None else value.type.scale}, {value.offset() if value.offset else 0}"
+    )
+    return Sql(f"tsql.scaled_text({arguments})" if style is None else f"tsql.offset_styled({arguments}, {style})", to)
+
+
+def _to_datetimeoffset(value: Sql, to: SqlType, style: str | None, attempt: bool) -> Sql:
+    """Write a value as a datetimeoffset, which keeps the offset of another one and that of a text."""
+    source = f"{value.text}::text" if value.is_untyped else value.text
+    arguments = f"({source}, {style})" if style is not None and value.kind == "string" else f"({source})"
+    offset = value.offset
+    if value.kind == "string":
+        offset = functools.partial("tsql.offset_said({})".format, source)
+    text = f"tsql.{'try_' if attempt else ''}to_datetimeoffset{arguments}"
+    return Sql(f"{text}::{postgres_type(to)}", to, offset=offset)
 
 
 _NO_VARIANT = frozenset({"text", "ntext", "image", "xml"})

@@ -51,7 +51,7 @@ TSQL_VIEWS = frozenset(
     | {"conversation_endpoints", "event_notification_event_types", "trigger_event_types"}
     | {"assemblies", "assembly_files", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
-    | {"sysusers", "dm_qn_subscriptions"}
+    | {"sysusers", "dm_qn_subscriptions", "login_token", "user_token", "time_zone_info"}
     | {
         "syscolumns",
         "sysindexes",
@@ -96,6 +96,7 @@ _SERVER_LEVEL_VIEWS = frozenset({"databases", "sysdatabases", "server_principals
                       | {"dm_exec_query_stats", "spt_values", "servers", "credentials", "dm_exec_cached_plans"}
                       | {"sysprocesses", "dm_qn_subscriptions", "event_notification_event_types", "trigger_event_types"}
                       | {"sysaltfiles", "sysmessages", "syslanguages", "sysservers", "sysconfigures", "syscurconfigs"}
+                      | {"login_token", "time_zone_info"}
                       | {"server_event_notifications", "server_events", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def _dot(writer: Writer, node: exp.Dot) -> Sql:
 @writes_value(exp.Paren)
 def _paren(writer: Writer, node: exp.Paren) -> Sql:
     inside = write_value(writer, node.this)
-    return inside if inside.is_untyped else Sql(f"({inside.text})", inside.type)
+    return inside if inside.is_untyped else inside._replace(text=f"({inside.text})")
 
 
 @writes_predicate(exp.Paren)

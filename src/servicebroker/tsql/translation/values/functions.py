@@ -17,7 +17,7 @@ from servicebroker.tsql.function_table import (
     session_function_type,
 )
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX, ODBC_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
@@ -27,7 +27,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
     writes_value,
 )
-from servicebroker.tsql.translation.values.casts import cast_value
+from servicebroker.tsql.translation.values.casts import cast_value, own_clock
 from servicebroker.tsql.types import DATETIME, DECIMAL, FLOAT, INT, NVARCHAR, VARBINARY, VARCHAR, VARIANT, SqlType
 
 # functions whose arguments are not plain values, registered by the modules that write them
@@ -43,7 +43,9 @@ def _write_call(writer: Writer, node: exp.Anonymous) -> Sql:
         written_call = special(writer, list(node.expressions))
         fixed_type = CODE[name].type if name in CODE else None
         return written_call if fixed_type is None else written_call._replace(type=fixed_type)
-    return write_plain_call(writer, name, list(node.expressions), written.removeprefix(CALL_PREFIX))
+    return write_plain_call(
+        writer, name, list(node.expressions), written.removeprefix(CALL_PREFIX).removeprefix(ODBC_PREFIX)
+    )
 
 
 def write_plain_call(writer: Writer, name: str, nodes: list[exp.Expression], written: str) -> Sql:
@@ -125,6 +127,8 @@ def write_argument(value: Sql, letter: str) -> str:
         }.get(letter, "NULL")
     if letter == "s":
         return cast_value(value, NVARCHAR).text
+    if letter in ("d", "x"):
+        value = own_clock(value)
     if letter == "i" and value.kind != "number":
         return f"tsql.to_int({typed_text(value)})"
     if letter == "i" and value.type is not None and value.type.name != "int":

@@ -8,6 +8,8 @@ from sqlglot import exp
 
 from servicebroker.model.zero_character import to_postgres
 from servicebroker.tsql.function_table import argument_count_error
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
@@ -29,7 +31,7 @@ from servicebroker.tsql.translation.values.functions import (
 )
 from servicebroker.tsql.translation.values.patterns import pattern_to_regex as pattern_expression
 from servicebroker.tsql.translation.values.type_precedence import unify_types
-from servicebroker.tsql.types import INT, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType
+from servicebroker.tsql.types import BIGINT, INT, NVARCHAR, PADDED, VARBINARY, VARIANT, SqlType
 
 SMALLINT = SqlType("smallint")
 _SID = SqlType("varbinary", 85)
@@ -66,11 +68,49 @@ def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     text = write_argument(write_value(writer, nodes[1]), "s")
     written = pattern.this if isinstance(pattern, exp.Literal | exp.National) else None
     if isinstance(written, str) and written.startswith("%"):
-        return Sql(
-            f"tsql.patindex({quote_string(pattern_expression(to_postgres(written))[1:].removeprefix('.*'))}, {text})",
-            INT,
-        )
-    return Sql(f"tsql.patindex_of({write_argument(write_value(writer, pattern), 's')}, {text})", INT)
+        expression = pattern_expression(to_postgres(written))[1:].removeprefix(".*")
+        found = f"tsql.patindex({quote_string(expression)}, {text})"
+    else:
+        found = f"tsql.patindex_of({write_argument(write_value(writer, pattern), 's')}, {text})"
+    return _size(writer, nodes[1], found)
+
+
+def _charindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if not 2 <= len(nodes) <= 3:
+        raise argument_count_error("charindex", 2, 3)
+    texts = [write_argument(write_value(writer, node), letter) for node, letter in zip(nodes, "ssi", strict=False)]
+    return _size(writer, nodes[1], f"tsql.charindex({', '.join(texts)})")
+
+
+# functions of one or more strings whose result has MAX only if one of these arguments has it
+_LIKE_THEIR_ARGUMENTS = frozenset(
+    {"concat", "concat_ws", "left", "lower", "ltrim", "replace", "replicate", "reverse", "right", "rtrim", "stuff"}
+    | {"substring", "translate", "upper"}
+)
+# functions whose result has no MAX, although nobody follows its length here
+_WITHOUT_MAX = frozenset({"format", "formatmessage", "space", "str"})
+
+
+def _size(writer: Writer, node: exp.Expression, text: str) -> Sql:
+    """Write a size of, or a place in, a value: a bigint if the type of the value has MAX."""
+    return Sql(f"{text}::bigint", BIGINT) if _has_max(writer, node) else Sql(text, INT)
+
+
+def _has_max(writer: Writer, node: exp.Expression) -> bool:
+    if isinstance(node, exp.Paren | exp.Trim | exp.Collate):
+        return _has_max(writer, node.this)
+    if isinstance(node, exp.Add):
+        return _has_max(writer, node.this) or _has_max(writer, node.expression)
+    if isinstance(node, exp.GroupConcat):
+        return False
+    if isinstance(node, exp.Anonymous):
+        name = str(node.this).lower().removeprefix(CALL_PREFIX)
+        if name in _WITHOUT_MAX:
+            return False
+        if name in _LIKE_THEIR_ARGUMENTS:
+            return any(_has_max(writer, argument) for argument in node.expressions)
+    sql_type = write_value(writer, node).type
+    return sql_type is not None and sql_type.length == -1
 
 
 _HASHES = {"sha": "tsql.sha1", "sha1": "tsql.sha1", "md5": "md5", "sha2_256": "sha256", "sha2_512": "sha512"}
@@ -97,8 +137,8 @@ def _len(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 1, "len")
     value = write_value(writer, nodes[0])
     if value.kind == "binary":
-        return Sql(f"octet_length(rtrim({value.text}, '\\x20'::bytea))", INT)
-    return Sql(f"length(rtrim({write_argument(value, 's')}, ' '))", INT)
+        return _size(writer, nodes[0], f"octet_length(rtrim({value.text}, '\\x20'::bytea))")
+    return _size(writer, nodes[0], f"length(rtrim({write_argument(value, 's')}, ' '))")
 
 
 def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -126,7 +166,32 @@ def _datalength(writer: Writer, nodes: list[exp.Expression]) -> Sql:
         size = _DATE_BYTES[sql_type.name] + (0 if scale < 3 else 1 if scale < 5 else 2)
         return Sql(f"(CASE WHEN {text} IS NOT NULL THEN {size} END)", INT)
     is_single = sql_type is not None and sql_type.name in ("varchar", "char", "text")
-    return Sql(f"tsql.datalength{'_single' if is_single else ''}({text})", INT)
+    return _size(writer, nodes[0], f"tsql.datalength{'_single' if is_single else ''}({text})")
+
+
+def _compress(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    """Write COMPRESS of the bytes that a string or binary value has.
+
+    Raises:
+        TsqlError: 8116 the argument has another type.
+    """
+    check_count(nodes, 1, "compress")
+    value = write_value(writer, nodes[0])
+    if value.kind not in ("string", "binary", None):
+        raise TsqlError(8116, f"Argument data type {value.type} is invalid for argument 1 of Compress function.")
+    return Sql(f"tsql.compress({cast_value(value, VARBINARY).text})", VARBINARY)
+
+
+_MAX_MESSAGE_ARGUMENTS = 21  # of FORMATMESSAGE: the text and 20 values
+
+
+def _formatmessage(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if not nodes:
+        raise TsqlError(174, "The formatmessage function requires 1 argument(s).", severity=15)
+    if len(nodes) > _MAX_MESSAGE_ARGUMENTS:
+        raise argument_count_error("formatmessage", 1, _MAX_MESSAGE_ARGUMENTS)
+    texts = [write_argument(write_value(writer, node), "s") for node in nodes]
+    return Sql(f"tsql.formatmessage({', '.join(texts)})", NVARCHAR)
 
 
 _BYTES_OF = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "real": 4, "smallmoney": 4, "smalldatetime": 4, "date": 3}
@@ -197,6 +262,9 @@ SPECIAL |= {
     "isnull": _isnull,
     "choose": _choose,
     "concat": _concat,
+    "charindex": _charindex,
+    "compress": _compress,
+    "formatmessage": _formatmessage,
     "patindex": _patindex,
     "hashbytes": _hashbytes,
     "global": _global,

@@ -1,0 +1,1 @@
+-- Functions for offsets of datetimeoffset, time zones, gzip and ODBC in store/tsql/: a migration makes them.
