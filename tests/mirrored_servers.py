@@ -70,6 +70,12 @@ class Server:
             connection.execute(f"alter system set synchronous_standby_names = '{names}'")  # type: ignore[call-overload]
             connection.execute("select pg_reload_conf()")
 
+    def stop_following(self) -> None:
+        """As a standby, get no more of what its primary commits."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("alter system set primary_conninfo = ''")
+            connection.execute("select pg_reload_conf()")
+
     def close(self) -> None:
         if (self.data / "postmaster.pid").exists():
             self.crash()

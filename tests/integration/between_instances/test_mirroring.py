@@ -34,6 +34,7 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
+    errors,
     eventually,
     query,
     standard_database,
@@ -439,3 +440,56 @@ def test_applications_follow_a_url_of_both_hosts_and_doctor_names_an_old_primary
             ((sent,),) = mirrored.primary.rows("select count(*) from sent")
             eventually(lambda: len(received()) >= sent, TIMEOUT_S)
     assert received() == list(range(sent))
+
+
+@pytest.mark.timeout(240)
+def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mirrored) -> None:
+    """What was acknowledged and not replicated is lost; both applications get an Error, and doctor says where."""
+    west, old, new = mirrored.west, mirrored.primary, mirrored.standby
+    old.server.set_synchronous("")
+    with contextlib.suppress(sb.BrokerError):
+        west.database.drop_route("ToStock")
+    west.database.create_route(
+        "ToStock", service_name=STOCK, address=old.address, broker_instance=mirrored.broker, mirror_address=new.address
+    )
+    load, reader = Load(west.database), Reader(old)
+    try:
+        load.send(10)
+        eventually(load.is_answered, TIMEOUT_S)
+        new.server.stop_following()
+        eventually(lambda: old.rows("select count(*) from pg_stat_replication") == [(0,)], TIMEOUT_S)
+        load.send(10)
+        eventually(load.is_answered, TIMEOUT_S)
+        eventually(mirrored.is_settled, TIMEOUT_S)
+    finally:
+        reader.stop()
+    assert any("no commit here waits for a synchronous standby" in one for one in told(old))
+    old.server.crash()
+    mirrored.promote()
+    load.send(5)
+
+    assert errors_of(west.database, ORDERS_QUEUE) == [-9720] * CONVERSATION_COUNT
+    eventually(lambda: lost_at(west.url), TIMEOUT_S)
+    eventually(lambda: lost_at(new.server.url), TIMEOUT_S)
+    assert all("That database has gone back to an old copy" in one for one in lost_at(west.url))
+    assert all("This database has gone back to an old copy" in one for one in lost_at(new.server.url))
+    with sb.open(new.server.url, upkeep=None) as instance:
+        assert errors_of(instance.database("Test"), STOCK_QUEUE) == [-9719] * CONVERSATION_COUNT
+
+
+def errors_of(database: sb.Database, queue: str) -> list[int]:
+    """Take the Error of each conversation, and return their codes."""
+    found: list[int] = []
+
+    def have_all_come() -> bool:
+        found.extend(errors(database.receive(queue, top=1000)))
+        return len(found) >= CONVERSATION_COUNT
+
+    eventually(have_all_come, TIMEOUT_S)
+    return found
+
+
+def lost_at(url: str) -> list[str]:
+    """Return doctor's findings about databases that have lost what was acknowledged."""
+    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
+    return [one["problem"] for one in json.loads(done.output)["findings"] if "old copy" in one["problem"]]

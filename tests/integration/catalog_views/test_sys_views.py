@@ -297,6 +297,32 @@ def test_a_migration_that_comes_late_is_applied_late(
         sb.open(url)
 
 
+def test_a_migration_that_fails_leaves_the_instance_to_the_version_before(
+    make_instance_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several steps none is applied, and whoever has the instance open goes on."""
+    url, known = make_instance_url(1), migrations.migrations()
+    half = migrations.Migration(9001, "half.sql", "create table servicebroker.half ()")
+    failing = migrations.Migration(9002, "failing.sql", "drop view sys.services; select 1 / 0")
+    with sb.open(url, upkeep=None) as instance:
+        database = instance.database("Test")
+        handle = begin(database)
+        database.send(handle, ORDER, b"before")
+        with monkeypatch.context() as newer:
+            newer.setattr(migrations, "migrations", lambda: [*known, half, failing])
+            for _ in range(2):
+                with pytest.raises(sb.InstanceError, match="division by zero"):
+                    sb.open(url)
+        database.send(handle, ORDER, b"after")
+        assert [message.body for message in database.receive(STOCK_QUEUE)] == [b"before", b"after"]
+    with sb.open(url, upkeep=None) as instance, instance.connection() as connection:
+        assert connection.execute("select to_regclass('servicebroker.half')").fetchall() == [(None,)]
+        assert connection.execute("select max(number) from servicebroker.migrations").fetchall() == [
+            (known[-1].number,)
+        ]
+        assert instance.check().findings == []
+
+
 # ---------------------------------------------------------------- the catalog
 
 

@@ -24,7 +24,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.open_database import OpenInstance
-from servicebroker.store import cluster
+from servicebroker.store import cluster, embedded
 from servicebroker.store.embedded import EmbeddedServer
 
 ROOT = os.geteuid() == 0
@@ -588,6 +588,25 @@ def test_a_server_that_dies_is_started_again_by_those_who_have_it(
         assert connection.execute("select 1").fetchone() == (1,)
     first.close()
     second.communicate("close\n")
+
+
+def test_a_log_that_is_deleted_under_the_server_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, said = folder / "postgresql.log", "was deleted or moved"
+    with EmbeddedServer.start(folder):
+        assert EmbeddedServer.lost_log(folder) is None
+        path.unlink()
+        eventually(lambda: said in caplog.text)
+        lost = EmbeddedServer.lost_log(folder)
+        assert lost is not None
+        assert lost.path == path
+        if lost.written is not None:
+            assert "database system is ready" in lost.written.read_text()
+        path.touch()  # another file of that name gets nothing
+        assert EmbeddedServer.lost_log(folder) is not None or lost.written is None
+        time.sleep(2 * embedded.CHECK_INTERVAL_S)
+        assert caplog.text.count(said) == 1
+    with EmbeddedServer.start(folder):
+        assert EmbeddedServer.lost_log(folder) is None
 
 
 def test_an_instance_whose_server_has_just_died_is_closed_without_a_word(
