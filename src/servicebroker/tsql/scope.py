@@ -13,6 +13,7 @@ from servicebroker.tsql.types import SqlType
 # settings of the session's connection; defaults of columns read them, since they outlive the session
 USER, LOGIN = "servicebroker.tsql_user", "servicebroker.tsql_login"
 ORIGINAL_LOGIN = "servicebroker.tsql_original_login"  # set only if it differs from the login
+ERROR = "servicebroker.tsql_error"  # in a CATCH block: JSON of the error
 CONTEXT, CONTEXT_INFO = "servicebroker.tsql_context", "servicebroker.tsql_context_info"  # JSON; hexadecimal
 
 

@@ -24,13 +24,16 @@ from servicebroker.tsql.interpreter.definitions.ddl_events import post_relation_
 from servicebroker.tsql.interpreter.evaluation import infer_type
 from servicebroker.tsql.interpreter.implicit_transactions import begin_before_query
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.procedures.session_functions import serialize_session_context
+from servicebroker.tsql.interpreter.procedures.session_functions import (
+    serialize_caught_error,
+    serialize_session_context,
+)
 from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement
 from servicebroker.tsql.interpreter.violations import translate_violation
 from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
+from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, ERROR, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.definitions.defined_names import database_of_definition
@@ -615,6 +618,7 @@ def _session_settings(machine: Machine) -> dict[str, str]:
         ORIGINAL_LOGIN: "" if original == machine.login else original,
         CONTEXT: serialize_session_context(machine) if machine.session_context else "",
         CONTEXT_INFO: (machine.context_info or b"").hex(),
+        ERROR: serialize_caught_error(machine) if machine.caught_errors else "",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.parser.procedures import ProcedureParser
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import DeclareTable, Function, Return, Statement
@@ -52,6 +53,7 @@ class FunctionParser(ProcedureParser):
             raise TsqlError(
                 455, "The last statement included within a function must be a return statement.", line=self.line
             )
+        check_labels(body)
         return Function(line, action, name, parameters, returns, "", table, body, is_strict, self.slice(begin, self.at))
 
     def _table_returned(self) -> DeclareTable | None:

@@ -18,7 +18,7 @@ from servicebroker.model.errors import RULES
 from servicebroker.model.zero_character import ZERO
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import GLOBALS
-from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
+from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, ERROR, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, no_linked_server
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import (
@@ -308,6 +308,17 @@ _SESSION_SQL = {
     ),
     "original_login": f"coalesce({_read_setting(ORIGINAL_LOGIN)}, {_read_setting(LOGIN)}, current_user)",
     "session context": f"coalesce({_read_setting(CONTEXT)}, '{{}}')",
+    **{
+        f"error_{name}": f"({_read_setting(ERROR)}::jsonb ->> '{name}'){cast}"
+        for name, cast in (
+            ("number", "::integer"),
+            ("message", ""),
+            ("severity", "::integer"),
+            ("state", "::integer"),
+            ("line", "::integer"),
+            ("procedure", ""),
+        )
+    },
     "context_info": f"decode({_read_setting(CONTEXT_INFO)}, 'hex')",
     "@@spid": "tsql.spid()",
 }

@@ -189,6 +189,57 @@ def test_functions_are_altered_dropped_and_listed(orders: sb.Database) -> None:
     assert error_number(orders, "DROP FUNCTION dbo.Total") == 3701
 
 
+def test_goto_rowcount_and_the_caught_error_in_a_function(orders: sb.Database) -> None:
+    orders.execute_tsql("""CREATE FUNCTION dbo.Jumps (@n INT) RETURNS VARCHAR(200) AS
+    BEGIN
+        DECLARE @said VARCHAR(200) = '', @i INT = 0
+        again:
+        SET @i += 1
+        SET @said += 'a'
+        WHILE @i < 9
+        BEGIN
+            step:
+            SET @i += 1
+            IF @i = 4 GOTO step
+            IF @i = 6 BREAK
+            IF @i = 7 GOTO done
+            SET @said += CAST(@i AS VARCHAR(9))
+        END
+        IF @n > 0 BEGIN SET @n -= 1 GOTO again END
+        done: SET @said += 'd'
+        RETURN @said
+    END
+    GO
+    CREATE FUNCTION dbo.Counts (@least INT) RETURNS VARCHAR(200) AS
+    BEGIN
+        DECLARE @said VARCHAR(200) = CAST(@@ROWCOUNT AS VARCHAR(9)), @id INT, @t TABLE (i INT IDENTITY, id INT)
+        SELECT @id = Id FROM Orders WHERE Id >= @least ORDER BY Id
+        SET @said += CONCAT(' ', @@ROWCOUNT, @@ERROR)
+        SET @said += CONCAT(' ', @@ROWCOUNT)
+        INSERT @t (id) SELECT Id FROM Orders
+        SET @said += CONCAT(' ', ROWCOUNT_BIG())
+        UPDATE @t SET id = 0 WHERE id > 1
+        IF @@ROWCOUNT > 0 SET @said += CONCAT(' ', @@ROWCOUNT)
+        RETURN @said
+    END
+    GO
+    CREATE FUNCTION dbo.Caught () RETURNS NVARCHAR(200) AS
+    BEGIN
+        RETURN CONCAT(ERROR_NUMBER(), ' ', ERROR_SEVERITY(), ' ', ERROR_MESSAGE(), ' ', ERROR_PROCEDURE())
+    END""")
+    assert rows(orders, "SELECT dbo.Jumps(0), dbo.Jumps(1)") == [("a235d", "a235a89d")]
+    total = rows(orders, "SELECT COUNT(*) FROM Orders")[0][0]
+    assert rows(orders, "SELECT dbo.Counts(1), dbo.Counts(999)") == [(f"0 {total}0 1 {total} 0", f"0 00 1 {total} 0")]
+    assert rows(orders, "SELECT dbo.Caught()") == [("   ",)]
+    script = "BEGIN TRY RAISERROR('no %s', 16, 1, N'店') END TRY BEGIN CATCH SELECT dbo.Caught() END CATCH"
+    assert rows(orders, script) == [("50000 16 no 店 ",)]
+    assert rows(orders, f"{script} SELECT dbo.Caught()") == [("   ",)]
+    with orders.tsql_session() as session:  # the settings of the connection follow
+        assert session.execute(script).rows == [("50000 16 no 店 ",)]
+        assert session.execute("SELECT dbo.Caught()").rows == [("   ",)]
+    orders.execute_tsql("DROP FUNCTION dbo.Jumps, dbo.Counts, dbo.Caught")
+
+
 BAD = "CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN {} END"
 REFUSED = [
     (BAD.format("INSERT Orders VALUES (9, 'a', 2) RETURN 1"), 443),
@@ -203,7 +254,9 @@ REFUSED = [
     (BAD.format("DECLARE @a INT UPDATE Orders SET @a = Id RETURN 1"), 443),
     (BAD.format("SELECT Id INTO #t FROM Orders RETURN 1"), 443),
     (BAD.format("SET @nobody = 1 RETURN 1"), 137),
-    (BAD.format("RETURN @@ROWCOUNT"), 40515),
+    (BAD.format("RETURN @@TRANCOUNT"), 40515),
+    (BAD.format("GOTO nowhere RETURN 1"), 133),
+    (BAD.format("GOTO inside WHILE 1 = 1 BEGIN inside: RETURN 2 END RETURN 1"), 40515),
     (BAD.format("DECLARE @a INT = 1"), 455),
     (BAD.format("RETURN Nothing"), 207),
     ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN RETURN 1 END", 178),

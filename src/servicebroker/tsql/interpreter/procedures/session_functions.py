@@ -49,6 +49,13 @@ def serialize_session_context(machine: Machine) -> str:
     return json.dumps({to_postgres(key): None if value is None else to_postgres(value) for key, value in items})
 
 
+def serialize_caught_error(machine: Machine) -> str:
+    """Return the error that the innermost CATCH handles, as JSON for PostgreSQL."""
+    names = ("number", "message", "severity", "state", "line", "procedure")
+    values = {name: SESSION_FUNCTIONS[f"error_{name}"](machine) for name in names}
+    return json.dumps({name: to_postgres(value) if isinstance(value, str) else value for name, value in values.items()})
+
+
 def _columns_updated(machine: Machine) -> bytes | None:
     """Return COLUMNS_UPDATED(): a bit for each updated column of the trigger's table, by column_id.
 

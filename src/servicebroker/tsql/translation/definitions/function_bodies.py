@@ -17,7 +17,9 @@ from servicebroker.tsql.syntax import (
     DeclareTable,
     DeclareVariable,
     Function,
+    Goto,
     If,
+    Label,
     Relational,
     Return,
     SelectVariables,
@@ -37,7 +39,7 @@ from servicebroker.tsql.translation.reading.syntax_tree import parse_slice, slic
 from servicebroker.tsql.translation.text_writer import Writer, quote_identifier
 from servicebroker.tsql.translation.values.expressions import CONDITION_TYPE
 from servicebroker.tsql.translator import translate, translate_expression
-from servicebroker.tsql.types import SqlType, parse_type, postgres_type
+from servicebroker.tsql.types import BIGINT, INT, SqlType, parse_type, postgres_type
 
 
 def read_signature(function: Function, scope: Scope) -> UserFunction:
@@ -154,6 +156,7 @@ def write_body(function: Function, name: str, signature: UserFunction, scope: Sc
     """
     body = _BodyWriter(scope, name, signature.returns)
     columns = body.declare_returned(function.table) if function.table is not None else ()
+    body.count_for(function.text)
     lines = "\n".join(body.all(function.body))
     declared = "".join(f"    {quoted(name)} {postgres_type(sql_type)};\n" for name, sql_type in body.declared.items())
     if signature.returns is not None:
@@ -161,12 +164,17 @@ def write_body(function: Function, name: str, signature: UserFunction, scope: Sc
     text = "\n".join([
         f"#variable_conflict use_column\ndeclare\n    found_row record;\n{declared}begin",
         *entry_lines(name, body.table_variables),
+        *(f"{quoted(counter)} := 0;" for counter in body.counters),
         f"<<body>>\nbegin\n{lines}\nend;",
         *exit_lines(name, body.table_variables),
         "return returned;" if function.table is None else body.tables[function.table.name].returned(),
         "end",
     ])  # fmt: skip
     return FunctionBody(text, columns, bool(body.tables))
+
+
+# functions of the session with a value of its own in each body
+_COUNTERS = {"@@rowcount": INT, "rowcount_big": BIGINT, "@@error": INT}
 
 
 class _BodyWriter:
@@ -181,6 +189,22 @@ class _BodyWriter:
         self.scope = replace(scope, variables=self.variables, tables=self.names, columns=columns)
         self.name, self.returns = name, returns
         self.declared: dict[str, SqlType] = {}
+        self.counters: list[str] = []  # the functions of `_COUNTERS` that the body calls
+        self.targets: dict[str, tuple[int, int]] = {}  # by label: the number of its block, and its place there
+        self.blocks = self.loops = 0
+        self.open_loops: list[int] = []
+
+    def count_for(self, text: str) -> None:
+        """Declare a variable for each of @@ROWCOUNT and the like that occurs in the text of the function."""
+        self.counters = [name for name in _COUNTERS if name in text.lower()]
+        for name in self.counters:
+            self.variables[name] = self.declared[name] = _COUNTERS[name]
+
+    def counted(self, rows: str) -> Iterator[str]:
+        """Write the number of rows of a statement into the variables behind @@ROWCOUNT. @@ERROR stays 0."""
+        for name in self.counters:
+            if name != "@@error":
+                yield f"{quoted(name)} := {rows};"
 
     @property
     def table_variables(self) -> list[TableVariable]:
@@ -191,11 +215,36 @@ class _BodyWriter:
         return self.tables[statement.name].columns
 
     def all(self, statements: Sequence[Statement]) -> Iterator[str]:
+        if any(isinstance(statement, Label) for statement in statements):
+            yield from self.labelled(statements)
+            return
         for statement in statements:
-            try:
-                yield from self.one(statement)
-            except TsqlError as error:
-                raise error.at(statement.line, "") from None
+            yield from self.placed(statement)
+
+    def placed(self, statement: Statement) -> Iterator[str]:
+        try:
+            yield from self.one(statement)
+        except TsqlError as error:
+            raise error.at(statement.line, "") from None
+
+    def labelled(self, statements: Sequence[Statement]) -> Iterator[str]:
+        """Write a block with labels as a loop, which GOTO repeats. Each part runs unless the target is behind it."""
+        self.blocks += 1
+        block, target = self.blocks, quoted(f"goto_{self.blocks}")
+        self.declared[f"goto_{block}"] = INT
+        labels = [statement.name for statement in statements if isinstance(statement, Label)]
+        self.targets.update((name, (block, place)) for place, name in enumerate(labels, 1))
+        yield f"{target} := 0;\n<<labels_{block}>>\nloop\nif {target} <= 0 then"
+        for statement in statements:
+            if isinstance(statement, Label):
+                yield f"end if;\nif {target} <= {self.targets[statement.name][1]} then"
+            else:
+                yield from self.placed(statement)
+        yield f"end if;\nexit labels_{block};\nend loop;"
+
+    def goto(self, statement: Goto) -> Iterator[str]:
+        block, place = self.targets[statement.label]
+        yield f"{quoted(f'goto_{block}')} := {place};\ncontinue labels_{block};"
 
     def one(self, statement: Statement) -> Iterator[str]:
         writer = _WRITERS.get(type(statement))
@@ -209,22 +258,29 @@ class _BodyWriter:
 
     def if_(self, statement: If) -> Iterator[str]:
         yield f"if {self.condition(statement.condition.text)} then"
+        yield from self.counted("0")
         yield from self.all([statement.then])
-        if statement.otherwise is not None:
+        if statement.otherwise is not None or self.counters:
             yield "else"
+            yield from self.counted("0")
+        if statement.otherwise is not None:
             yield from self.all([statement.otherwise])
         yield "end if;"
 
     def while_(self, statement: While) -> Iterator[str]:
-        yield f"while {self.condition(statement.condition.text)} loop"
+        self.loops += 1
+        self.open_loops.append(self.loops)
+        yield f"<<while_{self.open_loops[-1]}>>\nwhile {self.condition(statement.condition.text)} loop"
+        yield from self.counted("0")
         yield from self.all([statement.body])
         yield "end loop;"
+        self.open_loops.pop()
 
     def break_(self, statement: Break) -> Iterator[str]:
-        yield "exit;"
+        yield f"exit while_{self.open_loops[-1]};"
 
     def continue_(self, statement: Continue) -> Iterator[str]:
-        yield "continue;"
+        yield f"continue while_{self.open_loops[-1]};"
 
     def return_(self, statement: Return) -> Iterator[str]:
         if self.returns is not None:
@@ -239,6 +295,7 @@ class _BodyWriter:
         self.variables[statement.name] = self.declared[statement.name] = sql_type
         if statement.value is not None:
             yield f"{quoted(statement.name)} := ({_write_value(statement.value.text, sql_type, self.scope)});"
+            yield from self.counted("1")
 
     def declare_table(self, statement: DeclareTable) -> Iterator[str]:
         if statement.name in self.names or statement.name in self.variables:
@@ -252,6 +309,7 @@ class _BodyWriter:
             raise TsqlError(137, f'Must declare the scalar variable "{statement.name}".', severity=15)
         value = _write_value(statement.value.text, self.variables[statement.name], self.scope)
         yield f"{quoted(statement.name)} := ({value});"
+        yield from self.counted("1")
 
     def select(self, statement: SelectVariables) -> Iterator[str]:
         for assignment in statement.assignments:
@@ -265,20 +323,27 @@ class _BodyWriter:
         if translation.before:
             raise _lock_hint_error()
         if translation.kind == "count":
-            yield (
-                f"for found_row in {translation.sql} loop end loop;"
-                if translation.identity is not None
-                else f"{translation.sql};"
-            )
+            if translation.identity is not None:
+                yield from self.counted("0")
+                yield f"for found_row in {translation.sql} loop"
+                yield from (f"{quoted(name)} := {quoted(name)} + 1;" for name in self.counters if name != "@@error")
+                yield "end loop;"
+            else:
+                yield f"{translation.sql};"
+                yield from (
+                    f"get diagnostics {quoted(name)} = row_count;" for name in self.counters if name != "@@error"
+                )
             return
         if translation.kind == "assign" and statement.verb == "UPDATE":
             raise unsupported("UPDATE ... SET @variable in a function", "Read the value with SELECT.", statement.line)
         if translation.kind != "assign":
             raise TsqlError(444, "Select statements included within a function cannot return data to a client.")
         columns = [f"c{number}" for number in range(len(translation.assignments))]
+        yield from self.counted("0")
         yield f"for found_row in select * from ({translation.sql}) as r({', '.join(columns)}) loop"
         for name, column in zip(translation.assignments, columns, strict=True):
             yield f"{quoted(name)} := found_row.{column};"
+        yield from (f"{quoted(name)} := {quoted(name)} + 1;" for name in self.counters if name != "@@error")
         yield "end loop;"
 
     def condition(self, text: str) -> str:
@@ -294,6 +359,7 @@ _WRITERS: dict[type[Statement], Callable[[_BodyWriter, Any], Iterator[str]]] = {
     While: _BodyWriter.while_,
     Break: _BodyWriter.break_,
     Continue: _BodyWriter.continue_,
+    Goto: _BodyWriter.goto,
     Return: _BodyWriter.return_,
     DeclareVariable: _BodyWriter.declare,
     DeclareTable: _BodyWriter.declare_table,
