@@ -41,6 +41,9 @@ from servicebroker.protocol.queue_monitor import (
     NEW,
     READER_INTERVAL_S,
     Decision,
+    Monitor,
+    MonitorState,
+    Seen,
     Settings,
     could_not_start,
     died,
@@ -288,8 +291,21 @@ class Host:
             elif queue.is_on and queue.definition.version == definition.version:
                 queue.definition = definition  # a principal may have been dropped or renamed
                 continue
-            queue.definition, queue.monitor, queue.is_on = definition, NEW, True
+            queue.definition, queue.monitor, queue.is_on = definition, self._first_monitor(connection, definition), True
             queue.expect_messages()
+
+    def _first_monitor(self, connection: psycopg.Connection[Any], definition: Definition) -> Monitor:
+        """Return the monitor to begin with.
+
+        It is NOTIFIED if another process has sent QUEUE_ACTIVATION and nobody has executed RECEIVE since. Procedures
+        have ended with the process that started them.
+        """
+        if definition.procedure is not None:
+            return NEW
+        receives = run(connection, monitors.find_notified(definition.queue_id, definition.version))
+        if receives is None or receives != run(connection, monitors.count_receives(definition.queue_id)):
+            return NEW
+        return Monitor(MonitorState.NOTIFIED, Seen(receivable=True, receives=receives))
 
     def _switch_off(self, connection: psycopg.Connection[Any], queue: MonitoredQueue) -> None:
         """Start no further reader of a queue that is off or dropped, and ask its tasks to stop."""

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from servicebroker.activation.stop_signal import StopSignal
-from servicebroker.engine.activation.monitors import Definition, QueueCounters
+from servicebroker.engine.activation.monitors import Definition, MonitorRow, QueueCounters
 from servicebroker.protocol.queue_monitor import NEW, Monitor, MonitorState
 
 
@@ -61,7 +61,7 @@ class MonitoredQueue:
         """True if a SEND has to notify this process, since nothing reads. Otherwise the regular checks suffice."""
         return self.is_on and not self.tasks and self.monitor.state != MonitorState.NOTIFIED
 
-    def changed_row(self, now: datetime, monotonic_now: float) -> tuple[Any, ...] | None:
+    def changed_row(self, now: datetime, monotonic_now: float) -> MonitorRow | None:
         """Return the row for sys.dm_broker_queue_monitors, None if unchanged.
 
         `monotonic_now` is `now` on the monitor's clock.
@@ -75,5 +75,13 @@ class MonitoredQueue:
         if new_state == self.shown:
             return None
         self.shown = new_state
-        times = at(monitor.last_empty), at(monitor.last_activated)
-        return self.definition.queue_id, str(monitor.state), *times, self.waiting
+        is_notified = self.definition.procedure is None and monitor.state == MonitorState.NOTIFIED
+        return MonitorRow(
+            self.definition.queue_id,
+            str(monitor.state),
+            at(monitor.last_empty),
+            at(monitor.last_activated),
+            self.waiting,
+            self.definition.version if is_notified else None,
+            monitor.seen.receives if monitor.seen is not None else 0,
+        )

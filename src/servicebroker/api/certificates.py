@@ -27,7 +27,6 @@ from servicebroker.store.concurrency import in_thread
 from servicebroker.store.keys.key_files import write_private
 from servicebroker.store.keys.sealing import seal, seal_by_password, unseal, unseal_by_password
 from servicebroker.store.keys.x509_certificates import (
-    VALIDITY_DAYS,
     PrivateKey,
     as_pem,
     issue,
@@ -49,7 +48,7 @@ def _create_certificate(database: Database, operation: CreateCertificate) -> Non
     operation.check()
     if operation.file is None:
         start = database.instance.clock() if operation.start_date is None else operation.start_date
-        expiry = after(start, VALIDITY_DAYS) if operation.expiry_date is None else operation.expiry_date
+        expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
         facts, key = issue(operation.name if operation.subject is None else operation.subject, start, expiry)
         kept = _keep(database, key, operation.encryption_password)
     else:
@@ -164,6 +163,19 @@ def after(start: datetime, days: int) -> datetime:
     try:
         return start + timedelta(days=days)
     except (TypeError, OverflowError):
+        raise BrokerError(402, "START_DATE", shown(start), "datetime with a time zone") from None
+
+
+def a_year_after(start: datetime) -> datetime:
+    """Return the time a calendar year later, on February 28 for a leap day.
+
+    Raises:
+        BrokerError: 402 that is no date.
+    """
+    try:
+        is_leap_day = (start.month, start.day) == (2, 29)
+        return start.replace(year=start.year + 1, day=28 if is_leap_day else start.day)
+    except (AttributeError, ValueError):
         raise BrokerError(402, "START_DATE", shown(start), "datetime with a time zone") from None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from servicebroker import operations
 from servicebroker.api import rights
-from servicebroker.api.certificates import after, read_file, write_backup
+from servicebroker.api.certificates import a_year_after, read_file, write_backup
 from servicebroker.api.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
@@ -29,7 +29,6 @@ from servicebroker.store.direct import DirectConnection
 from servicebroker.store.keys.key_files import KeyFolder, read_private
 from servicebroker.store.keys.x509_certificates import (
     CLOCK_SKEW,
-    VALIDITY_DAYS,
     PrivateKey,
     as_pem,
     issue,
@@ -211,7 +210,7 @@ def _create_certificate(instance: Network, operation: operations.CreateTransport
 def _issue(instance: Network, operation: operations.CreateTransportCertificate) -> tuple[Facts, PrivateKey | None]:
     """Make a new certificate of this instance, signed by the one before it."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
-    expiry = after(start, VALIDITY_DAYS) if operation.expiry_date is None else operation.expiry_date
+    expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
     own = instance._administer(transport_certificates.find_identity())
     before = transport_certificates.choose_own(own.endpoint, own.certificates, instance.clock())
     return issue(

@@ -17,8 +17,8 @@ class CreateRoute(Definition[None]):
         service_name: the name of the service, compared byte by byte; without it, any service.
         broker_instance: identifier of the database that has the service; without it, any database.
         lifetime: seconds from now after which the route is ignored; without it, the route does not expire.
-        address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
-            service's own name begins.
+        address: TCP://host:port (port 4022 if it names none), "LOCAL" for this instance, or "TRANSPORT" for the
+            address with which the service's own name begins.
         mirror_address: the address of the other server of a mirrored pair.
         authorization: the owner; the user that this object works as when it is not given.
         exist_ok: whether an existing object of that name is left as it is, instead of an error.

@@ -36,12 +36,14 @@ class Address(NamedTuple):
 
 _HOST = r"\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)"
 _ADDRESS = re.compile(rf"tcp://(?:{_HOST}):(?P<port>[0-9]{{1,5}})", re.IGNORECASE)
+_ROUTE_ADDRESS = re.compile(rf"tcp://(?:{_HOST})(?::(?P<port>[0-9]{{1,5}}))?/?", re.IGNORECASE)
+DEFAULT_PORT = 4022  # of an address without one: what endpoints of brokers usually listen at
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address | None:
-    """The address in TCP://host:port, where an IPv6 host stands in brackets; None when it is not one."""
-    found = _ADDRESS.fullmatch(text)
+    """Return the address in TCP://host[:port][/], where an IPv6 host stands in brackets; None when it is not one."""
+    found = _ROUTE_ADDRESS.fullmatch(text)
     return _address(found) if found else None
 
 
@@ -52,7 +54,7 @@ def address_of_service(service: str) -> Address | None:
 
 
 def _address(found: re.Match[str]) -> Address | None:
-    port = int(found["port"])
+    port = int(found["port"] or DEFAULT_PORT)
     return Address((found["v6"] or found["name"]).lower(), port) if 1 <= port <= 65535 else None
 
 

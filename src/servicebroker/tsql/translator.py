@@ -25,7 +25,7 @@ from servicebroker.tsql.translation.reading.syntax_tree import MAX_CACHED_CHARS,
 from servicebroker.tsql.translation.reading.unsupported_clauses import find_unsupported_clause
 from servicebroker.tsql.translation.result import Translation
 from servicebroker.tsql.translation.rows import current_rows  # noqa: F401 # as aggregates
-from servicebroker.tsql.translation.text_writer import Writer, with_offset
+from servicebroker.tsql.translation.text_writer import NeedsParents, Writer, with_offset
 from servicebroker.tsql.translation.values import (  # noqa: F401
     date_functions,
     json_functions,
@@ -91,9 +91,14 @@ def _translate_cached(role: str, text: str, scope: Scope) -> Any:
             ):
                 return _record_uses(scope, result)
     piece = slice_text(text)
-    writer = Writer(scope, max_recursion=read_max_recursion(piece.tokens), has_parent_steps=".." in text)
+    max_recursion = read_max_recursion(piece.tokens)
+    writer = Writer(scope, max_recursion=max_recursion, has_parent_steps=".." in text)
     try:
-        result = _WRITERS[role](writer, piece)
+        try:
+            result = _WRITERS[role](writer, piece)
+        except NeedsParents:
+            writer = Writer(scope, max_recursion=max_recursion, has_parent_steps=True)
+            result = _WRITERS[role](writer, piece)
         if isinstance(result, Translation):
             names_tables = bool(writer.table_uses) or any(kind == "columns" for kind, _ in writer.scope_answers)
             result = result._replace(

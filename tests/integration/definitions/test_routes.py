@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 import servicebroker as sb
+from servicebroker.protocol.routing import parse_address
 from support import (
     CONTRACT,
     ORDER,
@@ -110,7 +111,9 @@ MIRRORED = {"service_name": "s", "broker_instance": GUID, "address": "TCP://a:1"
         (9743, MIRRORED | {"address": "LOCAL"}),
         (9743, MIRRORED | {"mirror_address": "transport"}),
         (9744, {"address": "somewhere"}),
-        (9744, {"address": "TCP://host"}),
+        (9744, {"address": "TCP://"}),
+        (9744, {"address": "TCP://host:"}),
+        (9744, {"address": "TCP://host/x"}),
         (9744, {"address": "TCP://host:99999"}),
         (9744, MIRRORED | {"mirror_address": "host:1"}),
         (9745, {"address": "TRANSPORT", "service_name": "s"}),
@@ -131,6 +134,25 @@ def test_what_a_route_may_not_say(database: sb.Database, number: int, clauses: d
     with refused(number):
         database.create_route(**({"name": "r"} | clauses))
     assert len(routes(database)) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "dialled"),
+    [
+        ("TCP://stock.example.com", ("stock.example.com", 4022)),
+        ("tcp://192.168.10.2/", ("192.168.10.2", 4022)),
+        ("TCP://stock.example.com:5022/", ("stock.example.com", 5022)),
+        ("TCP://[::1]", ("::1", 4022)),
+    ],
+)
+def test_an_address_may_lack_its_port_and_end_with_a_slash(
+    database: sb.Database, address: str, dialled: tuple[str, int]
+) -> None:
+    database.create_route("r", service_name="s", address=address)
+    assert parse_address(address) == dialled
+    mirror = f"TCP://{address[6:].rstrip('/')}/"
+    with refused(9747):
+        database.create_route("m", **(MIRRORED | {"address": address, "mirror_address": mirror}))
 
 
 @pytest.mark.feature(28)

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import servicebroker as sb
+from servicebroker.api.certificates import a_year_after
 from servicebroker.store.keys.x509_certificates import issue, key_pem
 from support import APP, ORDERS, STOCK, as_user, query, refused
 
@@ -131,13 +132,25 @@ def test_a_certificate_that_signs_itself(secure: sb.Database) -> None:
     )
     assert query(secure, owner, secure.name) == [(APP,)]
     dates = rows(secure, "start_date, expiry_date", "certificates")
-    assert (now, now + timedelta(days=365)) in dates
+    assert (now, a_year_after(now)) in dates
     with refused(15232):
         secure.create_certificate("STOCK")
     with refused(402):
         secure.create_certificate("x", start_date=now, expiry_date=now)
     with refused(15138):
         secure.drop_user(APP)
+
+
+@pytest.mark.parametrize(
+    ("start", "expiry"),
+    [((2027, 6, 1), (2028, 6, 1)), ((2028, 2, 29), (2029, 2, 28)), ((2026, 12, 31), (2027, 12, 31))],
+)
+def test_a_certificate_is_valid_for_a_calendar_year(
+    secure: sb.Database, start: tuple[int, int, int], expiry: tuple[int, int, int]
+) -> None:
+    secure.create_certificate("Yearly", start_date=datetime(*start, tzinfo=UTC))
+    dates = [(datetime(*start, tzinfo=UTC), datetime(*expiry, tzinfo=UTC))]
+    assert rows(secure, "start_date, expiry_date", "certificates") == dates
 
 
 def test_out_of_one_database_into_another(secure: sb.Database, tmp_path: Path) -> None:

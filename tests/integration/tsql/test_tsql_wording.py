@@ -32,6 +32,13 @@ def test_a_function_is_made_in_the_current_database(database: sb.Database, actio
     assert (error.number, error.severity, error.line) == (166, 15, 2)
 
 
+@pytest.mark.parametrize("action", ["CREATE", "ALTER", "CREATE OR ALTER"])
+def test_a_trigger_is_made_in_the_current_database(database: sb.Database, action: str) -> None:
+    error = failing(database, f"\n{action} TRIGGER Other.dbo.Tr ON dbo.T AFTER INSERT AS RETURN")
+    assert (error.number, error.severity, error.line) == (166, 15, 2)
+    assert error.text.startswith("'CREATE/ALTER TRIGGER' does not allow specifying the database name as a prefix")
+
+
 @pytest.mark.parametrize(
     ("script", "number"),
     [

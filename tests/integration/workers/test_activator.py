@@ -154,3 +154,23 @@ def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
     assert config.programs[0][1:] == ("dbo", "W", ("x",), 0, 1)
     with pytest.raises(sb.InstanceError, match="cannot be read"):
         read_config(tmp_path / "missing.toml")
+
+
+def test_a_process_does_not_repeat_the_notification_of_another(database: sb.Database) -> None:
+    """Each process that is open watches the queue: one notification is sent until somebody executes RECEIVE."""
+    database.create_queue("Notifications")
+    database.create_service("//test/Activator", "Notifications", [POST])
+    database.create_event_notification(
+        "readers", on_queue=STOCK_QUEUE, events="QUEUE_ACTIVATION", to_service="//test/Activator"
+    )
+
+    counts = []
+    for number in range(4):
+        if number in (0, 2):
+            database.send(begin(database), ORDER, b"waits")
+        if number == 2:
+            database.receive(STOCK_QUEUE, top=1)
+        with sb.activate(database.instance, interval=0.2) as host:
+            host.settle(0.5)
+        counts.append(len(database.receive("Notifications", top=10)))
+    assert counts == [1, 0, 1, 0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from servicebroker import operations
 from servicebroker.api.aio import rights
-from servicebroker.api.aio.certificates import after, read_file, write_backup
+from servicebroker.api.aio.certificates import a_year_after, read_file, write_backup
 from servicebroker.api.aio.wrappers import operated
 from servicebroker.engine.catalog import databases, network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
@@ -29,7 +29,6 @@ from servicebroker.store.aio.running import run_alone
 from servicebroker.store.keys.key_files import KeyFolder, read_private
 from servicebroker.store.keys.x509_certificates import (
     CLOCK_SKEW,
-    VALIDITY_DAYS,
     PrivateKey,
     as_pem,
     issue,
@@ -214,7 +213,7 @@ async def _issue(
 ) -> tuple[Facts, PrivateKey | None]:
     """Make a new certificate of this instance, signed by the one before it."""
     start = instance.clock().replace(microsecond=0) if operation.start_date is None else operation.start_date
-    expiry = after(start, VALIDITY_DAYS) if operation.expiry_date is None else operation.expiry_date
+    expiry = a_year_after(start) if operation.expiry_date is None else operation.expiry_date
     own = await instance._administer(transport_certificates.find_identity())
     before = transport_certificates.choose_own(own.endpoint, own.certificates, instance.clock())
     return issue(

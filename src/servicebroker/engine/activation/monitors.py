@@ -178,8 +178,31 @@ def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
     yield SQL("listen_for", (sorted(queue_ids),))
 
 
-def save_states(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> Steps[None]:
-    """Store the state of monitors for the view: queue, state, last empty RECEIVE, last activation, waiting sessions."""
+class MonitorRow(NamedTuple):
+    """The row of a monitor, for the view, and for the next process that has the queue's lease.
+
+    Attributes:
+        notified_version: the version of the definition for which QUEUE_ACTIVATION was sent and no RECEIVE seen since.
+        receives: how many RECEIVEs the queue had seen then.
+    """
+
+    queue_id: int
+    state: str
+    last_empty_rowset_time: datetime | None
+    last_activated_time: datetime | None
+    tasks_waiting: int
+    notified_version: int | None
+    receives: int
+
+
+def find_notified(queue_id: int, version: int) -> Steps[int | None]:
+    """Return how many RECEIVEs a queue had seen when QUEUE_ACTIVATION was sent; None if none is outstanding."""
+    rows = yield SQL("find_notified", (queue_id, version))
+    return rows[0][0] if rows else None
+
+
+def save_states(rows: list[MonitorRow]) -> Steps[None]:
+    """Store the state of monitors."""
     columns = list(zip(*rows, strict=True))
     yield SQL("save_states", tuple(map(list, columns)))
 

@@ -52,6 +52,13 @@ begin
     end loop;
 end $$;
 
+-- The document of a node that has its parents.
+create or replace function tsql.xml_document_of(node jsonb) returns jsonb language plpgsql immutable strict parallel safe as $$
+begin
+    while node ? 'u' loop node := node -> 'u'; end loop;
+    return node;
+end $$;
+
 create or replace function tsql.xq_climbing_steps(items jsonb, path text, variables jsonb default '{}') returns jsonb
 language sql immutable parallel safe
 return tsql.xq_once((select coalesce(jsonb_agg(f.found order by i.place, f.place), '[]')

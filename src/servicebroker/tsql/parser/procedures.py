@@ -115,6 +115,11 @@ class ProcedureParser(ControlFlowParser):
         """CREATE TRIGGER name ON table AFTER INSERT, UPDATE AS body."""
         self.must_be_first("CREATE TRIGGER", begin)
         name = self.name()
+        if name.database:
+            raise TsqlError(
+                166, "'CREATE/ALTER TRIGGER' does not allow specifying the database name as a prefix to the object "
+                "name.", severity=15, line=line,
+            )  # fmt: skip
         self.expect("ON")
         self.refuse_ddl_trigger()
         table = self.name()

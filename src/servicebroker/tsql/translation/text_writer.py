@@ -81,13 +81,17 @@ class ExtraStatement(NamedTuple):
     parameters: tuple[str, ...]
 
 
+class NeedsParents(Exception):
+    """An absolute path begins at a node of nodes(), whose parents must be written for it."""
+
+
 @dataclass
 class Writer:
     """The state of the translation of one statement."""
 
     scope: Scope
     max_recursion: int = 100  # levels of a recursive common table expression, 0 for no limit
-    has_parent_steps: bool = False  # the text contains `..`, which in XQuery steps to a parent
+    has_parent_steps: bool = False  # the text may step to a parent in XQuery, so that nodes() keeps parents
     parameters: list[str] = field(default_factory=list)
     sources: list[list[Source]] = field(default_factory=list)  # the innermost query last
     common_tables: list[dict[str, dict[str, Column] | None]] = field(default_factory=list)  # common table expressions
@@ -107,6 +111,16 @@ class Writer:
     default_column: str = ""  # the column whose DEFAULT is being written
     sends_offsets: bool = True  # False in UNION and OUTPUT, whose columns have PostgreSQL's types
     sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
+
+    def document_of(self, node: str) -> str:
+        """Return the document of a node of nodes().
+
+        Raises:
+            NeedsParents: nodes have no parents here. The text is then written anew.
+        """
+        if not self.has_parent_steps:
+            raise NeedsParents
+        return f"tsql.xml_document_of({node})"
 
     def parameter(self, name: str, sql_type: SqlType | None) -> str:
         """Return the placeholder of a variable or session value.

@@ -87,7 +87,6 @@ CHANGES_THERE = {
     "index": "CREATE INDEX Ix ON There.dbo.Both (V) WHERE V > 1",
     "view": "CREATE VIEW There.dbo.Seen2 AS SELECT Id FROM dbo.Parent",
     "module": "CREATE PROCEDURE There.dbo.New_ @a dbo.Short AS SELECT @a",
-    "trigger": "CREATE TRIGGER There.dbo.Fires2 ON dbo.Both AFTER INSERT AS RETURN",
     "trigger-off": "DISABLE TRIGGER Fires ON There.dbo.Both",
     "sequence": "ALTER SEQUENCE There.dbo.Numbers RESTART WITH 700",
     "notification": "CREATE EVENT NOTIFICATION N ON QUEUE There.dbo.Work FOR QUEUE_ACTIVATION "

@@ -176,3 +176,33 @@ def test_what_is_no_xquery_says_so(db: sb.Database, call: str, wanted: int) -> N
     assert caught.value.number == wanted
     verdicts = {each.verdict for each in check(f"DECLARE @x XML; SELECT @x.{call}")}
     assert verdicts == {Verdict.RUNS, Verdict.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("SELECT d.c.value('/root[1]/dept[2]/@n', 'char(1)') FROM @x.nodes('/root/dept') d(c)", ["B", "B"]),
+        ("SELECT d.c.value('(/root/dept/@n)[2]', 'char(1)') FROM @x.nodes('/root/dept[1]') d(c)", ["B"]),
+        ("SELECT d.c.value('count(/root/dept)', 'int') FROM @x.nodes('/root/dept') d(c)", [2, 2]),
+        ("SELECT d.c.value('sum(//sal)', 'int') FROM @x.nodes('/root/dept') d(c)", [21, 21]),
+        ("SELECT d.c.exist('/root/note') FROM @x.nodes('//emp') d(c)", [0, 0, 0]),
+        ("SELECT d.c.exist('/root/*:note') FROM @x.nodes('//emp') d(c)", [1, 1, 1]),
+        ("SELECT CAST(d.c.query('/root/dept[2]/emp') AS varchar(60)) FROM @x.nodes('(//emp)[1]') d(c)",
+         ['<emp id="12"><sal>9</sal></emp>']),
+        ("SELECT e.c.value('@id', 'int') FROM @x.nodes('/root/dept[2]') d(c) "
+         "CROSS APPLY d.c.nodes('/root/dept/emp') e(c)",
+         [10, 11, 12]),
+        ("SELECT e.c.value('/root[1]/dept[1]/@n', 'char(1)') FROM @x.nodes('/root/dept') d(c) "
+         "CROSS APPLY d.c.nodes('(emp)[last()]') e(c)", ["A", "A"]),
+        ("SELECT e.c.value('../@n', 'char(1)') FROM @x.nodes('(/root/dept)[2]/emp') e(c)", ["B"]),
+        ("SELECT e.c.value('../@n', 'char(1)') FROM @x.nodes('(//emp)[last()]') e(c)", ["B"]),
+    ],
+)  # fmt: skip
+def test_an_absolute_path_begins_at_the_document_of_a_node(db: sb.Database, query: str, found: list[object]) -> None:
+    assert [value for (value,) in rows(db, f"{DECLARED} {query}")] == found
+
+
+def test_an_absolute_path_in_an_inline_function(db: sb.Database) -> None:
+    db.execute_tsql("""CREATE FUNCTION Depts (@x xml) RETURNS TABLE AS RETURN
+    (SELECT d.c.value('/root[1]/dept[1]/@n', 'char(1)') AS n FROM @x.nodes('/root/dept') d(c))""")
+    assert rows(db, f"{DECLARED} SELECT n FROM Depts(@x)") == [("A",), ("A",)]

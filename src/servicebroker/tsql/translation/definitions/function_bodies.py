@@ -34,9 +34,10 @@ from servicebroker.tsql.translation.definitions.table_variables import (
     exit_lines,
 )
 from servicebroker.tsql.translation.documents.xml_namespaces import take_namespaces
+from servicebroker.tsql.translation.queries.results import Query
 from servicebroker.tsql.translation.queries.selects import translate_query
 from servicebroker.tsql.translation.reading.syntax_tree import parse_slice, slice_text
-from servicebroker.tsql.translation.text_writer import Writer, quote_identifier
+from servicebroker.tsql.translation.text_writer import NeedsParents, Writer, quote_identifier
 from servicebroker.tsql.translation.values.expressions import CONDITION_TYPE
 from servicebroker.tsql.translator import translate, translate_expression
 from servicebroker.tsql.types import BIGINT, INT, SqlType, parse_type, postgres_type
@@ -87,6 +88,11 @@ def check_body(function: Function, scope: Scope) -> None:
 # ---------------------------------------------------------------- inline table-valued
 
 
+def _translate_query_of(function: Function, writer: Writer) -> Query:
+    query = parse_slice(take_namespaces(writer, slice_text(function.query)))
+    return translate_query(writer, query, outermost=False)
+
+
 def translate_inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
     """Translate the query of an inline function, and return it with its columns.
 
@@ -94,9 +100,11 @@ def translate_inline(function: Function, scope: Scope) -> tuple[str, tuple[Colum
         TsqlError: see `translate`; 4514 a column without a name, 40515 a column of unknown type.
     """
     writer = Writer(scope, has_parent_steps=".." in function.query)
-    translated = translate_query(
-        writer, parse_slice(take_namespaces(writer, slice_text(function.query))), outermost=False
-    )
+    try:
+        translated = _translate_query_of(function, writer)
+    except NeedsParents:
+        writer = Writer(scope, has_parent_steps=True)
+        translated = _translate_query_of(function, writer)
     if writer.statements_before:
         raise _lock_hint_error()
     if scope.recorded_uses is not None:

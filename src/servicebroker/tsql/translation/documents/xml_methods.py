@@ -75,7 +75,7 @@ def write_method(writer: Writer, node: exp.Dot) -> Sql:
         if isinstance(query, SqlReference):  # its bytes must be encoded in base64
             raise NotJsonpath
         path = to_jsonpath(query, number_variables(writer))
-        _check_absolute(path.is_absolute, xml)
+        xml = _start_of(writer, path, xml)
     except NotJsonpath:
         return _compute_method(writer, name, query, xml, to)
     if name == "value":
@@ -123,19 +123,16 @@ def write_nodes_call(
     path = _path(writer, call.expressions[0], xml)
     if path.function:
         raise not_supported(f"nodes() of {path.function}()")
+    xml = _start_of(writer, path, xml)
     sources.append(Source(alias.name.lower(), {columns[0].lower(): Column(columns[0], NODE)}))
     name = f"{quote_identifier(alias.name)} ({quote_identifier(columns[0])})"
+    walk = _climb_stages if writer.has_parent_steps else _walk_stages
     if path.stages[-1].place is None and writer.has_parent_steps:
-        tree = (
-            xml.text
-            if xml.type == NODE and len(path.stages) == 1
-            else _walk_stages(writer, xml, path, path.stages[:-1])
-        )
-        arguments = f"{quote_string(path.stages[-1].path)}{jsonpath_variables(writer, path.variables)}"
-        return f"tsql.xml_climbing_items({tree}, {arguments}) AS {name}"
+        tree = walk(writer, xml, path, path.stages[:-1])
+        return f"{_climbing_items(writer, tree, path, path.stages[-1])} AS {name}"
     if path.stages[-1].place is None:
         return f"{_apply_path(writer, 'tsql.xml_items', xml, path)} AS {name}"
-    return f"(SELECT item FROM (SELECT {_walk_stages(writer, xml, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
+    return f"(SELECT item FROM (SELECT {walk(writer, xml, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
 
 
 def _write_owner(writer: Writer, node: exp.Expression) -> Sql:
@@ -173,9 +170,7 @@ def _literal(node: exp.Expression) -> str:
 
 def _path(writer: Writer, node: exp.Expression, xml: Sql) -> Path:
     _check_xml(xml)
-    path = read_path(_literal(node), writer.namespaces, number_variables(writer))
-    _check_absolute(path.is_absolute, xml)
-    return path
+    return read_path(_literal(node), writer.namespaces, number_variables(writer))
 
 
 def _check_xml(xml: Sql) -> None:
@@ -183,9 +178,15 @@ def _check_xml(xml: Sql) -> None:
         raise TsqlError(258, f"Cannot call methods on {xml.type.name}.", severity=15)
 
 
-def _check_absolute(is_absolute: bool, xml: Sql) -> None:
-    if is_absolute and xml.type == NODE:
-        raise not_supported("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+def _start_of(writer: Writer, path: Path, xml: Sql) -> Sql:
+    """Return where a path begins: of an absolute one on a node of nodes(), the node's document.
+
+    Raises:
+        NeedsParents: the nodes have been written without their parents.
+    """
+    if not path.is_absolute or xml.type != NODE:
+        return xml
+    return Sql(writer.document_of(xml.text), NODE)
 
 
 def _tree(writer: Writer, xml: Sql) -> str:
@@ -200,6 +201,23 @@ def _walk_stages(writer: Writer, xml: Sql, path: Path, stages: tuple[Stage, ...]
         if stage.path:
             text = f"tsql.xml_item({text}, {quote_string(stage.path)}, {stage.place or 0}{jsonpath_variables(writer, path.variables)})"
     return text
+
+
+def _climb_stages(writer: Writer, xml: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
+    """Write the node that stages find, with its parents."""
+    text = xml.text if xml.type == NODE else _tree(writer, xml)
+    for stage in stages:
+        if stage.path:
+            items = f"{_climbing_items(writer, text, path, stage)} WITH ORDINALITY AS found (item, place)"
+            index = stage.place or 0
+            order = f"found.place LIMIT 1 OFFSET {index}" if index >= 0 else f"found.place DESC LIMIT 1 OFFSET {~index}"
+            text = f"(SELECT found.item FROM {items} ORDER BY {order})"
+    return text
+
+
+def _climbing_items(writer: Writer, tree: str, path: Path, stage: Stage) -> str:
+    arguments = f"{quote_string(stage.path)}{jsonpath_variables(writer, path.variables)}"
+    return f"tsql.xml_climbing_items({tree}, {arguments})"
 
 
 def _apply_path(writer: Writer, function: str, xml: Sql, path: Path) -> str:

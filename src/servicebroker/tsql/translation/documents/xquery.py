@@ -109,7 +109,7 @@ class DynamicContext:
     item: str
     place: str = "1"
     last: str = "1"
-    is_item: bool = False  # the item comes from nodes() and has no document
+    is_item: bool = False  # the item comes from nodes(): `document` is the item, not its document
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -245,13 +245,14 @@ class Compiler:
     # ---------------------------------------------------------------- paths
 
     def _path(self, expression: Steps, within: DynamicContext) -> str:
-        if expression.is_absolute and within.is_item:
-            raise not_supported("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
         steps = _fold_parents(expression.steps)
         if expression.root is not None:
             items = self.sequence(expression.root, within)
         else:
-            items = f"jsonb_build_array({within.document if expression.is_absolute else within.item})"
+            start = within.document if expression.is_absolute else within.item
+            if expression.is_absolute and within.is_item:
+                start = self._writer.document_of(start)
+            items = f"jsonb_build_array({start})"
         while steps:
             plain = self._plain(steps)
             if plain is None:
