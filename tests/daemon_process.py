@@ -12,11 +12,11 @@ import sys
 from datetime import UTC, datetime
 
 from servicebroker.broker.daemon import Daemon
-from servicebroker.broker.shares import Load
+from servicebroker.broker.sharing.growth import Load
 
 
 def main(url: str, port: int, most: int = 1, in_processes: int = 0) -> None:
-    Load.wanted = lambda self, worked: random.randint(1, most)  # type: ignore[method-assign]
+    Load.wanted = lambda *_: random.randint(1, most)  # type: ignore[method-assign]
     daemon = Daemon(url, lambda: datetime.now(UTC), in_processes=bool(in_processes))
     daemon.listen("127.0.0.1", port)
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())

@@ -424,7 +424,7 @@ MUTANTS = [
         "broker.inboxes",
         "        return share_of(conversation_of(body), count)\n",
         "        return (share_of(conversation_of(body), count) + 1) % count\n",
-        57,
+        199,
     ),
     Mutant(
         "a share does not look for what waited before it had it",
@@ -433,7 +433,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        44,
+        146,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
@@ -445,6 +445,34 @@ MUTANTS = [
         "                stored = None\n"
         "                self._frames.send(store, is_traced=False)\n",
         4626,
+    ),
+    Mutant(
+        "a share that fails is not missed",
+        "broker.sharing.lifecycle",
+        "    (Stage.SERVING, Event.ERROR): _FAILURE,\n",
+        "    (Stage.SERVING, Event.ERROR): Step(Stage.ENDED, (Act.CLOSE,)),\n",
+        306,
+    ),
+    Mutant(
+        "relays remember what they knew before conversations were divided anew",
+        "broker.sharing.share",
+        "        store.division = Division(0, count)\n        self.forget()\n",
+        "        store.division = Division(0, count)\n",
+        103,
+    ),
+    Mutant(
+        "what a process says goes to the first link",
+        "broker.sharing.remote_relay",
+        "                link = self._known.get(number)\n                if link",
+        "                link = next(iter(self._known.values()), None)\n                if link",
+        37,
+    ),
+    Mutant(
+        "a process serves although another one has the lease",
+        "broker.sharing.takeover",
+        "    (Phase.STANDING_BY, Event.HELD): Step(Phase.STANDING_BY, _WAIT_FOR_LEASE),\n",
+        "    (Phase.STANDING_BY, Event.HELD): _PROVE,\n",
+        208,
     ),
     Mutant(
         "what the peer once had is relied on",

@@ -33,7 +33,12 @@ class Faults(NamedTuple):
     promoted: float = (
         0.0  # the other server of an instance takes over, looked at every ten seconds; routes are mirrored
     )
-    divided: float = 0.0  # conversations are divided anew among one to three relays, looked at every ten seconds
+    divided: float = 0.0  # another number of shares is wanted, one to three, looked at every ten seconds
+    processes: float = 0.0  # shares have processes of their own
+    share_killed: float = 0.0  # the process of a share, before or after an operation of the store
+    unstartable: float = 0.0  # a process, or another connection, cannot be had
+    contended: float = 0.0  # several processes want to serve an instance
+    unproved: float = 0.0  # a commit by which a process proves that its server is the principal does not go through
     unrouted: float = 0.0  # a route is missing, or expires, looked at every ten seconds
     gripped: float = 0.0  # applications have rows for up to fifteen seconds, looked at every ten seconds
     scattered: float = 0.0  # a service is in all instances: which of them a route names, looked at every ten seconds
@@ -80,7 +85,14 @@ class Faults(NamedTuple):
         is_plain = not (drawn.detour or drawn.hostile or drawn.old_copy)
         drawn = drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
         drawn = drawn._replace(hoarded=1.0 if apart.random() < 0.5 else 0.0)
-        return drawn._replace(skewed=1.0 if apart.random() < 0.2 else 0.0)
+        drawn = drawn._replace(skewed=1.0 if apart.random() < 0.2 else 0.0)
+        if not drawn.divided:
+            return drawn
+        drawn = drawn._replace(processes=1.0 if apart.random() < 0.7 else 0.0)
+        drawn = drawn._replace(share_killed=apart.random() * 0.01 if apart.random() < 0.7 and drawn.processes else 0.0)
+        drawn = drawn._replace(unstartable=apart.random() * 0.5 if apart.random() < 0.4 else 0.0)
+        drawn = drawn._replace(contended=1.0 if apart.random() < 0.6 else 0.0)
+        return drawn._replace(unproved=apart.random() * 0.5 if drawn.contended else 0.0)
 
 
 def draw_limits(random: Random) -> Limits:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.broker.inboxes import Answered, Lost, Reached, Unreached
+from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Reached, Unreached
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy
 from servicebroker.broker.transport.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED_S
-from servicebroker.broker.transport.stream import CLAIM
+from servicebroker.broker.transport.stream import CLAIM, OPENING_WASTE
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol import adjacent
@@ -106,23 +106,34 @@ class SimulatedLink:
         self._links.on_room()
 
     def complain(self) -> None:
-        """Do nothing: no peer floods here."""
+        """Count a frame that was for nothing, where peers have turns."""
+        self._waste(1.0)
 
     def refused(self, number: int, text: str) -> None:
         """Count a refusal of what the peer has brought."""
         self._links.corrupted += number in CORRUPTED
 
     def opened(self) -> None:
-        """Everybody may begin conversations."""
+        """Count a conversation that the peer has begun."""
+        self._waste(OPENING_WASTE)
+
+    def _waste(self, part: float) -> None:
+        if self._links.inboxes is not None:
+            self._links.inboxes.waste(self, part)
 
     def charge(self, seconds: float) -> None:
-        """Do nothing: the network of the simulator has no inboxes, so no peer rests."""
+        """Charge the peer for seconds of the round, where peers have turns."""
+        if self._links.inboxes is not None:
+            self._links.inboxes.charge(self, seconds)
 
 
 class Links:
     """The links of a daemon. `tell` gets events, `bring` frames; `on_room` is called when a link takes more.
 
     `shown` is its own certificate; TLS, which proves that a peer has the key of what it shows, is not simulated.
+
+    Attributes:
+        inboxes: those of a daemon in which peers have turns; None where rounds take what has come.
     """
 
     def __init__(
@@ -152,6 +163,8 @@ class Links:
         self.corrupted = 0
         self._arbiter: Arbiter[SimulatedLink] = Arbiter(me.seat)
         self._open: list[SimulatedLink] = []
+        self._all: list[SimulatedLink] = []  # weak references to a link end with the run, and not at a collection
+        self.inboxes: Inboxes | None = None
         self._peers: dict[Address, Peer] = {}
         self._attempts: dict[Address, Attempt] = {}
         self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
@@ -239,6 +252,7 @@ class Links:
         link = SimulatedLink(self, connection, stream, address, proved)
         link.moment = self._arbiter.moment() if address is not None else 0
         self._open.append(link)
+        self._all.append(link)
         stream.on_bytes = lambda data: self.handle(link, connection.receive(data, self.now))
         stream.on_end = lambda: self.handle(link, connection.end_of_stream())
         connection.begin(link.moment, self.now)

@@ -17,10 +17,11 @@ from servicebroker.protocol.envelope import Content
 from servicebroker_lab.simulation.faults import Faults, draw_limits
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.hostile_peer import HostilePeer
-from servicebroker_lab.simulation.simulated_instance import Instance, World, is_waiting
+from servicebroker_lab.simulation.simulated_instance import Daemon, Instance, World, is_waiting
 from servicebroker_lab.simulation.simulated_keys import identity
 from servicebroker_lab.simulation.simulated_network import HOSTILE_INDEX, Network
 from servicebroker_lab.simulation.simulated_routes import EVERYWHERE, Routes
+from servicebroker_lab.simulation.simulated_shares import DividedDaemon
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, Key, Lost
 
@@ -68,7 +69,18 @@ class Run:
         faults = Faults.draw(random)._replace(**dict.fromkeys(case.without, 0.0))
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), [], set(), faults.hostile > 0, [])
+        self.world = World(
+            self.loop,
+            network,
+            draw_limits(random),
+            instances=[],
+            parted=set(),
+            proves=faults.hostile > 0,
+            forwarder=[],
+            serve=DividedDaemon if faults.divided else Daemon,
+            in_processes=faults.processes > 0,
+            contends=faults.contended > 0,
+        )
         self._forwarder = HoardingForwarder(self.world)
         if faults.hoarded:
             self.world.forwarder.append(self._forwarder)

@@ -14,13 +14,14 @@ import psycopg
 from servicebroker.broker import journal
 from servicebroker.broker.conversations import MAX_CONVERSATIONS
 from servicebroker.broker.departures import BODY_BUDGET_BYTES
-from servicebroker.broker.inboxes import Answered, Reached, share_for
+from servicebroker.broker.inboxes import Answered, Reached
 from servicebroker.broker.inboxes import Lost as LinkLost
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.links import Links as AnyLinks
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
@@ -31,11 +32,12 @@ from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.security.peers import Answer, Proved
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
-from servicebroker.protocol.division import WHOLE, Division
+from servicebroker.protocol.division import Division
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
+from servicebroker_lab.simulation.contenders import Contender
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.links import Links, NetworkEvent, SimulatedLink, address_of
 from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
@@ -69,6 +71,9 @@ class World(NamedTuple):
     parted: set[UUID]  # conversations of an instance that has gone back to an old copy
     proves: bool  # connections prove who is at their ends
     forwarder: list[HoardingForwarder]  # one, or none
+    serve: Callable[[Instance, int], Daemon]  # makes a daemon that remembers so many conversations
+    in_processes: bool  # shares have processes of their own
+    contends: bool  # several processes want to serve an instance
 
     def find(self, key: Key, broker: UUID) -> Endpoint | None:
         """The endpoint of that side of a conversation, in that broker."""
@@ -118,152 +123,145 @@ class FaultyStore(MemoryStore):
         return super().acknowledge(news)
 
 
-class Share:
-    """One relay of a daemon, what has come for it, and when its next round is."""
-
-    def __init__(self, relay: Relay, store: FaultyStore) -> None:
-        self.relay = relay
-        self.store = store
-        self.inbox: list[Arrival | NetworkEvent] = []
-        self.round_at = NEVER
-        self.is_running = False
-        self.hasty = 0  # rounds in a row before which nothing had come, and after which another one was due at once
-
-
 class Daemon:
-    """One process that serves the instance: what `broker/daemon.py` does around relays, without threads.
+    """One process that serves the instance with one relay: what `broker/daemon.py` does around it, without threads.
 
-    Between two operations of one relay's round there may be a round of another one.
+    `simulated_shares.py` has the one that divides conversations among several.
     """
 
     def __init__(self, instance: Instance, capacity: int) -> None:
-        self._instance = instance
+        self.instance = instance
+        self.loop = instance.world.loop
         self._capacity = capacity
         self._is_narrow = capacity != MAX_CONVERSATIONS or instance.world.network.faults.narrow > 0
-        self._loop = instance.world.loop
         world, random = instance.world, instance.world.loop.random
         seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
         me = Myself(seat, UUID(int=random.getrandbits(128)), instance=instance.identifier)
         shown, policy = identity(instance.index).own.facts.der, instance.policy()
         self.links = Links(
-            world.network, me, instance.index, shown, policy, instance.standing(), self._tell, self._bring, self.poke
+            world.network, me, instance.index, shown, policy, instance.standing(), self.tell, self._bring, self.poke
         )
-        self._chance = Random(random.getrandbits(64))
-        self.shares: list[Share] = []
-        self._away_until = 0.0  # without a database
-        self._problem: Exception | None = None  # that has ended the round of a share
+        self.chance = Random(random.getrandbits(64))
         self.is_over = False
         self.has_lease = True
-        self.divide(1)
+        self.begin()
 
-    def _share(self, number: int) -> Share:
-        instance = self._instance
-        relay = Relay(
-            self.links,
-            instance.clock,
-            lambda: self._loop.now,
-            Random(self._chance.getrandbits(64)) if number else self._chance,
-            lambda: LocalInstance(instance.addresses, True, self.links.unreachable, 1),
-            self._capacity,
-            KEYS,
-            self.links.peers,
-            instance.world.limits,
-            instance.world.limits.window if self._is_narrow else BODY_BUDGET_BYTES,
-        )
-        return Share(relay, FaultyStore(instance, self, WHOLE))
+    def make_relay(
+        self,
+        links: AnyLinks,
+        clock: Callable[[], datetime],
+        chance: Random,
+        here: Callable[[], LocalInstance],
+        peers: Peers,
+    ) -> Relay:
+        """A relay with the limits of the run."""
+        limits = self.instance.world.limits
+        budget = limits.window if self._is_narrow else BODY_BUDGET_BYTES
+        seconds = lambda: self.loop.now  # noqa: E731
+        return Relay(links, clock, seconds, chance, here, self._capacity, KEYS, peers, limits, budget)
 
-    def divide(self, count: int) -> None:
-        """Conversations are divided anew, between rounds."""
-        brought = [one for share in self.shares for one in share.inbox if isinstance(one, Arrival)]
-        for share in self.shares[count:]:
-            share.round_at = NEVER
-        self.shares = self.shares[:count] + [self._share(number) for number in range(len(self.shares), count)]
-        for number, share in enumerate(self.shares):
-            share.inbox = [one for one in share.inbox if not isinstance(one, Arrival)]
-            share.store.division = Division(number, count)
-            share.relay.forget(count)
-        for arrival in brought:
-            self.shares[share_for(arrival, count)].inbox.append(arrival)
+    def here(self) -> LocalInstance:
+        """Return what routes mean by this instance."""
+        return LocalInstance(self.instance.addresses, True, self.links.unreachable, 1)
+
+    def begin(self) -> None:
+        """Begin to serve."""
+        self._relay = self.make_relay(self.links, self.instance.clock, self.chance, self.here, self.links.peers)
+        self._store = FaultyStore(self.instance, self, Division())
+        self._inbox: list[Arrival | NetworkEvent] = []
+        self._round_at = NEVER
+        self._hasty = 0  # rounds in a row before which nothing had come, and after which another one was due at once
+        self._away_until = 0.0  # without a database
+        self._relay.forget()
         self.poke()
 
-    def poke(self) -> None:
-        """Something has happened: rounds are due."""
-        for share in self.shares:
-            self._plan(share, self._loop.now + ROUND_DELAY_S)
+    @property
+    def wake_ats(self) -> list[float]:
+        """When each of its relays has something to do."""
+        return [self._relay.wake_at]
 
-    def _plan(self, share: Share, at: float) -> None:
+    def poke(self) -> None:
+        """Something has happened: a round is due."""
+        self._plan(self.loop.now + ROUND_DELAY_S)
+
+    def _plan(self, at: float) -> None:
         at = max(at, self._away_until)
-        if at < share.round_at and at != NEVER:
-            share.round_at = at
-            self._loop.at(at, lambda: self._round(share) if share.round_at == at else None)
+        if at < self._round_at and at != NEVER:
+            self._round_at = at
+            self.loop.at(at, lambda: self._round() if self._round_at == at else None)
+
+    def notify(self) -> None:
+        """Applications have committed a SEND."""
+        self.poke()
 
     def kill(self) -> None:
         """All that is in memory goes."""
         self.is_over = True
-        for share in self.shares:
-            share.round_at = NEVER
+        self._round_at = NEVER
         self.links.crash()
 
-    def _tell(self, happening: NetworkEvent) -> None:
-        self._instance.trace(*happening)
-        for share in self.shares:
-            share.inbox.append(happening)
+    def tell(self, happening: NetworkEvent) -> None:
+        """Something has happened to a link."""
+        self.instance.trace(*happening)
+        self._inbox.append(happening)
         self.poke()
 
     def _bring(self, link: SimulatedLink, came: Arrived) -> None:
         """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
-        network, random = self._instance.world.network, self._loop.random
-        faults, happens = network.faults, self._loop.happens
+        network, random = self.instance.world.network, self.loop.random
+        faults, happens = network.faults, self.loop.happens
 
         def arrive(body: bytes = came.body) -> None:
             self.take(link, body, is_forwarded=came.is_forwarded)
 
-        for forwarder in self._instance.world.forwarder:
-            forwarder.keep(self._instance, link, came)
+        for forwarder in self.instance.world.forwarder:
+            forwarder.keep(self.instance, link, came)
         if happens(faults.loss):
             return
         if happens(faults.replay):
-            self._loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), arrive)
+            self.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), arrive)
         body = came.body
         if happens(faults.tampering):
-            body = flip(body, self._loop.below(8 * len(body)))
+            body = flip(body, self.loop.below(8 * len(body)))
         if happens(faults.reorder):
-            self._loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: arrive(body))
+            self.loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: arrive(body))
         else:
             arrive(body)
 
     def take(self, link: SimulatedLink, body: bytes, *, is_forwarded: bool) -> None:
-        """A message is there, for the next round of its share."""
+        """A message is there, for the next round."""
         if not self.is_over:
-            arrival = Arrival(link, body, is_forwarded)
-            share = self.shares[share_for(arrival, len(self.shares))]
-            share.inbox.append(arrival)
-            self._plan(share, self._loop.now + ROUND_DELAY_S)
+            self._inbox.append(Arrival(link, body, is_forwarded))
+            self.poke()
+
+    def seam(self, store: FaultyStore, name: str) -> None:
+        """Between two operations of a round the daemon's host may fail, or the lease may be another one's."""
+        if not self.has_lease or self.loop.happens(self.instance.world.network.faults.killed):
+            self.instance.trace("is killed at", name)
+            raise Killed
 
     def interleave(self) -> None:
-        """A round of another share, in the midst of one."""
-        soon = self._loop.now + ROUND_DELAY_S
-        due = [share for share in self.shares if not share.is_running and share.round_at <= soon]
-        if due:
-            self._run(self._loop.random.choice(due))
+        """Do nothing: one relay has one round at a time."""
 
-    def _round(self, share: Share) -> None:
+    def want(self, count: int | None) -> None:
+        """Do nothing: it has one relay."""
+
+    def _round(self) -> None:
         try:
-            self._run(share)
+            self._run()
         except Killed:
-            self._instance.crash(self)
-            return
-        if self._problem is not None:
-            self._begin_anew(self._problem)
+            self.instance.crash(self)
+        except (psycopg.Error, InstanceError) as problem:
+            self._begin_anew(problem)
 
-    def _run(self, share: Share) -> None:
-        share.round_at = NEVER
+    def _run(self) -> None:
+        self._round_at = NEVER
         if self.is_over:
             return
-        relay, share.is_running = share.relay, True
-        happened = [one for one in share.inbox if not isinstance(one, Arrival)]
-        arrivals = [one for one in share.inbox if isinstance(one, Arrival)]
-        share.inbox = []
+        relay = self._relay
+        happened = [one for one in self._inbox if not isinstance(one, Arrival)]
+        arrivals = [one for one in self._inbox if isinstance(one, Arrival)]
+        self._inbox = []
         for one in happened:
             if isinstance(one, LinkLost):
                 relay.lost(one.link, one.status)
@@ -273,29 +271,31 @@ class Daemon:
                 relay.reached(one.address)
             else:
                 relay.unreached(one.address, one.status)
-        try:
-            relay.round(share.store, arrivals)
-        except (psycopg.Error, InstanceError) as problem:
-            self._problem = problem
-            return
-        finally:
-            share.is_running = False
-        self._instance.remember(self.links.peers)
-        share.hasty = share.hasty + 1 if relay.wake_at <= self._loop.now and not (arrivals or happened) else 0
-        if share.hasty > MAX_HASTY_ROUNDS:
-            raise Lost(f"{self._instance}: {share.hasty} rounds in a row, and nothing has come between them")
+        relay.round(self._store, arrivals)
+        self.instance.remember(self.links.peers)
+        is_hasty = relay.wake_at <= self.loop.now and not (arrivals or happened)
+        self._hasty = checked_haste(self.instance, self._hasty + 1 if is_hasty else 0)
         if relay.wake_at != NEVER:
-            self._plan(share, max(relay.wake_at, self._loop.now + ROUND_DELAY_S))
+            self._plan(max(relay.wake_at, self.loop.now + ROUND_DELAY_S))
 
     def _begin_anew(self, problem: Exception) -> None:
-        """Let all shares begin anew after a failure in the round of one."""
-        self._instance.trace("loses its database:", problem)
-        self._problem = None
-        for share in self.shares:
-            share.relay.forget(len(self.shares))
-            share.inbox = [one for one in share.inbox if not isinstance(one, LinkLost)]
-        self._away_until = self._loop.now + RECONNECT_DELAY_S
+        """Begin anew from what the database holds, when that is there again."""
+        self.instance.trace("loses its database:", problem)
+        self._relay.forget()
+        self._inbox = [one for one in self._inbox if not isinstance(one, LinkLost)]
+        self._away_until = self.loop.now + RECONNECT_DELAY_S
         self.poke()
+
+
+def checked_haste(instance: Instance, rounds: int) -> int:
+    """Return the number of rounds in a row between which nothing has come.
+
+    Raises:
+        Lost: they are too many.
+    """
+    if rounds > MAX_HASTY_ROUNDS:
+        raise Lost(f"{instance}: {rounds} rounds in a row, and nothing has come between them")
+    return rounds
 
 
 class Instance:
@@ -314,7 +314,8 @@ class Instance:
         self.transport: list[TransportCertificate] = []  # of the others
         self._answers: dict[Address, Answer] = {}  # the stored answers, by address
         self.daemons: list[Daemon] = []
-        self._half = 0  # which of its two servers is the principal
+        self.contenders: list[Contender] = []
+        self.half = 0  # which of its two servers is the principal
         self._timeline = 1
         self.step = timedelta()  # of the server's clock
         self.skew = timedelta()  # by which it is ahead all the time
@@ -396,7 +397,7 @@ class Instance:
 
     def is_up_at(self, number: int) -> bool:
         """Return whether a daemon listens under that number."""
-        return bool(self.daemons) and number == self.index + self._half
+        return bool(self.daemons) and number == self.index + self.half
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -412,23 +413,43 @@ class Instance:
         for daemon in list(self.daemons):
             self.crash(daemon)
         self.trace("is promoted")
-        self._half, self._timeline = OTHER_HALF_OFFSET - self._half, self._timeline + 1
+        for one in self.contenders:
+            if one.half == self.half:
+                one.lose()
+        self.half, self._timeline = OTHER_HALF_OFFSET - self.half, self._timeline + 1
 
     def accept(self, stream: Stream) -> None:
         """The network brings a new stream, to who began to listen last."""
         self.daemons[-1].links.accept(stream)
 
     def start(self) -> None:
-        """A daemon begins to serve."""
-        self.daemons.append(Daemon(self, self.world.loop.random.choice((3, MAX_CONVERSATIONS))))
+        """A daemon begins to serve, or is among those that want to."""
+        if not self.world.contends:
+            self._serve()
+            return
+        self._contend(self.half)
+        if len(self.contenders) < 2:
+            self._contend(self.world.loop.random.choice((self.half, OTHER_HALF_OFFSET - self.half)))
+
+    def _contend(self, half: int) -> None:
+        self.contenders.append(one := Contender(self, half, self._serve))
+        one.connect()
+
+    @property
+    def lease_is_held(self) -> bool:
+        """Return whether the session of a process has the lease."""
+        return any(one.has_lease for one in self.daemons) or any(one.has_lease for one in self.contenders)
+
+    def _serve(self) -> None:
+        self.daemons.append(self.world.serve(self, self.world.loop.random.choice((3, MAX_CONVERSATIONS))))
         if self.world.loop.happens(self.world.network.faults.divided):
             self.divide()
 
     def divide(self) -> None:
-        """Load has changed, and so has the number of shares."""
-        count = self.world.loop.random.choice((1, 2, 3))
-        self.trace("has", count, "shares")
-        self.daemons[-1].divide(count)
+        """So many shares are wanted, or as many as load asks for, which may change, too."""
+        count = self.world.loop.random.choice((1, 2, 3, None))
+        self.trace("is to have", count or "any number of", "shares")
+        self.daemons[-1].want(count)
 
     def usurp(self) -> None:
         """Another one begins to: this one has lost its session, and the lease with that, and learns of it later."""
@@ -444,11 +465,11 @@ class Instance:
             self.daemons.remove(daemon)
             daemon.kill()
             self.corrupted += daemon.links.corrupted
-            if not self.daemons:
+            if not self.daemons or self.world.contends:
                 self.world.loop.after(0.1 + self.world.loop.random.random() * 10, self._restart)
 
     def _restart(self) -> None:
-        if not self.daemons:
+        if not self.daemons or (self.world.contends and len(self.contenders) < 2):
             self.start()
 
     def go_back(self, endpoints: dict[UUID, Endpoint]) -> None:
@@ -463,7 +484,7 @@ class Instance:
     def poke(self) -> None:
         """A SEND has notified whoever serves."""
         for daemon in self.daemons:
-            daemon.poke()
+            daemon.notify()
 
     # ---------------------------------------------------------------- between the operations of a round
 
@@ -482,16 +503,13 @@ class Instance:
         for _, action in ready:
             action()
 
-    def seam(self, daemon: Daemon, store: MemoryStore, name: str) -> None:
+    def seam(self, daemon: Daemon, store: FaultyStore, name: str) -> None:
         """Before and after an operation of a daemon's round."""
         loop, faults = self.world.loop, self.world.network.faults
-        if not daemon.has_lease or loop.happens(faults.killed):
-            self.trace("is killed at", name)
-            raise Killed
+        daemon.seam(store, name)
         if loop.happens(faults.lost):
             raise psycopg.OperationalError(f"at {name}")
-        if len(daemon.shares) > 1 and loop.happens(0.1):
-            daemon.interleave()
+        daemon.interleave()
         if self._pending and loop.happens(0.3):
             self._commit(lambda handle: not store.locks(handle))
 
@@ -522,9 +540,7 @@ class Instance:
             if one.rows:
                 found.append(f"{one.key} in {one.state} still has to send {sorted(one.rows)}")
         for daemon in self.daemons if not is_held else ():
-            for share in daemon.shares:
-                if share.relay.wake_at != NEVER:
-                    found.append(f"the relay wants to go on at {share.relay.wake_at}")
+            found += [f"the relay wants to go on at {one}" for one in daemon.wake_ats if one != NEVER]
             if len(daemon.links):
                 found.append(f"{len(daemon.links)} connections are open")
         return found

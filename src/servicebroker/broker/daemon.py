@@ -23,28 +23,29 @@ from uuid import UUID, uuid4, uuid5
 import psycopg
 
 from servicebroker.broker import forwarding, journal, metrics
-from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached
+from servicebroker.broker.inboxes import Inboxes
 from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.principal_check import PrincipalCheck
-from servicebroker.broker.processes import Begin, ProcessExited, ShareProcess
+from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.self_report import SelfReport
-from servicebroker.broker.shares import (
-    BUSY_MESSAGES,
-    FIRST_POLL_S,
-    NAME,
-    POLL_INTERVAL_S,
-    ROUND_PAUSE_S,
-    Serving,
-    Share,
-    Shares,
-    pin_plans,
+from servicebroker.broker.shares import NAME, Serving, Shares, pin_plans
+from servicebroker.broker.sharing.messages import Begin, ProcessExited
+from servicebroker.broker.sharing.pace import ROUND_PAUSE_S, DaemonPace, Mode, Wait
+from servicebroker.broker.sharing.share import ROUND_FRAMES, Share
+from servicebroker.broker.sharing.takeover import (
+    FIRST_ACTS,
+    LEASE_INTERVAL_S,
+    PROMOTION_INTERVAL_S,
+    PROOF_INTERVAL_S,
+    Act,
+    Event,
+    Takeover,
 )
 from servicebroker.broker.transport import connections
 from servicebroker.broker.transport.connections import Observed
-from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
@@ -77,14 +78,10 @@ from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
-ROUNDS_UNTIL_POLLING = 4  # rounds in a row with much to do, after which the daemon polls; with less it waits for NOTIFY
-ROUND_FRAMES = 2_000  # frames that a round takes
 RECONNECT_INTERVAL_S = 1.0  # seconds between attempts to reach the database again
 POLICY_INTERVAL_S = 1.0  # seconds between looks at the endpoint and the certificates
-PROMOTION_INTERVAL_S = 0.5  # seconds between looks at whether the standby was promoted
 ANSWER_INTERVAL_S = 30.0  # seconds between looks for what the built-in service was sent and nothing has told it of
 STOP_TIMEOUT_S = 10.0  # seconds that `stop` gives to a commit that waits for a standby
-LEASE_INTERVAL_S = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
 TRANSMITTER_ID = 0  # stands for the transmission queue among the queues that readers wait for
 
 _log = logging.getLogger("servicebroker.broker")
@@ -147,7 +144,8 @@ class Daemon:
         self._serving: list[Serving] = []
         self._membership: ToldMembership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
-        self._principal_check = PrincipalCheck(self._network, self._stopped, self._reports)
+        self._principal_check = PrincipalCheck(self._network, self._reports)
+        self._standing = IN_DOUBT  # of the server, when it was asked last on the way to serving
         self._connection: psycopg.Connection[Any] | None = None
         self._impatient: threading.Timer | None = None
 
@@ -230,11 +228,9 @@ class Daemon:
             self._outage.over()
             try:
                 self._connection = connection
-                if self._is_promoted(connection) and self._wait_for_lease(connection):
-                    self._follow(connection)
-                    if self._principal_check.give(connection):
-                        _log.info("This process serves the instance.")
-                        self._serve(connection)
+                if self._take_over(connection, Act.SERVE):
+                    _log.info("This process serves the instance.")
+                    self._serve(connection)
             finally:
                 self._connection = None
 
@@ -243,56 +239,69 @@ class Daemon:
         while not self._stopped.is_set():
             try:
                 with connect(self._url, application_name=NAME) as connection:
-                    return self._is_promoted(connection)
+                    return self._take_over(connection, Act.TRY_LEASE)
             except (psycopg.Error, InstanceError) as problem:
                 self._outage.lost(problem)
                 self._network.stand(IN_DOUBT)
                 self._stopped.wait(RECONNECT_INTERVAL_S)
         return False
 
-    def _is_promoted(self, connection: psycopg.Connection[Any]) -> bool:
-        """Wait until the server is no standby; whether it is none."""
-        was_mirror = False
-        while not self._stopped.is_set():
-            standing = run(connection, find_standing())
-            if standing.role is not Role.MIRROR:
-                self._network.stand(IN_DOUBT)  # until it has the lease, and has committed
-                if was_mirror:
-                    _log.warning("The standby was promoted: this process takes over.")
+    def _take_over(self, connection: psycopg.Connection[Any], goal: Act) -> bool:
+        """Carry out one act of `sharing/takeover.py` after the other. Returns whether the goal is the next one."""
+        takeover, acts = Takeover(), list(FIRST_ACTS)
+        while acts and not self._stopped.is_set():
+            act = acts.pop(0)
+            if act is goal:
                 return True
-            self._network.stand(standing)
-            if not was_mirror:
-                was_mirror = True
-                _log.info("The server is a standby: this process waits as the mirror until it is promoted.")
-            while self._inbox.take(ROUND_FRAMES):
-                pass
-            self._follow(connection)
-            self._stopped.wait(PROMOTION_INTERVAL_S)
+            event = self._approach(connection, act)
+            if event is not None:
+                acts = list(takeover.happens(event))
         return False
+
+    def _approach(self, connection: psycopg.Connection[Any], act: Act) -> Event | None:
+        """Carry out an act on the way to serving. Returns the event that it ends with, if any."""
+        match act:
+            case Act.ASK_ROLE:
+                self._standing = run(connection, find_standing())
+                return Event.MIRROR if self._standing.role is Role.MIRROR else Event.PRIMARY
+            case Act.SAY_MIRROR:
+                self._network.stand(self._standing)
+            case Act.NOTE_MIRROR:
+                _log.info("The server is a standby: this process waits as the mirror until it is promoted.")
+            case Act.DROP_ARRIVALS:
+                while self._inbox.take(ROUND_FRAMES):
+                    pass
+            case Act.FOLLOW_POLICY:
+                self._follow(connection)
+            case Act.WAIT_FOR_PROMOTION:
+                self._stopped.wait(PROMOTION_INTERVAL_S)
+            case Act.NOTE_PROMOTED:
+                _log.warning("The standby was promoted: this process takes over.")
+            case Act.SAY_DOUBT:
+                self._network.stand(IN_DOUBT)  # until it has the lease, and has committed
+            case Act.TRY_LEASE:
+                return Event.WON if _has_lease(connection) else Event.HELD
+            case Act.NOTE_STANDBY:
+                _log.warning("Another process serves the instance; this one stands by until that has gone.")
+            case Act.STOP_LISTENING:
+                self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
+                self._network.obey(OFF)
+                self._watch.forget()
+            case Act.WAIT_FOR_LEASE:
+                self._stopped.wait(LEASE_INTERVAL_S)
+            case Act.PROVE:
+                return self._principal_check.attempt(connection)
+            case Act.REPORT:
+                self._principal_check.report(connection)
+            case Act.WAIT_FOR_PROOF:
+                self._stopped.wait(PROOF_INTERVAL_S)
+        return None
 
     def _here(self) -> LocalInstance:
         policy = self._policy
         return LocalInstance(
             self._addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size
         )
-
-    def _wait_for_lease(self, connection: psycopg.Connection[Any]) -> bool:
-        """One daemon serves an instance; another one stands by, and has no connections."""
-        stands_by = False
-        while not self._stopped.is_set():
-            ((ours,),) = execute(
-                connection, "daemon.wait_for_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER_DAEMON
-            )
-            if ours:
-                return True
-            if not stands_by:
-                stands_by = True
-                _log.warning("Another process serves the instance; this one stands by until that has gone.")
-                self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
-                self._network.obey(OFF)
-                self._watch.forget()
-            self._stopped.wait(LEASE_INTERVAL_S)
-        return False
 
     def _serve(self, connection: DirectConnection) -> None:
         self._shown, self._serving, self._look_at, self._answer_at, self._sample_at = [], [], 0.0, 0.0, 0.0
@@ -310,9 +319,7 @@ class Daemon:
             self._look(connection)  # the report of the last round, should no round succeed
             try:
                 self._shares.begin(store)
-                while not self._stopped.is_set():
-                    self._doze(connection, ear)
-                    self._work(connection)
+                self._run_rounds(connection, ear)
             finally:
                 self._shares.end()
         self._relay.forwarding.drop_all(11293)
@@ -415,34 +422,41 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
-    def _doze(self, connection: DirectConnection, ear: Listener) -> None:
-        """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
-        self._inbox.bell.clear()
-        _register(connection, waits=True)
-        self._tell_others(is_awake=False)
-        pause, busy = FIRST_POLL_S, 0
-        while not self._stopped.is_set() and busy < ROUNDS_UNTIL_POLLING:
-            ear.check()
+    def _run_rounds(self, connection: DirectConnection, ear: Listener) -> None:
+        """Run rounds until `stop`: listen until there is much to do, then poll until there is little."""
+        pace = DaemonPace()
+        self._go_over(connection, pace.mode)
+        while not self._stopped.is_set():
+            mode = pace.mode
+            if mode is Mode.LISTEN:
+                ear.check()
             carried = self._round(connection)
-            if carried:
-                pause, busy = FIRST_POLL_S, busy + (carried >= BUSY_MESSAGES)
-            else:
-                busy = 0
-            if self._inbox.bell.wait(min(pause, max(0.0, self._wake_at - time.monotonic()))):
-                self._inbox.bell.clear()
-                pause = FIRST_POLL_S
-            elif self._wake_at > time.monotonic():
-                pause = min(pause * 5, POLL_INTERVAL_S)
-        self._tell_others(is_awake=True)
-        _register(connection, waits=False)
+            rang = self._wait(pace.after_round(carried, self._wake_at, time.monotonic()))
+            pace.waited(self._wake_at, time.monotonic(), rang=rang)
+            if pace.mode is not mode:
+                self._go_over(connection, pace.mode)
+        if pace.mode is Mode.LISTEN:
+            _register(connection, waits=False)
 
-    def _work(self, connection: DirectConnection) -> None:
-        """One round after the other, until one finds nothing, or some find little."""
-        idle = 0
-        while not self._stopped.is_set() and idle < ROUNDS_UNTIL_POLLING and (carried := self._round(connection)):
-            idle = idle + 1 if carried < BUSY_MESSAGES else 0
-            if self._wake_at > time.monotonic():
-                self._stopped.wait(ROUND_PAUSE_S)
+    def _go_over(self, connection: DirectConnection, mode: Mode) -> None:
+        """Listen or poll from now on: senders notify while the daemon listens."""
+        if mode is Mode.LISTEN:
+            self._inbox.bell.clear()
+            _register(connection, waits=True)
+            self._tell_others(is_polling=False)
+        else:
+            self._tell_others(is_polling=True)
+            _register(connection, waits=False)
+
+    def _wait(self, wait: Wait) -> bool:
+        """Wait. Returns whether the bell has ended the wait."""
+        if not wait.hears_bell:
+            self._stopped.wait(wait.seconds)
+            return False
+        if self._inbox.bell.wait(wait.seconds):
+            self._inbox.bell.clear()
+            return True
+        return False
 
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
@@ -455,38 +469,16 @@ class Daemon:
 
     def _carry(self, share: Share) -> int:
         """One round of a share, on its thread; how much there was to do, in messages."""
-        began = time.monotonic()
-        taken = share.inbox.take(ROUND_FRAMES)
-        arrivals = []
-        for one in taken:
-            match one:
-                case Arrival():
-                    arrivals.append(one)
-                case Lost():
-                    share.relay.lost(one.link, one.status)
-                case Reached():
-                    share.relay.reached(one.address)
-                case Unreached():
-                    share.relay.unreached(one.address, one.status)
-                case Answered():
-                    share.relay.on_peer_role(one.address, one.standing)
-                case Outdated():
-                    self._principal_check.challenge(one.known)
-        carried = _round(share, arrivals)
-        seconds = time.monotonic() - began
-        share.inbox.took(seconds)
-        share.carried = max(carried, min(len(taken), 1))
-        share.worked += seconds if share.carried else 0.0
-        return share.carried
+        return share.carry(time.monotonic, self._principal_check.challenge)
 
     @property
     def _wake_at(self) -> float:
         """When there is something to do for the first share, if nothing happens."""
         return min(self._relay.wake_at, self._inbox.wake_at)
 
-    def _tell_others(self, *, is_awake: bool) -> None:
+    def _tell_others(self, *, is_polling: bool) -> None:
         """The other shares look by themselves while nobody notifies us, and once more when somebody does again."""
-        self._shares.is_awake = is_awake
+        self._shares.is_polling = is_polling
         for share in self._shares.all[1:]:
             share.inbox.bell.set()
 
@@ -517,6 +509,12 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
         )
 
 
+def _has_lease(connection: psycopg.Connection[Any]) -> bool:
+    """Try to get the lease. Returns whether this session has it: one daemon serves an instance."""
+    ((ours,),) = execute(connection, "daemon.has_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER_DAEMON)
+    return bool(ours)
+
+
 def instance_of(connection: psycopg.Connection[Any]) -> UUID:
     """The identifier of the instance: the same in a primary and its standbys."""
     ((instance,),) = execute(connection, "daemon.instance_of", "select instance_id from servicebroker.instance")
@@ -531,11 +529,3 @@ def seat(connection: psycopg.Connection[Any]) -> UUID:
     """
     place = f"{socket.gethostname()} {connection.info.host} {connection.info.port} {connection.info.dbname}"
     return uuid5(instance_of(connection), place)
-
-
-def _round(share: Share, arrivals: list[Arrival]) -> int:
-    """A round of its relay, or of the process that has it."""
-    if isinstance(share.relay, ShareProcess):
-        return share.relay.round(arrivals)
-    assert share.store is not None
-    return share.relay.round(share.store, arrivals)

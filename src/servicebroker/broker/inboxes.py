@@ -100,24 +100,33 @@ class Inbox:
     about as much time: who brings more than that waits as long as its portion took. So nobody can delay the others
     much, whatever it brings. Where all bring about as much, nobody gains by that, and rounds take what there is.
 
+    `seconds` is a clock that never goes back; `taker` names the thread, or whatever else runs a round.
+
     Attributes:
         relieved: called when a line that was full has room again.
     """
 
-    def __init__(self, relieved: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        relieved: Callable[[], object] = lambda: None,
+        seconds: Callable[[], float] = time.monotonic,
+        taker: Callable[[], int] = threading.get_ident,
+    ) -> None:
         self.relieved = relieved
+        self._seconds = seconds
+        self._name_taker = taker
         self.count = 1  # of inboxes that share the room
         self._lock = threading.Lock()
         self._happened: dict[object, NetworkEvent] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
         self._is_shared = False  # somebody brings little, and is not to wait for the others
-        self._taker = 0  # the thread that has taken last
+        self._taker = 0  # that has taken last
         self._has_more = False  # than the last round took, of those who do not rest
         self.bell = threading.Event()
 
     def put(self, item: NetworkEvent) -> None:
         """Add one, and ring, unless it has to wait."""
-        now = time.monotonic()
+        now = self._seconds()
         with self._lock:
             if not isinstance(item, Arrival):
                 key = _about(item)
@@ -139,7 +148,7 @@ class Inbox:
 
         Who gets least of a round is the first in the next one.
         """
-        now, self._taker = time.monotonic(), threading.get_ident()
+        now, self._taker = self._seconds(), self._name_taker()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
             taken = [self._happened.pop(key) for key in list(self._happened)[:most]]
@@ -195,7 +204,7 @@ class Inbox:
 
         Each line is charged for what was measured for it, and for its part of the rest by the number of its frames.
         """
-        now = time.monotonic()
+        now = self._seconds()
         with self._lock:
             served = [line for line in self._lines.values() if line.taken]
             rest = max(seconds - sum(line.charged for line in served), 1e-6)
@@ -214,7 +223,7 @@ class Inbox:
     def charge(self, link: Link, seconds: float) -> None:
         """Charge a peer for seconds of this thread's round."""
         with self._lock:
-            if self._taker == threading.get_ident() and (line := self._lines.get(line_of(link))) is not None:
+            if self._taker == self._name_taker() and (line := self._lines.get(line_of(link))) is not None:
                 line.charged += seconds
 
     def _has_light_one(self) -> bool:
@@ -229,7 +238,7 @@ class Inbox:
     def waste(self, link: Link, share: float) -> None:
         """A frame of this thread's round has cost more than it was worth."""
         with self._lock:
-            if self._taker == threading.get_ident() and (line := self._lines.get(line_of(link))) is not None:
+            if self._taker == self._name_taker() and (line := self._lines.get(line_of(link))) is not None:
                 line.wasted += share
 
     @property
@@ -267,18 +276,23 @@ class Inbox:
 class Inboxes:
     """One for each share: what was brought is for the share of its conversation, what has happened is for all.
 
+    `seconds` and `taker` are those of each inbox.
+
     Attributes:
         relieved: called when a line that was full has room again.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, seconds: Callable[[], float] = time.monotonic, taker: Callable[[], int] = threading.get_ident
+    ) -> None:
+        self._seconds, self._taker = seconds, taker
         self.relieved: Callable[[], object] = lambda: None
         self.shares: tuple[Inbox, ...] = (self._new(),)
         self._noise: Counter[object] = Counter()  # frames for nothing of each peer
         self._lock = threading.Lock()
 
     def _new(self) -> Inbox:
-        return Inbox(lambda: self.relieved())
+        return Inbox(lambda: self.relieved(), self._seconds, self._taker)
 
     def divide(self, count: int) -> None:
         """Among so many shares; the first one keeps its inbox, and nothing is lost."""

@@ -9,15 +9,14 @@ from typing import Any
 import psycopg
 
 from servicebroker.broker.self_report import SelfReport
+from servicebroker.broker.sharing.takeover import Challenges, Event
 from servicebroker.broker.transport.sockets import Network
 from servicebroker.engine.remote.mirrored_pairs import find_standing, proof
 from servicebroker.model.daemon_reports import Subject
-from servicebroker.model.errors import InstanceError
-from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.mirroring import Known, Role
 from servicebroker.store.running import run
 
 COMMIT_TIMEOUT_S = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
-RETRY_INTERVAL_S = 1.0  # seconds until the next one
 
 UNGUARDED = (
     "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
@@ -30,29 +29,27 @@ _log = logging.getLogger("servicebroker.broker")
 class PrincipalCheck:
     """Tells the network what the server is: the principal once it has committed, and as long as it goes on to."""
 
-    def __init__(self, network: Network, stopped: threading.Event, reports: SelfReport) -> None:
+    def __init__(self, network: Network, reports: SelfReport) -> None:
         self._network = network
-        self._stopped = stopped
         self._reports = reports
-        self._challenge = Known()  # the highest timeline that a peer has seen
-        self._refuted = Known()  # the one that a commit with the standby has proven wrong
+        self._challenges = Challenges()
 
-    def give(self, connection: psycopg.Connection[Any]) -> bool:
-        """Wait for a commit that a synchronous standby has, where there is one. False: it is to stop, or a standby."""
-        while not self._stopped.is_set():
-            standing = run(connection, find_standing())
-            if standing.role is Role.MIRROR:
-                return False
-            problem = self._commit(connection, standing)
-            self._tell(Subject.PRINCIPAL, problem)
-            if not problem:
-                self._refuted = self._challenge
-                self._network.stand(standing)
-                return True
-            self._network.stand(IN_DOUBT)
-            self._reports.write(connection, anew=True)  # its table is unlogged: no commit waits for the standby
-            self._stopped.wait(RETRY_INTERVAL_S)
-        return False
+    def attempt(self, connection: psycopg.Connection[Any]) -> Event:
+        """Wait for a commit that a synchronous standby has, where there is one. Returns how that went."""
+        standing = run(connection, find_standing())
+        if standing.role is Role.MIRROR:
+            return Event.MIRROR
+        problem = self._challenges.objection(standing) or self._commit(connection)
+        self._tell(Subject.PRINCIPAL, problem)
+        if problem:
+            return Event.UNPROVED
+        self._challenges.refute()
+        self._network.stand(standing)
+        return Event.PROVED
+
+    def report(self, connection: psycopg.Connection[Any]) -> None:
+        """Show doctor why this server is not the principal."""
+        self._reports.write(connection, anew=True)  # its table is unlogged: no commit waits for the standby
 
     def renew(self, connection: psycopg.Connection[Any]) -> None:
         """The daemon is alive and its commits go through; also a promotion of ours may have been noticed only now."""
@@ -67,20 +64,10 @@ class PrincipalCheck:
         Raises:
             InstanceError: it has to be proven anew that this is the principal.
         """
-        if known not in (self._challenge, self._refuted):
-            self._challenge = known
-            raise InstanceError(
-                f"A peer has seen timeline {known.timeline} of this cluster: another server was promoted."
-            )
+        self._challenges.take(known)
 
-    def _commit(self, connection: psycopg.Connection[Any], standing: Standing) -> str:
+    def _commit(self, connection: psycopg.Connection[Any]) -> str:
         """Wait for a commit. Returns why this server is not the principal, or ''."""
-        is_challenged = self._challenge.system == standing.system and self._challenge.timeline > standing.timeline
-        if is_challenged and not standing.is_guarded:
-            return (
-                f"Another server of this cluster is on timeline {self._challenge.timeline}, this one on "
-                f"{standing.timeline}: it takes and sends no messages. Make it a standby of the other one (pg_rewind)."
-            )
         given_up: list[bool] = []
 
         def notice(said: psycopg.errors.Diagnostic) -> None:

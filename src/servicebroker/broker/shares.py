@@ -3,6 +3,8 @@
 Each share has a relay, an inbox, a connection and a thread; those of the first one are the daemon's, which alone does
 what is done once for an instance. How many there are follows load and cores (decision 253). The relays of the others,
 with their connections, may be in processes of their own (decision 252).
+
+The decisions are those of `broker/sharing`: these are the threads and connections that carry them out.
 """
 
 from __future__ import annotations
@@ -14,20 +16,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
 
 from servicebroker.broker import metrics
-from servicebroker.broker.inboxes import Inbox, Inboxes
+from servicebroker.broker.inboxes import Inboxes
 from servicebroker.broker.kept_deliveries import KeptDeliveries
 from servicebroker.broker.postgres_store import PostgresStore
-from servicebroker.broker.processes import ProcessExited, ShareProcess, Unstartable
+from servicebroker.broker.processes import ShareProcess
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.sharing.growth import Growth, Load
+from servicebroker.broker.sharing.lifecycle import FIRST_ACTS, Act, Event, ShareLife
+from servicebroker.broker.sharing.messages import ProcessExited, Unstartable
+from servicebroker.broker.sharing.pace import SharePace, Wait
+from servicebroker.broker.sharing.share import Share, ShareSet
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.division import Division
 from servicebroker.store.connection import connect, one_line
@@ -35,45 +40,13 @@ from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import execute
 
 NAME = "servicebroker serve"  # of the connections
-ROUND_PAUSE_S = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
-BUSY_MESSAGES = 8  # messages that are much to do for one round
-POLL_INTERVAL_S = 1.0  # seconds: how often a share looks when nothing wakes it
-FIRST_POLL_S = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 MAX_THREADS = 4  # shares of one process: they compute one after the other
 MAX_PROCESSES = 8  # shares at most that have processes of their own, where nobody has said how many
 CORES_PER_SHARE = 2  # for each share, which keeps a thread and a server process busy
 CORES_OF_ONE_PROCESS = 4  # cores that are used up by one process, its server's and those who send and receive
-FULL_LOAD = 0.6  # part of the time that shares are in rounds, on average, and more are started
-FULL_CPU = 0.8  # part of the time that this process computes, and more would only wait for each other
-LOW_LOAD = 0.55  # part of the time for each share but one, and there is one less
-LOOKS_TO_GROW, LOOKS_TO_SHRINK = 3, 10  # looks for which that has to last
-GIVEN_UP = 60.0  # seconds until more connections are tried again
 RESTART_INTERVAL_S = 2.0  # seconds between two that begin for one share
 
 _log = logging.getLogger("servicebroker.broker")
-
-
-@dataclass(slots=True, eq=False)
-class Share:
-    """A relay, its store where it is of this process, what has come for it, and how busy its rounds are."""
-
-    relay: Relay | ShareProcess
-    inbox: Inbox
-    store: PostgresStore | None = None
-    carried: int = 0  # messages, by the last round
-    worked: float = 0.0  # seconds in rounds that carried something
-
-    @property
-    def wake_at(self) -> float:
-        """When there is something to do, if nothing happens."""
-        return min(self.relay.wake_at, self.inbox.wake_at)
-
-    def works_with(self, opened: _Opened | ShareProcess) -> None:
-        """From now on: the store of its relay, or the process that has both."""
-        if isinstance(opened, ShareProcess):
-            self.relay = opened
-        else:
-            self.store = opened.store
 
 
 class _Opened(NamedTuple):
@@ -140,8 +113,7 @@ class Shares:
     with True in the place of one that was killed.
 
     Attributes:
-        all: the first one is the share of the daemon's own thread and connection.
-        is_awake: the daemon works, and nobody is notified of what is sent.
+        is_polling: the daemon polls, and nobody is notified of what is sent.
         problem: what has ended the thread of one of them; then all are to begin anew.
     """
 
@@ -158,13 +130,11 @@ class Shares:
         self._url = url
         self._clock = clock
         self._inboxes = inboxes
-        self._make = make
-        self._wanted = count
         self._carry = carry
         self._start = start
-        self.all = [Share(make(), inboxes.shares[0])]
-        self.is_awake = False
-        self._load = self._new_load()
+        self._set = ShareSet(make, inboxes, in_processes=start is not None)
+        self.is_polling = False
+        self._growth = Growth(self._new_load(), count)
         self._store: PostgresStore | None = None  # of the first share
         self._opened: list[_Opened | ShareProcess] = []
         self._opening: Future[list[_Opened | ShareProcess]] | None = None
@@ -172,14 +142,18 @@ class Shares:
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self.problem: Exception | None = None
-        self._try_at = 0.0
-        self._told = ""
+
+    @property
+    def all(self) -> list[Share]:
+        """The shares; the first one is the daemon's own."""
+        return self._set.all
 
     # ---------------------------------------------------------------- beginning and ending
 
     def begin(self, store: PostgresStore) -> None:
         """Serve with the daemon's store alone; `adapt` brings the others."""
-        self._store, self._load, self._try_at = store, self._new_load(), 0.0
+        self._store = store
+        self._growth.begin(self._new_load())
         self.all[0].store = store
         self._divide([])
 
@@ -189,16 +163,8 @@ class Shares:
         if self._opening is not None:
             self._opening.add_done_callback(_close)
         self.problem = self._opening = self._store = None
-        self._shrink(1)
-        self._inboxes.divide(1)
-        self._load = self._new_load()
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew from what the database holds."""
-        for share in self.all:
-            share.relay.forget(len(self.all))
-        self._inboxes.forget_links()
+        self._set.unite()
+        self._growth.begin(self._new_load())
 
     def interrupt(self, patience: float) -> None:
         """Commits that wait for a standby would wait for ever. From any thread; nobody replaces who is killed here."""
@@ -207,7 +173,8 @@ class Shares:
             one.interrupt(patience)
 
     def _new_load(self) -> Load:
-        return Load(in_processes=self._start is not None)
+        in_processes = self._start is not None
+        return Load(most(in_processes=in_processes), time.monotonic(), time.process_time(), in_processes=in_processes)
 
     def _divide(self, opened: list[_Opened | ShareProcess]) -> None:
         """Among the first one and these from now on: between rounds, and all find what is theirs in the database.
@@ -215,30 +182,21 @@ class Shares:
         Raises:
             Exception: the last round of one of them has failed, as when a commit has not reached its standby.
         """
-        count = 1 + len(opened)
         self._stop()
         if self.problem is not None:
             for one in opened:
                 one.close()
             raise self.problem
-        self._shrink(count if self._start is None else 1)
-        self._inboxes.divide(count)
-        for number, inbox in list(enumerate(self._inboxes.shares))[len(self.all) :]:
-            one = opened[number - 1]
-            self.all.append(Share(one if isinstance(one, ShareProcess) else self._make(), inbox))
-        for share, one in zip(self.all[1:], opened, strict=True):
-            share.works_with(one)
         assert self._store is not None
-        self._store.division = Division(0, count)
-        self.forget()
+        self._set.divide(self._store, opened)
         self._over, self._opened = threading.Event(), opened
-        for number in range(1, count):
+        for number in range(1, len(self.all)):
             name = f"servicebroker share {number}"
-            thread = threading.Thread(target=self._run, args=(number, self._over), name=name, daemon=True)
+            thread = threading.Thread(target=_ShareThread(self, number, self._over).run, name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no more threads may be started: all begin anew, with one share for a while
-                self._try_at = time.monotonic() + GIVEN_UP
+                self._growth.rest(time.monotonic())
                 for one in opened[number - 1 :]:
                     one.close()
                 raise
@@ -278,12 +236,6 @@ class Shares:
             thread.join()
         self._threads, self._opened = [], []
 
-    def _shrink(self, count: int) -> None:
-        """Remove the last shares. Senders repeat what those would have passed on."""
-        for share in self.all[count:]:
-            share.relay.forwarding.drop_all(11293)
-        del self.all[count:]
-
     # ---------------------------------------------------------------- while they run
 
     def show(self) -> None:
@@ -317,8 +269,9 @@ class Shares:
         count = len(self.all)
         try:
             if self._opening is None:
-                wanted = self._wanted or self._load.wanted([share.worked for share in self.all])
-                if wanted != count and time.monotonic() >= self._try_at:
+                worked = [share.worked for share in self.all]
+                wanted = self._growth.look(worked, time.monotonic(), time.process_time())
+                if wanted is not None:
                     self._opening = self._open(wanted)
                 return
             if not self._opening.done():
@@ -326,98 +279,139 @@ class Shares:
             opening, self._opening = self._opening, None
             opened = opening.result()
         except (psycopg.Error, InstanceError, OSError, RuntimeError) as problem:
-            self._try_at = time.monotonic() + GIVEN_UP
-            if self._told != (told := one_line(problem)):
-                self._told = told
+            if self._growth.failed(told := one_line(problem), time.monotonic()):
                 _log.warning("It stays at %d rounds at a time: %s", count, told)
             return
-        self._told = ""
+        self._growth.opened()
         self._divide(opened)
         _log.info("Conversations are divided among %d rounds at a time.", len(self.all))
 
-    def _run(self, number: int, over: threading.Event) -> None:
-        """A share's thread, until it is told to end or fails. A process that somebody has killed is replaced."""
-        count, share, division = len(self.all), self.all[number], Division(number, len(self.all))
-        another: Callable[[], _Opened | ShareProcess] = partial(self._opened.__getitem__, number - 1)
-        try:
-            while True:
-                began = time.monotonic()
-                try:
-                    self._opened[number - 1] = opened = another()
-                    with closing(opened):
-                        opened.ready()
-                        share.works_with(opened)
-                        self._rounds(share, over)
-                    return
-                except ProcessExited:
-                    assert isinstance(opened, ShareProcess)
-                    if not over.is_set():
-                        self._note_killed(number + 1, opened.ending)
-                        over.wait(max(0.0, began + RESTART_INTERVAL_S - time.monotonic()))
-                    if over.is_set() or self._start is None:  # no process begins here to wait for its last commit
-                        raise
-                    another = partial(self._start, division, True)
-                except Unstartable as problem:
-                    _log.warning("What process %d of %d did is done in the first: %s", number + 1, count, problem)
-                    share.relay = self._make()
-                    share.relay.forget(count)
-                    another = partial(open_share, self._url, self._clock, division, follows=True)
-        except Exception as problem:
-            self.problem = problem
-            self._inboxes.ring()
+    def fail(self, problem: Exception) -> None:
+        """The thread of a share has ended: all shares are to begin anew."""
+        self.problem = problem
+        self._inboxes.ring()
 
-    def _note_killed(self, number: int, ending: str) -> None:
+    def note_killed(self, number: int, ending: str) -> None:
+        """Count a process that somebody has killed."""
         metrics.REPLACED.inc()
         times, *_ = self._replaced.get(number, (0,))
         self._replaced[number] = times + 1, self._clock(), ending
         _log.warning("Process %d of %d %s: another one takes its place.", number, len(self.all), ending)
 
-    def _rounds(self, share: Share, over: threading.Event) -> None:
-        """As the daemon's, but nobody notifies this one: while the daemon is awake it looks at each pace."""
-        pause, bell = FIRST_POLL_S, share.inbox.bell
+    def rounds(self, share: Share, over: threading.Event) -> None:
+        """Run rounds of a share until it is over."""
+        pace, bell = SharePace(), share.inbox.bell
         while not over.is_set():
-            if self._carry(share) >= BUSY_MESSAGES:
-                pause = FIRST_POLL_S
-                if share.wake_at > time.monotonic():
-                    over.wait(ROUND_PAUSE_S)
-                continue
-            pause = (
-                FIRST_POLL_S if share.carried else min(pause * 5, ROUND_PAUSE_S if self.is_awake else POLL_INTERVAL_S)
-            )
-            if bell.wait(min(pause, max(0.0, share.wake_at - time.monotonic()))):
-                bell.clear()
-                pause = FIRST_POLL_S
+            carried = self._carry(share)
+            wait = pace.after_round(carried, share.wake_at, time.monotonic(), is_polling=self.is_polling)
+            if _rang(wait, bell, over):
+                pace.rang()
+
+    def opened_at(self, number: int) -> _Opened | ShareProcess:
+        """Return the connection or process of a share."""
+        return self._opened[number - 1]
+
+    def replace(self, number: int) -> ShareProcess:
+        """Start a process in the place of one that was killed.
+
+        Raises:
+            Unstartable: there can be none.
+        """
+        assert self._start is not None
+        self._opened[number - 1] = started = self._start(Division(number, len(self.all)), True)
+        return started
+
+    def open_here(self, number: int, problem: Exception | None) -> _Opened:
+        """Go on in this process: no other one can be had."""
+        count, share = len(self.all), self.all[number]
+        _log.warning("What process %d of %d did is done in the first: %s", number + 1, count, problem)
+        self._set.goes_on_here(share)
+        self._opened[number - 1] = opened = open_share(self._url, self._clock, Division(number, count), follows=True)
+        return opened
 
 
-class Load:
-    """The number of shares to have, by how busy the present ones are.
+class _ShareThread:
+    """The thread of a share, until it is told to end or fails: the acts of `sharing/lifecycle.py`."""
 
-    Those that are in processes do not wait for what this one computes.
-    """
+    def __init__(self, shares: Shares, number: int, over: threading.Event) -> None:
+        self._shares = shares
+        self._number = number
+        self._over = over
+        self._share = shares.all[number]
+        self._opened: _Opened | ShareProcess | None = shares.opened_at(number)
+        self._began = time.monotonic()
+        self._problem: Exception | None = None
 
-    def __init__(self, *, in_processes: bool = False) -> None:
-        self._in_processes = in_processes
-        self._before: list[float] = []
-        self._looked_at, self._computed = time.monotonic(), time.process_time()
-        self._full = self._resting = 0  # looks
+    def run(self) -> None:
+        """Carry out the acts of one step after the other."""
+        life, acts = ShareLife(), list(FIRST_ACTS)
+        while acts:
+            event = self._attempt(acts.pop(0))
+            if event is not None:
+                acts = list(life.happens(event))
 
-    def wanted(self, worked: list[float]) -> int:
-        """Return how many from now on. `worked`: how long each has been in rounds in all."""
-        now, computed, count = time.monotonic(), time.process_time(), len(worked)
-        elapsed = max(now - self._looked_at, 1e-6)
-        busy = [(one - before) / elapsed for one, before in zip(worked, self._before, strict=False)]
-        computing = 0.0 if self._in_processes else (computed - self._computed) / elapsed
-        is_known = len(self._before) == count
-        self._before, self._looked_at, self._computed = worked, now, computed
-        self._full = self._full + 1 if is_known and sum(busy) >= FULL_LOAD * count and computing < FULL_CPU else 0
-        self._resting = self._resting + 1 if is_known and sum(busy) < LOW_LOAD * (count - 1) else 0
-        if self._full >= LOOKS_TO_GROW and count < most(in_processes=self._in_processes):
-            self._full = 0
-            return count + 1
-        if self._resting >= LOOKS_TO_SHRINK:
-            self._resting = 0
-            return count - 1
-        return count
+    def _attempt(self, act: Act) -> Event | None:
+        try:
+            return self._do(act)
+        except ProcessExited as problem:
+            self._problem = problem
+            return Event.EXITED_AT_END if self._over.is_set() else Event.EXITED
+        except Unstartable as problem:
+            self._problem = problem
+            return Event.UNSTARTABLE
+        except Exception as problem:
+            self._problem = problem
+            return Event.ERROR
+
+    def _do(self, act: Act) -> Event | None:
+        """Carry out an act. Returns the event that it ends with, if any."""
+        match act:
+            case Act.AWAIT:
+                assert self._opened is not None
+                self._opened.ready()
+                return Event.READY
+            case Act.RUN_ROUNDS:
+                assert self._opened is not None
+                self._share.works_with(self._opened)
+                self._shares.rounds(self._share, self._over)
+                return Event.TOLD_TO_END
+            case Act.CLOSE:
+                opened, self._opened = self._opened, None
+                if opened is not None:
+                    opened.close()
+            case Act.NOTE_KILLED:
+                self._shares.note_killed(self._number + 1, self._ending)
+            case Act.PAUSE:
+                is_over = self._over.wait(max(0.0, self._began + RESTART_INTERVAL_S - time.monotonic()))
+                return Event.TOLD_TO_END if is_over else Event.PAUSED
+            case Act.REPLACE:
+                self._began = time.monotonic()
+                self._opened = self._shares.replace(self._number)
+            case Act.OPEN_HERE:
+                self._began = time.monotonic()
+                self._opened = self._shares.open_here(self._number, self._problem)
+            case Act.TELL_PROBLEM:
+                assert self._problem is not None
+                self._shares.fail(self._problem)
+        return None
+
+    @property
+    def _ending(self) -> str:
+        """How the process has ended."""
+        ended = self._shares.opened_at(self._number)
+        assert isinstance(ended, ShareProcess)
+        return ended.ending
+
+
+def _rang(wait: Wait, bell: threading.Event, over: threading.Event) -> bool:
+    """Wait. Returns whether the bell has ended the wait."""
+    if not wait.hears_bell:
+        over.wait(wait.seconds)
+        return False
+    if bell.wait(wait.seconds):
+        bell.clear()
+        return True
+    return False
 
 
 def _close(opening: Future[list[_Opened | ShareProcess]]) -> None:

@@ -26,6 +26,7 @@ from servicebroker.broker import daemon, metrics, processes, shares
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.postgres_store import PostgresStore
 from servicebroker.broker.processes import ShareProcess
+from servicebroker.broker.sharing import growth
 from servicebroker.engine.remote.arriving import Result
 from servicebroker.protocol.division import Division, share_of
 from servicebroker.protocol.incoming import Batch
@@ -475,7 +476,7 @@ def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
         tries.append(divisions)
         return opened_for(self, divisions)
 
-    monkeypatch.setattr(shares, "GIVEN_UP", 0.0)
+    monkeypatch.setattr(growth, "RETRY_INTERVAL_S", 0.0)
     monkeypatch.setattr(shares.Shares, "_opened_for", noted)
     with monkeypatch.context() as hindered:
         hindered.setattr(what, name, value)
@@ -505,7 +506,7 @@ def test_where_no_thread_can_be_had_all_begin_anew_with_one_share(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(shares, "GIVEN_UP", 1.0)
+    monkeypatch.setattr(growth, "RETRY_INTERVAL_S", 1.0)
     with monkeypatch.context() as limited:
         limited.setattr(threading.Thread, "start", hindered)
         with sites(2, make_instance_url, tmp_path, 2) as (west, east):

@@ -15,25 +15,23 @@ from uuid import UUID, uuid4
 import pytest
 
 from many_sites import Pipe
-from servicebroker.broker import inboxes, share_process, shares
+from servicebroker.broker import inboxes, shares
 from servicebroker.broker.conversations import Conversations
 from servicebroker.broker.departures import BODY_BUDGET_BYTES, PIPELINE_BYTES, Readahead
 from servicebroker.broker.inboxes import Answered, Inboxes, Lost, Outdated, Reached, Unreached, share_for
-from servicebroker.broker.processes import ProcessExited, ShareProcess
-from servicebroker.broker.shares import (
-    CORES_OF_ONE_PROCESS,
+from servicebroker.broker.processes import ShareProcess
+from servicebroker.broker.shares import CORES_OF_ONE_PROCESS, MAX_PROCESSES, MAX_THREADS, Shares, _Opened
+from servicebroker.broker.sharing import worker
+from servicebroker.broker.sharing.growth import (
     FULL_CPU,
     FULL_LOAD,
     LOOKS_TO_GROW,
     LOOKS_TO_SHRINK,
     LOW_LOAD,
-    MAX_PROCESSES,
-    MAX_THREADS,
     Load,
-    Share,
-    Shares,
-    _Opened,
 )
+from servicebroker.broker.sharing.messages import ProcessExited
+from servicebroker.broker.sharing.share import Share
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.dialog_keys import UNSECURED
@@ -189,12 +187,9 @@ def test_a_share_has_more_under_way_where_the_peer_takes_more() -> None:
 class Busy:
     """A clock of the test, and shares that have been in rounds for so long."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = MAX_THREADS, *, in_processes: bool = False) -> None:
+    def __init__(self, most: int = MAX_THREADS, *, in_processes: bool = False) -> None:
         self.now = self.computed = 0.0
-        clock = SimpleNamespace(monotonic=lambda: self.now, process_time=lambda: self.computed)
-        monkeypatch.setattr(shares, "time", clock)
-        monkeypatch.setattr(shares, "most", lambda *, in_processes: most)
-        self.load, self.worked = Load(in_processes=in_processes), [0.0]
+        self.load, self.worked = Load(most, 0.0, 0.0, in_processes=in_processes), [0.0]
 
     def passes(self, looks: int, *each: float, computing: float = 0.5) -> int:
         """Let seconds pass in which the shares spend these parts of the time in rounds; return the number of shares
@@ -204,14 +199,14 @@ class Busy:
             self.now += 1
             self.computed += computing
             self.worked = [one + part for one, part in zip(self.worked, each, strict=False)]
-            wanted = self.load.wanted(list(self.worked))
+            wanted = self.load.wanted(list(self.worked), self.now, self.computed)
             self.worked += [0.0] * (wanted - len(self.worked))
             del self.worked[wanted:]
         return len(self.worked)
 
 
-def test_shares_come_while_they_are_busy_and_go_while_they_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Busy(monkeypatch)
+def test_shares_come_while_they_are_busy_and_go_while_they_rest() -> None:
+    busy = Busy()
     assert busy.passes(LOOKS_TO_GROW, 1.0) == 1
     assert busy.passes(1, 1.0) == 2
     assert busy.passes(20, 1.0, 2 * FULL_LOAD - 1.1) == 2  # one conversation is more than a share can do
@@ -225,24 +220,22 @@ def test_shares_come_while_they_are_busy_and_go_while_they_rest(monkeypatch: pyt
     assert busy.passes(100, 0.0) == 1
 
 
-def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    busy = Busy(monkeypatch)
+def test_no_share_comes_for_a_moment_of_load_nor_where_python_computes_all_the_time() -> None:
+    busy = Busy()
     for _ in range(10):
         assert busy.passes(LOOKS_TO_GROW - 1, 1.0) == 1
         assert busy.passes(1, FULL_LOAD - 0.1) == 1
     assert busy.passes(30, 1.0, computing=FULL_CPU) == 1
 
 
-def test_processes_do_not_wait_for_what_the_first_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Busy(monkeypatch, in_processes=True)
+def test_processes_do_not_wait_for_what_the_first_one_computes() -> None:
+    busy = Busy(in_processes=True)
     assert busy.passes(LOOKS_TO_GROW + 1, 1.0, computing=1.0) == 2
     assert busy.passes(2 * LOOKS_TO_SHRINK, 0.01, 0.01) == 1
 
 
-def test_a_share_that_is_needed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = Busy(monkeypatch)
+def test_a_share_that_is_needed_stays() -> None:
+    busy = Busy()
     assert busy.passes(LOOKS_TO_GROW + 1, 1.0) == 2
     assert busy.passes(100, LOW_LOAD / 2, LOW_LOAD / 2 + 0.01) == 2
 
@@ -251,7 +244,7 @@ def test_two_cores_are_for_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, expected in ((1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, MAX_THREADS)):
         monkeypatch.setattr(shares.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
         assert shares.most() == expected
-    busy = Busy(monkeypatch, most=1)
+    busy = Busy(most=1)
     assert busy.passes(100, 1.0) == 1
 
 
@@ -315,7 +308,7 @@ def test_rounds_go_on_while_more_shares_are_opened(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(shares, "open_share", open_slowly)
     of = divided(lambda share: is_ready.set() or 0)  # type: ignore[func-returns-value]
-    of._load = SimpleNamespace(wanted=lambda worked: 2)
+    of._growth.fixed = 2
     for _ in range(3):
         of.adapt()
         assert len(of.all) == 1
@@ -336,7 +329,7 @@ def test_what_is_opened_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(shares, "open_share", open_slowly)
     of = divided(lambda share: 0)
-    of._load = SimpleNamespace(wanted=lambda worked: 2)
+    of._growth.fixed = 2
     of.adapt()
     of.end()
     may_open.set()
@@ -396,7 +389,7 @@ class Asked:
 
 
 def test_a_link_that_two_addresses_lead_to_has_its_room_once() -> None:
-    links: Any = share_process.Links(Asked())  # type: ignore[arg-type]
+    links: Any = worker.Links(Asked())  # type: ignore[arg-type]
     link = links.reach(HERE)
     link.send(bytes(600))
     assert links.reach(Address("there", 4022)) is link
@@ -405,7 +398,7 @@ def test_a_link_that_two_addresses_lead_to_has_its_room_once() -> None:
 
 def test_who_is_at_an_address_is_asked_when_something_else_is_known() -> None:
     asked: Any = Asked()
-    peers = share_process.KnownPeers(asked)
+    peers = worker.KnownPeers(asked)
     for version in (1, 1, 2):
         peers.begin(version, proves=True)
         assert [peers.owner_at(HERE), peers.owner_at(HERE)] == ["who", "who"]

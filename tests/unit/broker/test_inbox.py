@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -24,10 +23,9 @@ class Of(Pipe):
 class World:
     """An inbox, and a clock that the test holds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 1_000.0
-        monkeypatch.setattr(inboxes, "time", SimpleNamespace(monotonic=lambda: self.now))
-        self.inbox = Inbox()
+        self.inbox = Inbox(seconds=lambda: self.now)
 
     def brings(self, link: Of, count: int = 1, size: int = 10) -> None:
         for _ in range(count):
@@ -48,8 +46,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+def world() -> World:
+    return World()
 
 
 def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
@@ -174,8 +172,7 @@ def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World
         world.brings(Of("mallory"), 100)
     world.brings(Of("shop"))
     assert world.round() == {"mallory": inboxes.FIRST_PORTION, "shop": 1}
-    plain = World.__new__(World)
-    plain.now, plain.inbox = world.now, Inbox()
+    plain = World()
     for _ in range(3):
         plain.brings(Of(""), 100)
     assert plain.round() == {"": 3 * inboxes.FIRST_PORTION}
@@ -226,9 +223,9 @@ def test_what_is_for_nothing_has_its_turn_also_where_all_bring_much(world: World
     assert max(world.round(each=0.001).values()) <= inboxes.TURN_S / 0.001
 
 
-def test_a_link_that_is_over_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_is_over_shares_with_nobody(world: World) -> None:
     """Two instances have connected to each other at once, and one connection is closed: the other is alone."""
-    world, first, second = World(monkeypatch), Of(""), Of("")
+    first, second = Of(""), Of("")
     world.brings(first, 3)
     world.brings(second)
     world.round(each=0.01)

@@ -1,0 +1,94 @@
+"""Processes that want to serve an instance: one of them does, the others stand by or wait as the mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from servicebroker.broker.sharing.takeover import (
+    FIRST_ACTS,
+    LEASE_INTERVAL_S,
+    PROMOTION_INTERVAL_S,
+    PROOF_INTERVAL_S,
+    Act,
+    Event,
+    Phase,
+    Takeover,
+)
+
+if TYPE_CHECKING:
+    from servicebroker_lab.simulation.simulated_instance import Instance
+
+RECONNECT_INTERVAL_S = 1.0  # seconds
+PAUSES = {
+    Act.WAIT_FOR_PROMOTION: PROMOTION_INTERVAL_S,
+    Act.WAIT_FOR_LEASE: LEASE_INTERVAL_S,
+    Act.WAIT_FOR_PROOF: PROOF_INTERVAL_S,
+}
+
+
+class Contender:
+    """One process at one of the two servers of an instance, until it serves: the acts of `sharing/takeover.py`."""
+
+    def __init__(self, instance: Instance, half: int, serve: Callable[[], None]) -> None:
+        self.instance = instance
+        self.half = half
+        self._serve = serve
+        self._connection = 0  # so many times it has connected
+        self._takeover = Takeover()
+
+    def connect(self) -> None:
+        """Begin on a new connection; what was to come on the one before does not."""
+        self._connection += 1
+        self._takeover = Takeover()
+        self._carry_out(FIRST_ACTS, self._connection)
+
+    def lose(self) -> None:
+        """Its server is gone, and comes back."""
+        self._connection += 1
+        self._takeover = Takeover()
+        self.instance.world.loop.after(RECONNECT_INTERVAL_S, self.connect)
+
+    @property
+    def has_lease(self) -> bool:
+        """Return whether its session has the lease."""
+        return self._takeover.phase is Phase.PROVING
+
+    def _carry_out(self, acts: Sequence[Act], connection: int) -> None:
+        if connection != self._connection:
+            return
+        for place, act in enumerate(acts):
+            if act in PAUSES:
+                rest = acts[place + 1 :]
+                self.instance.world.loop.after(PAUSES[act], lambda rest=rest: self._carry_out(rest, connection))  # type: ignore[misc]
+                return
+            event = self._do(act)
+            if event is not None:
+                self._carry_out(self._takeover.happens(event), connection)
+                return
+
+    def _do(self, act: Act) -> Event | None:
+        instance, loop = self.instance, self.instance.world.loop
+        match act:
+            case Act.ASK_ROLE:
+                return Event.PRIMARY if self._is_primary else Event.MIRROR
+            case Act.TRY_LEASE:
+                return Event.HELD if instance.lease_is_held else Event.WON
+            case Act.PROVE if not self._is_primary:
+                return Event.MIRROR
+            case Act.PROVE:
+                is_late = loop.happens(instance.world.network.faults.unproved)
+                return Event.UNPROVED if is_late else Event.PROVED
+            case Act.SERVE:
+                instance.contenders.remove(self)
+                instance.trace("a process takes over")
+                self._serve()
+            case Act.DISCONNECT:
+                self.lose()
+            case _:
+                instance.trace("a process is to", act)
+        return None
+
+    @property
+    def _is_primary(self) -> bool:
+        return self.half == self.instance.half

@@ -1,0 +1,145 @@
+"""A share, its rounds, and the division of an instance's conversations among several shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from servicebroker.broker.inboxes import Answered, Inbox, Inboxes, Lost, Outdated, Reached, Unreached
+from servicebroker.broker.relay import Relay
+from servicebroker.broker.sharing.remote_relay import RemoteRelay
+from servicebroker.broker.store_operations import Store
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.protocol.division import Division
+from servicebroker.protocol.mirroring import Known
+
+ROUND_FRAMES = 2_000  # frames that a round takes
+
+
+class DividedStore(Store, Protocol):
+    """A store that finds the conversations of one share."""
+
+    division: Division
+
+
+class OpenedHere(Protocol):
+    """The connection of a share in the daemon's process."""
+
+    @property
+    def store(self) -> Store:
+        """The store on it."""
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """A relay, its store where it is of this process, what has come for it, and how busy its rounds are."""
+
+    relay: Relay | RemoteRelay
+    inbox: Inbox
+    store: Store | None = None
+    carried: int = 0  # messages, by the last round
+    worked: float = 0.0  # seconds in rounds that carried something
+
+    @property
+    def wake_at(self) -> float:
+        """When there is something to do, if nothing happens."""
+        return min(self.relay.wake_at, self.inbox.wake_at)
+
+    def works_with(self, opened: OpenedHere | RemoteRelay) -> None:
+        """From now on: the store of its relay, or the process that has both."""
+        if isinstance(opened, RemoteRelay):
+            self.relay = opened
+        else:
+            self.store = opened.store
+
+    def carry(self, seconds: Callable[[], float], challenge: Callable[[Known], object]) -> int:
+        """Run one round. Returns how much there was to do, in messages.
+
+        `challenge` is called when a peer has seen a higher timeline of this cluster.
+
+        Raises:
+            psycopg.Error, InstanceError: nothing of the round is to count.
+        """
+        began = seconds()
+        taken = self.inbox.take(ROUND_FRAMES)
+        arrivals = []
+        for one in taken:
+            match one:
+                case Arrival():
+                    arrivals.append(one)
+                case Lost():
+                    self.relay.lost(one.link, one.status)
+                case Reached():
+                    self.relay.reached(one.address)
+                case Unreached():
+                    self.relay.unreached(one.address, one.status)
+                case Answered():
+                    self.relay.on_peer_role(one.address, one.standing)
+                case Outdated():
+                    challenge(one.known)
+        carried = self._round(arrivals)
+        passed = seconds() - began
+        self.inbox.took(passed)
+        self.carried = max(carried, min(len(taken), 1))
+        self.worked += passed if self.carried else 0.0
+        return self.carried
+
+    def _round(self, arrivals: list[Arrival]) -> int:
+        if isinstance(self.relay, RemoteRelay):
+            return self.relay.round(arrivals)
+        assert self.store is not None
+        return self.relay.round(self.store, arrivals)
+
+
+class ShareSet:
+    """The shares of one daemon. `make` makes a relay in this process; `in_processes` the others have theirs elsewhere.
+
+    Attributes:
+        all: the first one is the daemon's own.
+    """
+
+    def __init__(self, make: Callable[[], Relay], inboxes: Inboxes, *, in_processes: bool) -> None:
+        self._make = make
+        self._inboxes = inboxes
+        self._in_processes = in_processes
+        self.all = [Share(make(), inboxes.shares[0])]
+
+    def divide(self, store: DividedStore, opened: Sequence[OpenedHere | RemoteRelay]) -> None:
+        """Divide all conversations among the first share and these, between rounds.
+
+        `store` is that of the first share. All relays begin from what the database holds.
+        """
+        count = 1 + len(opened)
+        self._shrink(1 if self._in_processes else count)
+        self._inboxes.divide(count)
+        for number in range(len(self.all), count):
+            one = opened[number - 1]
+            self.all.append(Share(one if isinstance(one, RemoteRelay) else self._make(), self._inboxes.shares[number]))
+        for share, one in zip(self.all[1:], opened, strict=True):
+            share.works_with(one)
+        store.division = Division(0, count)
+        self.forget()
+
+    def unite(self) -> None:
+        """Leave one share, which has forgotten everything."""
+        self._shrink(1)
+        self._inboxes.divide(1)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew from what the database holds."""
+        for share in self.all:
+            share.relay.forget(len(self.all))
+        self._inboxes.forget_links()
+
+    def goes_on_here(self, share: Share) -> None:
+        """Give a share a relay in this process: no other process can be had."""
+        share.relay = self._make()
+        share.relay.forget(len(self.all))
+
+    def _shrink(self, count: int) -> None:
+        """Remove the last shares. Senders repeat what those would have passed on."""
+        for share in self.all[count:]:
+            share.relay.forwarding.drop_all(11293)
+        del self.all[count:]

@@ -1,0 +1,145 @@
+"""The way of a process until it serves the instance: a table of its phases, and what each event asks for.
+
+Of all processes that want to serve an instance, one does: that has the lease, its server is no standby, and a commit
+has proven that it is the principal of its cluster. The others wait, and have no connections with peers.
+
+Each connection to the database begins at `Phase.ASKING`. Whoever drives it (`broker/daemon.py`) carries out the acts of
+a step in their order. An act that ends with an event drops the rest.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.mirroring import Known, Standing
+
+PROMOTION_INTERVAL_S = 0.5  # seconds between looks at whether the standby was promoted
+LEASE_INTERVAL_S = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
+PROOF_INTERVAL_S = 1.0  # seconds until a commit is tried again
+
+
+class Phase(StrEnum):
+    """The phase of a process."""
+
+    ASKING = "ASKING"  # what its server is
+    MIRRORING = "MIRRORING"  # its server is a standby
+    CONTENDING = "CONTENDING"  # for the lease
+    STANDING_BY = "STANDING_BY"  # another process has the lease
+    PROVING = "PROVING"  # that it is the principal
+    SERVING = "SERVING"
+    LEFT = "LEFT"  # this connection is of no more use
+
+
+class Event(StrEnum):
+    """An event on the way."""
+
+    MIRROR = "its server is a standby"
+    PRIMARY = "its server is no standby"
+    HELD = "another process has the lease"
+    WON = "it has the lease"
+    PROVED = "a commit went through"
+    UNPROVED = "a commit did not go through, or another server was promoted"
+
+
+class Act(StrEnum):
+    """An action that a step asks for."""
+
+    ASK_ROLE = "ask the server what it is"
+    SAY_MIRROR = "tell peers that the server is a standby"
+    NOTE_MIRROR = "log that it waits as the mirror"
+    DROP_ARRIVALS = "drop what peers have brought"
+    FOLLOW_POLICY = "do as the stored endpoint says"
+    WAIT_FOR_PROMOTION = "wait for a promotion"
+    NOTE_PROMOTED = "log that it takes over"
+    SAY_DOUBT = "tell peers that its role is in doubt"
+    TRY_LEASE = "try to get the lease"
+    NOTE_STANDBY = "log that it stands by"
+    STOP_LISTENING = "close all connections with peers"
+    WAIT_FOR_LEASE = "wait for the lease"
+    PROVE = "commit, and wait for the synchronous standby"
+    REPORT = "show doctor why it does not serve"
+    WAIT_FOR_PROOF = "wait until the next commit"
+    SERVE = "serve"
+    DISCONNECT = "leave this connection"
+
+
+class Step(NamedTuple):
+    """The next phase, and the actions on the way to it."""
+
+    after: Phase
+    acts: tuple[Act, ...] = ()
+
+
+FIRST_ACTS = (Act.ASK_ROLE,)
+_WAIT_AS_MIRROR = (Act.DROP_ARRIVALS, Act.FOLLOW_POLICY, Act.WAIT_FOR_PROMOTION, Act.ASK_ROLE)
+_WAIT_FOR_LEASE = (Act.WAIT_FOR_LEASE, Act.TRY_LEASE)
+_PROVE = Step(Phase.PROVING, (Act.FOLLOW_POLICY, Act.PROVE))
+
+STEPS: dict[tuple[Phase, Event], Step] = {
+    (Phase.ASKING, Event.MIRROR): Step(Phase.MIRRORING, (Act.SAY_MIRROR, Act.NOTE_MIRROR, *_WAIT_AS_MIRROR)),
+    (Phase.ASKING, Event.PRIMARY): Step(Phase.CONTENDING, (Act.SAY_DOUBT, Act.TRY_LEASE)),
+    (Phase.MIRRORING, Event.MIRROR): Step(Phase.MIRRORING, (Act.SAY_MIRROR, *_WAIT_AS_MIRROR)),
+    (Phase.MIRRORING, Event.PRIMARY): Step(Phase.CONTENDING, (Act.SAY_DOUBT, Act.NOTE_PROMOTED, Act.TRY_LEASE)),
+    (Phase.CONTENDING, Event.HELD): Step(Phase.STANDING_BY, (Act.NOTE_STANDBY, Act.STOP_LISTENING, *_WAIT_FOR_LEASE)),
+    (Phase.CONTENDING, Event.WON): _PROVE,
+    (Phase.STANDING_BY, Event.HELD): Step(Phase.STANDING_BY, _WAIT_FOR_LEASE),
+    (Phase.STANDING_BY, Event.WON): _PROVE,
+    (Phase.PROVING, Event.MIRROR): Step(Phase.LEFT, (Act.DISCONNECT,)),
+    (Phase.PROVING, Event.UNPROVED): Step(Phase.PROVING, (Act.SAY_DOUBT, Act.REPORT, Act.WAIT_FOR_PROOF, Act.PROVE)),
+    (Phase.PROVING, Event.PROVED): Step(Phase.SERVING, (Act.SERVE,)),
+}
+
+
+class Takeover:
+    """The phase of one process on one connection."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.ASKING
+
+    def happens(self, event: Event) -> tuple[Act, ...]:
+        """Go on to the next phase. Returns the acts on the way.
+
+        Raises:
+            RuntimeError: that event cannot happen in this phase.
+        """
+        step = STEPS.get((self.phase, event))
+        if step is None:
+            raise RuntimeError(f"A process is {self.phase}, and {event}: that cannot be.")
+        self.phase = step.after
+        return step.acts
+
+
+class Challenges:
+    """The higher timelines of our cluster that peers have seen: each says that another server was promoted."""
+
+    def __init__(self) -> None:
+        self._highest = Known()  # the last one that was new
+        self._refuted = Known()  # the one that a commit with the standby has proven wrong
+
+    def take(self, known: Known) -> None:
+        """A peer has seen a higher timeline of our cluster.
+
+        Raises:
+            InstanceError: it has to be proven anew that this is the principal.
+        """
+        if known not in (self._highest, self._refuted):
+            self._highest = known
+            raise InstanceError(
+                f"A peer has seen timeline {known.timeline} of this cluster: another server was promoted."
+            )
+
+    def objection(self, standing: Standing) -> str:
+        """Return why this server is not the principal, whatever it commits; '' where a commit proves it."""
+        is_challenged = self._highest.system == standing.system and self._highest.timeline > standing.timeline
+        if is_challenged and not standing.is_guarded:
+            return (
+                f"Another server of this cluster is on timeline {self._highest.timeline}, this one on "
+                f"{standing.timeline}: it takes and sends no messages. Make it a standby of the other one (pg_rewind)."
+            )
+        return ""
+
+    def refute(self) -> None:
+        """A commit went through with the standby: whoever was promoted has another one."""
+        self._refuted = self._highest

@@ -1,0 +1,159 @@
+"""The decisions about shares: the stages of one, the number of them, and the waits between rounds."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from servicebroker.broker.sharing.growth import RETRY_INTERVAL_S, Growth, Load
+from servicebroker.broker.sharing.lifecycle import FIRST_ACTS, STEPS, Act, Event, ShareLife, Stage
+from servicebroker.broker.sharing.pace import (
+    BUSY_MESSAGES,
+    FIRST_POLL_S,
+    POLL_INTERVAL_S,
+    ROUND_PAUSE_S,
+    ROUNDS_UNTIL_POLLING,
+    DaemonPace,
+    Mode,
+    SharePace,
+    Wait,
+)
+
+NEVER = float("inf")
+
+
+def acts(*events: Event) -> list[Act]:
+    """Return what a share does when this happens to it."""
+    life = ShareLife()
+    return [*FIRST_ACTS, *(act for event in events for act in life.happens(event))]
+
+
+# ---------------------------------------------------------------- the stages of a share
+
+
+def test_a_killed_process_is_closed_before_another_one_takes_its_place() -> None:
+    """Its session may still commit until it is ended."""
+    done = acts(Event.READY, Event.EXITED, Event.PAUSED)
+    assert done.index(Act.CLOSE) < done.index(Act.PAUSE) < done.index(Act.REPLACE) < len(done) - 1
+    assert done[-1] is Act.AWAIT
+
+
+def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
+    for events in ((Event.ERROR,), (Event.READY, Event.ERROR), (Event.READY, Event.EXITED_AT_END)):
+        assert acts(*events)[-2:] == [Act.CLOSE, Act.TELL_PROBLEM]
+
+
+def test_a_pause_that_is_cut_short_is_a_failure() -> None:
+    """Nobody has waited for what the killed process committed last."""
+    assert acts(Event.READY, Event.EXITED, Event.TOLD_TO_END)[-1] is Act.TELL_PROBLEM
+    assert Act.TELL_PROBLEM not in acts(Event.READY, Event.TOLD_TO_END)
+
+
+def test_each_stage_is_reached_and_each_event_leads_somewhere() -> None:
+    assert {stage for stage, _ in STEPS} == set(Stage)
+    assert {event for _, event in STEPS} == set(Event)
+    assert {step.after for step in STEPS.values()} == set(Stage)
+    assert {act for step in STEPS.values() for act in step.acts} == set(Act)
+
+
+def test_an_event_that_cannot_happen_is_refused() -> None:
+    for stage, event in product(Stage, Event):
+        life = ShareLife()
+        life.stage = stage
+        if (stage, event) in STEPS:
+            assert life.happens(event) == STEPS[stage, event].acts
+        else:
+            with pytest.raises(RuntimeError, match="cannot be"):
+                life.happens(event)
+
+
+# ---------------------------------------------------------------- how many there are
+
+
+def test_nothing_is_decided_while_others_are_opened() -> None:
+    growth = Growth(Load(4, 0.0, 0.0), fixed=3)
+    assert [growth.look([0.0], now, 0.0) for now in (1.0, 2.0)] == [3, None]
+    growth.opened()
+    assert growth.look([0.0] * 3, 3.0, 0.0) is None
+    growth.fixed = 1
+    assert growth.look([0.0] * 3, 4.0, 0.0) == 1
+
+
+def test_what_could_not_be_had_is_tried_again_after_a_minute_and_told_once() -> None:
+    growth = Growth(Load(4, 0.0, 0.0), fixed=2)
+    assert growth.look([0.0], 1.0, 0.0) == 2
+    assert growth.failed("no room", 1.0)
+    assert growth.look([0.0], RETRY_INTERVAL_S, 0.0) is None
+    assert growth.look([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
+    assert not growth.failed("no room", 100.0)
+    assert growth.failed("no threads", 200.0)
+
+
+def test_a_daemon_that_begins_anew_tries_no_sooner_for_that() -> None:
+    """Where no thread can be had all would begin anew every second."""
+    growth = Growth(Load(4, 0.0, 0.0), fixed=2)
+    assert growth.look([0.0], 1.0, 0.0) == 2
+    growth.opened()
+    growth.rest(1.0)
+    growth.begin(Load(4, 2.0, 0.0))
+    assert growth.look([0.0], 3.0, 0.0) is None
+    assert growth.look([0.0], RETRY_INTERVAL_S + 1, 0.0) == 2
+
+
+# ---------------------------------------------------------------- how long it waits
+
+
+def rounds(pace: DaemonPace, *carried: int, wake_at: float = NEVER, rang: bool = False) -> list[Wait]:
+    """Run rounds that carry so many messages; return the waits after them."""
+    waits = []
+    for count in carried:
+        waits.append(pace.after_round(count, wake_at, 0.0))
+        pace.waited(wake_at, 0.0, rang=rang)
+    return waits
+
+
+def test_an_idle_daemon_looks_less_and_less_often_and_hears() -> None:
+    waits = rounds(DaemonPace(), *[0] * 6)
+    assert [wait.seconds for wait in waits] == [FIRST_POLL_S, 0.05, 0.25, POLL_INTERVAL_S, POLL_INTERVAL_S, 1.0]
+    assert all(wait.hears_bell for wait in waits)
+
+
+def test_the_daemon_polls_under_load_and_listens_when_there_is_little() -> None:
+    pace = DaemonPace()
+    rounds(pace, *[BUSY_MESSAGES] * (ROUNDS_UNTIL_POLLING - 1), 0, *[1] * 20)
+    rounds(pace, *[BUSY_MESSAGES] * (ROUNDS_UNTIL_POLLING - 1))
+    assert pace.mode is Mode.LISTEN
+    rounds(pace, BUSY_MESSAGES)
+    assert pace.mode is Mode.POLL
+    assert rounds(pace, *[1] * (ROUNDS_UNTIL_POLLING - 1), BUSY_MESSAGES, 1) == [Wait(ROUND_PAUSE_S, False)] * 5
+    assert pace.mode is Mode.POLL
+    assert rounds(pace, 0) == [Wait(0.0, False)]
+    assert pace.mode is Mode.LISTEN
+    rounds(pace, *[BUSY_MESSAGES] * ROUNDS_UNTIL_POLLING, *[1] * ROUNDS_UNTIL_POLLING)
+    assert pace.mode is Mode.LISTEN
+
+
+def test_a_round_follows_at_once_where_there_is_more_to_do() -> None:
+    pace = DaemonPace()
+    assert rounds(pace, 1, wake_at=0.0) == [Wait(0.0, True)]
+    assert rounds(pace, *[BUSY_MESSAGES] * ROUNDS_UNTIL_POLLING, wake_at=0.0)[-1].seconds == 0.0
+    assert rounds(pace, BUSY_MESSAGES, wake_at=0.0) == [Wait(0.0, False)]
+
+
+def test_a_bell_makes_the_next_pauses_short() -> None:
+    pace = DaemonPace()
+    rounds(pace, 0, 0, 0)
+    rounds(pace, 0, rang=True)
+    assert rounds(pace, 0)[0].seconds == FIRST_POLL_S
+
+
+def test_a_share_looks_often_while_nobody_is_notified() -> None:
+    pace = SharePace()
+    idle = [pace.after_round(0, NEVER, 0.0, is_polling=True) for _ in range(3)]
+    assert idle == [Wait(ROUND_PAUSE_S, True)] * 3
+    assert [pace.after_round(0, NEVER, 0.0, is_polling=False).seconds for _ in range(4)] == [0.1, 0.5, 1.0, 1.0]
+    pace.rang()
+    assert pace.after_round(0, NEVER, 0.0, is_polling=False).seconds == 5 * FIRST_POLL_S
+    assert pace.after_round(BUSY_MESSAGES, NEVER, 0.0, is_polling=False) == Wait(ROUND_PAUSE_S, False)
+    assert pace.after_round(1, 0.005, 0.0, is_polling=False) == Wait(0.005, True)
