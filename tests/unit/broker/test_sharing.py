@@ -1,4 +1,4 @@
-"""The decisions about shares: the stages of one, the number of them, and the waits between rounds."""
+"""The decisions about shares: the stages of one, the number of them, the waits between rounds, and who serves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ from servicebroker.broker.sharing.pace import (
     SharePace,
     Wait,
 )
+from servicebroker.broker.sharing.takeover import STEPS as TAKEOVERS
+from servicebroker.broker.sharing.takeover import Act as Do
+from servicebroker.broker.sharing.takeover import Challenges, Phase, Takeover
+from servicebroker.broker.sharing.takeover import Event as Served
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.mirroring import Known, Role, Standing
 
 NEVER = float("inf")
 
@@ -157,3 +163,61 @@ def test_a_share_looks_often_while_nobody_is_notified() -> None:
     assert pace.after_round(0, NEVER, 0.0, is_polling=False).seconds == 5 * FIRST_POLL_S
     assert pace.after_round(BUSY_MESSAGES, NEVER, 0.0, is_polling=False) == Wait(ROUND_PAUSE_S, False)
     assert pace.after_round(1, 0.005, 0.0, is_polling=False) == Wait(0.005, True)
+
+
+# ---------------------------------------------------------------- who serves
+
+
+def way(*events: Served) -> list[Do]:
+    """Return what a process does when this happens to it."""
+    takeover = Takeover()
+    return [Do.ASK_ROLE, *(act for event in events for act in takeover.happens(event))]
+
+
+def test_a_process_proves_that_it_is_the_principal_only_with_the_lease() -> None:
+    for (phase, event), step in TAKEOVERS.items():
+        if Do.PROVE in step.acts:
+            assert event is Served.WON or phase is Phase.PROVING
+        if Do.SERVE in step.acts:
+            assert (phase, event) == (Phase.PROVING, Served.PROVED)
+
+
+def test_who_stands_by_says_so_once_and_has_no_connections() -> None:
+    done = way(Served.PRIMARY, Served.HELD, Served.HELD, Served.HELD, Served.WON, Served.PROVED)
+    assert done.count(Do.NOTE_STANDBY) == done.count(Do.STOP_LISTENING) == 1
+    assert done.count(Do.WAIT_FOR_LEASE) == 3
+    assert done[-1] is Do.SERVE
+
+
+def test_a_mirror_that_is_promoted_is_in_doubt_until_a_commit_went_through() -> None:
+    done = way(Served.MIRROR, Served.MIRROR, Served.PRIMARY, Served.WON, Served.UNPROVED, Served.PROVED)
+    assert done.count(Do.NOTE_MIRROR) == done.count(Do.NOTE_PROMOTED) == 1
+    assert done.index(Do.SAY_DOUBT) < done.index(Do.TRY_LEASE) < done.index(Do.PROVE) < done.index(Do.SERVE)
+    assert done.count(Do.SAY_DOUBT) == 2
+
+
+def test_each_phase_is_reached_and_what_cannot_happen_is_refused() -> None:
+    assert {step.after for step in TAKEOVERS.values()} == set(Phase) - {Phase.ASKING}
+    assert {event for _, event in TAKEOVERS} == set(Served)
+    assert {act for step in TAKEOVERS.values() for act in step.acts} == set(Do)
+    for phase, event in product(Phase, Served):
+        takeover = Takeover()
+        takeover.phase = phase
+        if (phase, event) not in TAKEOVERS:
+            with pytest.raises(RuntimeError, match="cannot be"):
+                takeover.happens(event)
+
+
+def test_a_higher_timeline_has_to_be_refuted_once() -> None:
+    challenges, known = Challenges(), Known("c", 2)
+    plain, guarded = (Standing(Role.PRINCIPAL, "c", 1, is_guarded=is_guarded) for is_guarded in (False, True))
+    with pytest.raises(InstanceError, match="timeline 2"):
+        challenges.take(known)
+    challenges.take(known)
+    assert "pg_rewind" in challenges.objection(plain)
+    assert challenges.objection(guarded) == ""
+    assert challenges.objection(Standing(Role.PRINCIPAL, "other", 1, is_guarded=False)) == ""
+    challenges.refute()
+    challenges.take(known)
+    with pytest.raises(InstanceError, match="timeline 3"):
+        challenges.take(Known("c", 3))
