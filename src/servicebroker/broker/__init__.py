@@ -31,8 +31,9 @@ frames.
 
 **Where.** Routes and claims: `matching.py`. What arrives: `arrivals.py`. Session keys: `dialog_security.py`,
 `exchanges.py`, `key_exchange.py`. Forwarding: `forwarding.py`. Several relays: `shares.py`, in processes
-`processes.py`; what they decide: `sharing/share.py`. The stored endpoint and its certificates: `policy.py`. Proof that this server is the principal:
-`principal_check.py`. Metrics and log: `metrics.py`, `journal.py`. Current failures of the daemon: `self_report.py`.
+`processes.py`, and their decisions: `sharing/share.py`. The stored endpoint and its certificates: `policy.py`. Proof
+that this server is the principal: `principal_check.py`. Metrics and log: `metrics.py`, `journal.py`. Current failures
+of the daemon: `self_report.py`.
 Begin with `relay.py`, then `departures.py`. The files that a message passes are listed in
 docs/reference/message-path.md.
 """
