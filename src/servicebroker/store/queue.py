@@ -25,6 +25,7 @@ _FUNCTIONS = (
     "finish_dialog",
     "look",
 )
+_PARTS_OF_END = ("ending", "is_endable", "told", "unread", "due", "is_finishable")
 _COUNTERS = ("receives", "empty_receives")
 
 
@@ -105,6 +106,7 @@ def _functions(queue_id: int, retention: bool) -> list[str]:
         }
     slots["kept_body"] = _part("kept_body", queue_id)
     slots["first"] = _part("first", queue_id, **slots)
+    slots |= {name: _part(name, queue_id) for name in _PARTS_OF_END}
     return [
         # all queues share the templates, so the server need not check each one
         "set local check_function_bodies = off;",

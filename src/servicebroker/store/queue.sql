@@ -273,14 +273,14 @@ begin
                         where e.queue_id = {id} and e.lifetime <= at
                           and e.can_expire and e.state not in ('DO', 'ER', 'CD'))
           into enabled, monitored, holds, drawn, level, oldest, candidate, due
-          from servicebroker.queues q
+          from (select o.is_receive_enabled, o.is_monitored, o.held_until  -- not the whole row, whose columns cost
+                  from servicebroker.queues o where o.queue_id = {id} offset 0) q
           left join lateral (
                select p.level, first.* from (select generate_series(10, 1, -1)) as p (level)
                 cross join lateral (select m.queuing_order, m.conversation_group_id from servicebroker.queue_{id} m
                                      where m.priority = p.level and m.queuing_order >= marks[p.level]
                                      order by m.queuing_order limit 1) first
-                limit 1) head on true
-         where q.queue_id = {id};
+                limit 1) head on true;
         if monitored and enabled and not fired then
             perform nextval('servicebroker.queue_{id}_receives');
         end if;
@@ -590,7 +590,8 @@ end $$;
 -- `version` is null, the queue must have that catalog version, under which permissions were checked. `number` is null if
 -- nobody is told. `is_due` says that closed endpoints can be removed. `kept` is the key of the group's lock if the session
 -- keeps it beyond a savepoint.
--- Rows are locked in the one order of all who lock both, the target first, before one of them is changed.
+-- One statement locks both rows, in the one order of all who lock both, the target first, and tells the peer. The look
+-- takes single values and has no join, whose plan would read whole rows: it would describe all their columns each time.
 create or replace function servicebroker.end_dialog_{id}(
     handle uuid, at timestamptz, far integer, version bigint, out done boolean, out number bigint, out stamp xid8,
     out far_group_id uuid, out far_handle uuid, out far_service_id integer, out far_contract_id integer,
@@ -599,25 +600,28 @@ create or replace function servicebroker.end_dialog_{id}(
 as $$
 #variable_conflict use_column
 declare
-    conversation uuid;
     conversation_group uuid;
+    peer_handle uuid;
     own_is_initiator boolean;
     own_priority smallint;
     has_ended boolean;               -- the peer
     is_open boolean;                 -- both brokers are on, and the peer's queue
+    received bigint;                 -- the next number of the peer, which sends no more
     has_messages boolean;
     under_savepoint boolean;
 begin
     done := false;
     loop
         -- what may be parked must not be locked before the lock of parking is held (engine/conversation/endpoints.py)
-        select e.conversation_id, e.conversation_group_id, e.is_initiator, e.priority, e.state = 'DI',
-               e.state = 'CO' and exists (
-                   select from servicebroker.queues q
-                     join servicebroker.databases there on there.database_id = q.database_id
-                     join servicebroker.databases here on here.database_id = e.database_id
-                    where q.queue_id = far and q.is_enqueue_enabled and there.is_broker_enabled and here.is_broker_enabled)
-          into conversation, conversation_group, own_is_initiator, own_priority, has_ended, is_open
+        select e.conversation_group_id, e.far_handle, e.is_initiator, e.priority, e.state = 'DI',
+               e.state = 'CO' and (
+                   select q.is_enqueue_enabled and (
+                          select d.is_broker_enabled from servicebroker.databases d where d.database_id = q.database_id)
+                     from servicebroker.queues q where q.queue_id = far) and (
+                   select not q.keeps_retained and (version is null or q.catalog_version = version) and (
+                          select d.is_broker_enabled from servicebroker.databases d where d.database_id = q.database_id)
+                     from servicebroker.queues q where q.queue_id = {id})
+          into conversation_group, peer_handle, own_is_initiator, own_priority, has_ended, is_open
           from servicebroker.conversation_endpoints e
          where e.conversation_handle = handle and e.queue_id = {id} and e.far_queue_id is not null and not e.is_remote;
         if has_ended then
@@ -631,43 +635,28 @@ begin
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
     end loop;
     if own_is_initiator then
-        perform from servicebroker.conversation_endpoints p
-          where p.conversation_id = conversation and not p.is_initiator and p.state = 'CO' and p.far_queue_id is not null
-            for update;
-        if not found then
-            return;
-        end if;
+        with peer as materialized (
+            select p.conversation_handle from servicebroker.conversation_endpoints p
+             where p.conversation_handle = peer_handle and p.state = 'CO' and p.far_queue_id is not null
+               for update
+        ), own as materialized ({ending}, peer
+             where e.far_handle = peer.conversation_handle and {is_endable}
+               for update of e
+        ) {told}
+    else
+        with own as materialized ({ending}
+             where e.far_handle = peer_handle and {is_endable}
+               for update
+        ) {told}
     end if;
-    select e.send_sequence, greatest(e.last_stamp, pg_current_xact_id()), e.far_group_id, e.far_handle, e.far_service_id,
-           e.far_contract_id, e.far_priority
-      into number, stamp, far_group_id, far_handle, far_service_id, far_contract_id, far_priority
-      from servicebroker.conversation_endpoints e
-     where e.conversation_handle = handle and e.state = 'CO' and e.lifetime > at
-       and e.conversation_group_id = conversation_group and e.queue_id = {id} and e.far_queue_id = far
-       and not e.is_remote and coalesce(e.security, 'N') = 'N'
-       for update;
-    if not found then
+    done := found;
+    if not done then
         return;
     end if;
-    update servicebroker.conversation_endpoints p set state = 'DI', receive_sequence = number + 1
-     where p.conversation_id = conversation and p.is_initiator <> own_is_initiator
-       and p.conversation_handle = end_dialog_{id}.far_handle and p.state = 'CO' and p.far_queue_id is not null
-       and exists (select from servicebroker.queues q
-                    where q.queue_id = {id} and not q.keeps_retained and (version is null or q.catalog_version = version));
-    if not found then
-        number := null;
-        return;
-    end if;
-    done := true;
+    -- a statement of its own, which sees what the peer has sent until its row was locked
     if own_is_initiator then
         delete from servicebroker.conversation_endpoints e where e.conversation_handle = handle
-        returning e.xmax <> pg_current_xact_id()::xid,
-                  exists (select from servicebroker.queue_{id} m
-                           where m.priority = own_priority and m.conversation_group_id = conversation_group
-                             and m.conversation_handle = handle),
-                  (select c.security_timestamp from servicebroker.conversation_endpoints c
-                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
-             into under_savepoint, has_messages, is_due;
+        returning e.xmax <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
         delete from servicebroker.conversation_groups g
          where g.conversation_group_id = conversation_group and not exists (
                select from servicebroker.conversation_endpoints e where e.conversation_group_id = conversation_group);
@@ -676,16 +665,10 @@ begin
         end if;
     else
         update servicebroker.conversation_endpoints e
-           set state = 'CD', can_expire = false, send_sequence = number + 1, last_stamp = stamp, dialog_timer = null,
-               far_handle = null, far_queue_id = null, security_timestamp = at + {replay_protection}
+           set state = 'CD', can_expire = false, send_sequence = number + 1, last_stamp = stamp, receive_sequence = received,
+               dialog_timer = null, far_handle = null, far_queue_id = null, security_timestamp = at + {replay_protection}
          where e.conversation_handle = handle
-        returning e.xmin <> pg_current_xact_id()::xid,
-                  exists (select from servicebroker.queue_{id} m
-                           where m.priority = own_priority and m.conversation_group_id = conversation_group
-                             and m.conversation_handle = handle),
-                  (select c.security_timestamp from servicebroker.conversation_endpoints c
-                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
-             into under_savepoint, has_messages, is_due;
+        returning e.xmin <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
     end if;
     if has_messages then
         perform servicebroker.purge('queue_{id}', handle, own_priority, conversation_group);
@@ -695,9 +678,38 @@ begin
     end if;
 end $$;
 
+-- name: ending
+-- This side, as END locks it.
+            select e.send_sequence, greatest(e.last_stamp, pg_current_xact_id()) as last_stamp, e.far_group_id,
+                   e.far_service_id, e.far_contract_id, e.far_priority
+              from servicebroker.conversation_endpoints e
+
+-- name: is_endable
+-- What END needs of this side, which another session may have changed since the look without a lock.
+e.conversation_handle = handle and e.state = 'CO' and e.lifetime > at and e.conversation_group_id = conversation_group
+               and e.queue_id = {id} and e.far_queue_id = far and not e.is_remote and coalesce(e.security, 'N') = 'N'
+
+-- name: told
+-- The peer learns the end. What it has sent is final.
+update servicebroker.conversation_endpoints p set state = 'DI', receive_sequence = own.send_sequence + 1
+          from own where p.conversation_handle = peer_handle and p.state = 'CO' and p.far_queue_id is not null
+        returning own.send_sequence, own.last_stamp, own.far_group_id, peer_handle, own.far_service_id, own.far_contract_id,
+                  own.far_priority, p.send_sequence
+             into number, stamp, far_group_id, far_handle, far_service_id, far_contract_id, far_priority, received;
+
+-- name: unread
+exists (select from servicebroker.queue_{id} m
+                           where m.priority = own_priority and m.conversation_group_id = conversation_group
+                             and m.conversation_handle = handle)
+
+-- name: due
+(select c.security_timestamp from servicebroker.conversation_endpoints c
+                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
+
 -- name: finish_dialog
 -- END CONVERSATION if the peer has ended: this side is closed, or removed if it is the initiator, with its unread messages.
--- Nobody is told. Parameters and results as those of `end_dialog`.
+-- Nobody is told. Parameters and results as those of `end_dialog`. What the look finds is final: a peer that is closed
+-- or gone stays so, and this side sends no more.
 create or replace function servicebroker.finish_dialog_{id}(
     handle uuid, at timestamptz, version bigint, out done boolean, out is_due boolean, out kept integer
 ) language plpgsql set enable_seqscan = off
@@ -708,16 +720,25 @@ declare
     conversation_group uuid;
     own_is_initiator boolean;
     own_priority smallint;
-    sent bigint;                     -- the next number of this side, which sends no more
+    sent bigint;                     -- the next number of this side
+    is_unknown boolean;              -- to the peer, what this side has sent
     has_messages boolean;
     under_savepoint boolean;
 begin
     done := false;
     loop
-        select e.conversation_id, e.conversation_group_id, e.is_initiator, e.priority, e.send_sequence
-          into conversation, conversation_group, own_is_initiator, own_priority, sent
-          from servicebroker.conversation_endpoints e
-         where e.conversation_handle = handle and e.state = 'DI';
+        select e.conversation_id, e.conversation_group_id, e.is_initiator, e.priority, e.send_sequence,
+               p.state is not null and p.receive_sequence is distinct from e.send_sequence
+          into conversation, conversation_group, own_is_initiator, own_priority, sent, is_unknown
+          from (select o.conversation_id, o.conversation_group_id, o.is_initiator, o.priority, o.send_sequence
+                  from servicebroker.conversation_endpoints o
+                 where o.conversation_handle = handle and o.state = 'DI' and (
+                       select not q.keeps_retained and (version is null or q.catalog_version = version)
+                         from servicebroker.queues q where q.queue_id = {id}) offset 0) e
+          left join lateral (
+               select p.state, p.receive_sequence from servicebroker.conversation_endpoints p
+                where p.conversation_id = e.conversation_id and p.is_initiator = not e.is_initiator offset 0) p on true
+         where coalesce(p.state, 'CD') = 'CD';
         if not found then
             return;
         end if;
@@ -725,23 +746,12 @@ begin
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
     end loop;
     if own_is_initiator then
-        -- the target's row first, in the one order of all who lock both; it may have this number in any case
-        update servicebroker.conversation_endpoints p set receive_sequence = sent
-         where p.conversation_id = conversation and not p.is_initiator and p.state = 'CD';
-        delete from servicebroker.conversation_endpoints e
-         where e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group
-           and e.queue_id = {id} and e.far_queue_id is not null and not e.is_remote and coalesce(e.security, 'N') = 'N'
-           and exists (select from servicebroker.queues q
-                        where q.queue_id = {id} and not q.keeps_retained and (version is null or q.catalog_version = version))
-           and not exists (select from servicebroker.conversation_endpoints p
-                            where p.conversation_id = conversation and p.is_initiator = false and p.state <> 'CD')
-        returning e.xmax <> pg_current_xact_id()::xid,
-                  exists (select from servicebroker.queue_{id} m
-                           where m.priority = own_priority and m.conversation_group_id = conversation_group
-                             and m.conversation_handle = handle),
-                  (select c.security_timestamp from servicebroker.conversation_endpoints c
-                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
-             into under_savepoint, has_messages, is_due;
+        if is_unknown then  -- the target's row first, in the one order of all who lock both
+            update servicebroker.conversation_endpoints p set receive_sequence = sent
+             where p.conversation_id = conversation and not p.is_initiator and p.state = 'CD';
+        end if;
+        delete from servicebroker.conversation_endpoints e where {is_finishable}
+        returning e.xmax <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
         if not found then
             return;
         end if;
@@ -755,24 +765,15 @@ begin
         update servicebroker.conversation_endpoints e
            set state = 'CD', can_expire = false, dialog_timer = null, far_handle = null, far_queue_id = null,
                security_timestamp = at + {replay_protection}
-         where e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group
-           and e.queue_id = {id} and e.far_queue_id is not null and not e.is_remote and coalesce(e.security, 'N') = 'N'
-           and exists (select from servicebroker.queues q
-                        where q.queue_id = {id} and not q.keeps_retained and (version is null or q.catalog_version = version))
-           and not exists (select from servicebroker.conversation_endpoints p
-                            where p.conversation_id = conversation and p.is_initiator = true and p.state <> 'CD')
-        returning e.xmin <> pg_current_xact_id()::xid,
-                  exists (select from servicebroker.queue_{id} m
-                           where m.priority = own_priority and m.conversation_group_id = conversation_group
-                             and m.conversation_handle = handle),
-                  (select c.security_timestamp from servicebroker.conversation_endpoints c
-                    where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
-             into under_savepoint, has_messages, is_due;
+         where {is_finishable}
+        returning e.xmin <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
         if not found then
             return;
         end if;
-        update servicebroker.conversation_endpoints p set receive_sequence = sent
-         where p.conversation_id = conversation and p.is_initiator;
+        if is_unknown then
+            update servicebroker.conversation_endpoints p set receive_sequence = sent
+             where p.conversation_id = conversation and p.is_initiator;
+        end if;
     end if;
     done := true;
     if has_messages then
@@ -782,6 +783,11 @@ begin
         kept := servicebroker.keep_lock(uuid_hash(conversation_group));
     end if;
 end $$;
+
+-- name: is_finishable
+-- What END needs of this side if the peer has ended.
+e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group and e.queue_id = {id}
+           and e.far_queue_id is not null and not e.is_remote and coalesce(e.security, 'N') = 'N'
 
 -- name: look
 -- What a queue monitor sees. Fires what is due, since nobody may be receiving. A message is receivable when nobody has

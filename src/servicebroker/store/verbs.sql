@@ -132,18 +132,17 @@ begin
                          where h.database_id <> far_database and h.is_broker_enabled)) then
         return false;
     end if;
-    return exists (
-        select from servicebroker.services s
-          join servicebroker.queues q on q.queue_id = own_queue
-          join servicebroker.databases d on d.database_id = own_database
-          join servicebroker.services fs on fs.service_id = far_service
-          join servicebroker.service_contract_usages u
-            on u.service_id = far_service and u.service_contract_id = far_contract
-          join servicebroker.queues fq on fq.queue_id = far_queue
-         where s.service_id = own_service and s.queue_id = own_queue
-           and q.catalog_version = own_version and not q.is_retention_enabled
-           and d.routes_version = own_routes and d.is_broker_enabled and d.service_broker_guid = own_broker::uuid
-           and fs.queue_id = far_queue and fq.catalog_version = far_version and fq.is_enqueue_enabled);
+    -- Single values and no join, whose plan would read whole rows. The services need no look. One that moves to another queue
+    -- renews the versions of all queues; one that is dropped renews the routes of its database, and has no contracts any more.
+    return coalesce(
+        (select q.catalog_version = own_version and not q.is_retention_enabled
+               from servicebroker.queues q where q.queue_id = own_queue)
+        and (select d.routes_version = own_routes and d.is_broker_enabled and d.service_broker_guid = own_broker::uuid
+               from servicebroker.databases d where d.database_id = own_database)
+        and exists (select from servicebroker.service_contract_usages u
+                     where u.service_id = far_service and u.service_contract_id = far_contract)
+        and (select fq.catalog_version = far_version and fq.is_enqueue_enabled
+               from servicebroker.queues fq where fq.queue_id = far_queue), false);
 end $$;
 
 -- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of

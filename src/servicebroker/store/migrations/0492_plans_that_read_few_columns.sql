@@ -1,0 +1,2 @@
+-- END locks and changes both sides in one statement; END, RECEIVE and hold_way read no whole rows (store/queue.sql,
+-- store/verbs.sql).
