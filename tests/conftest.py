@@ -73,6 +73,9 @@ COUNTS = {
     "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
     "model-steps": Count(1_500, 10_000, "steps of the engine beside the double"),
     "tsql-steps": Count(400, 1_200, "steps in T-SQL text beside the double"),
+    "crossings": Count(
+        60, 6_000, "verbs in states beside a lock, a savepoint, an end of time, as test_crossings.py has them"
+    ),
     "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
     "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),
     "good-messages": Count(500, 1_000, "good messages among which poison is found"),
@@ -81,6 +84,7 @@ COUNTS = {
     "ledger-batches": Count(8, 300, "batches of a stream that test_pipeline_ledger.py cuts off and meddles with"),
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
     "tsql-expressions": Count(300, 100_000, "expressions that Python and PostgreSQL evaluate"),
+    "tsql-sizes": Count(10, 2_500, "values that get into targets of every size by every way"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
     "seeds": Count(80, 1_000, "histories of the simulator in which anything goes wrong"),

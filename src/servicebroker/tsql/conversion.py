@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
@@ -14,7 +15,19 @@ from uuid import UUID
 from servicebroker.model import number_bounds
 from servicebroker.model.xml import NotXml, content_text, declares_encoding, parse_content
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import BINARIES, MONEY, NATIONAL, NVARCHAR, PADDED, STRINGS, VARIANT, SqlType, parse_type
+from servicebroker.tsql.types import (
+    BINARIES,
+    MONEY,
+    NATIONAL,
+    NO_ROOM,
+    NVARCHAR,
+    PADDED,
+    STRINGS,
+    VARIANT,
+    SqlType,
+    no_room,
+    parse_type,
+)
 
 _INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
 _DATE_FORMATS = (
@@ -56,7 +69,14 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
         value, source = from_variant(str(value))
     name = target.name
     if name in STRINGS:
-        return _fit_text(_to_text(value, source, name in NATIONAL), target)
+        text = _to_text(value, source, name in NATIONAL)
+        if (
+            isinstance(value, int | float | Decimal | UUID)
+            and target.length is not None
+            and 0 <= target.length < len(text)
+        ):
+            text = _without_room(value, source, target)
+        return _fit_text(text, target)
     if name in BINARIES:
         is_string = isinstance(value, str | bytes | bytearray | memoryview)
         return (_fit_bytes if is_string else _fit_bytes_right)(_to_bytes(value, source), target)
@@ -95,6 +115,20 @@ def from_variant(encoded: str) -> tuple[Any, SqlType]:
 
 
 _ANY_TEXT = SqlType("nvarchar", -1)
+
+
+def _without_room(value: float | Decimal | UUID, source: SqlType | None, target: SqlType) -> str:
+    """Return what a value becomes that a string type is too short for: the mark of an int. No digits are cut off.
+
+    Raises:
+        TsqlError: 232, 234, 292, 8115, 8170 all other values.
+    """
+    if source is None:
+        source = next(sql_type for kind, sql_type in _PLAIN_TYPES if isinstance(value, kind))
+    refusal = no_room(source, target)
+    if refusal is None:
+        return NO_ROOM
+    raise TsqlError(refusal.number, refusal.text.format(value=f"{value:.6f}" if isinstance(value, float) else value))
 
 
 def _to_variant(value: object, source: SqlType | None, target: SqlType) -> str:
@@ -208,7 +242,20 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
             return int(value).to_bytes(size, "big", signed=size > 1)
         except OverflowError:
             raise _arithmetic_overflow("varbinary") from None
+    if isinstance(value, Decimal) and source is not None and source.name in MONEY:
+        return int(value.scaleb(4)).to_bytes(8 if source.name == "money" else 4, "big", signed=True)
+    if isinstance(value, Decimal) and source is not None and source.name == "decimal":
+        return _decimal_bytes(value, source.precision or 18, source.scale or 0)
+    if isinstance(value, float) and source is not None:
+        return struct.pack(">f" if source.name == "real" else ">d", value)
     raise _type_clash(source, "varbinary")
+
+
+def _decimal_bytes(value: Decimal, precision: int, scale: int) -> bytes:
+    """Return precision, scale, zero, sign, and the digits in groups of four bytes, as tsql.bytes_of_decimal does."""
+    digits = int(abs(value).scaleb(scale, context=_ROUNDING_CONTEXT))
+    groups = max(1, -(-digits.bit_length() // 32))
+    return bytes((precision, scale, 0, value >= 0)) + digits.to_bytes(4 * groups, "little")
 
 
 def _fit_bytes(data: bytes, target: SqlType) -> bytes:

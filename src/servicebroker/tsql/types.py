@@ -54,6 +54,39 @@ XML = SqlType("xml")
 SYSNAME = SqlType("sysname", 128)
 VARIANT = SqlType("sql_variant")
 
+NO_ROOM = "*"  # what a small whole number becomes in a char or varchar that is too short for it
+_MARKED = frozenset({"bit", "tinyint", "smallint", "int"})
+_MOST_CHARACTERS = {"bit": 1, "tinyint": 3, "smallint": 6, "int": 11, "bigint": 20, "uniqueidentifier": 36}
+MOST_CHARACTERS = 42  # of any other number: 38 digits, a sign, a point, a zero before it
+
+
+class Refusal(NamedTuple):
+    """An error of a conversion. The text may have a place for the `{value}`."""
+
+    number: int
+    text: str
+
+
+def most_characters(source: SqlType) -> int:
+    """Return how many characters a number or identifier of the type may take as text."""
+    return _MOST_CHARACTERS.get(source.name, MOST_CHARACTERS)
+
+
+def no_room(source: SqlType, target: SqlType) -> Refusal | None:
+    """Return the error of a number or identifier for which a string type is too short. None: it becomes `NO_ROOM`."""
+    if source.name == "uniqueidentifier":
+        return Refusal(8170, "Insufficient result space to convert uniqueidentifier value to char.")
+    if source.name in MONEY:
+        text = f"There is insufficient result space to convert a {source.name} value to {target.name}."
+        return Refusal(234 if source.name == "money" else 292, text)
+    if source.name in APPROXIMATE:
+        return Refusal(232, f"Arithmetic overflow error for type {target.name}, value = {{value}}.")
+    if source.name in _MARKED and target.name not in NATIONAL:
+        return None
+    kind = "numeric" if source.name == "decimal" else "expression"
+    return Refusal(8115, f"Arithmetic overflow error converting {kind} to data type {target.name}.")
+
+
 _SYNONYMS = {
     "integer": "int",
     "numeric": "decimal",

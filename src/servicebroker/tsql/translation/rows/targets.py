@@ -6,11 +6,16 @@ from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.text_writer import Sql, quote_string, type_family
 from servicebroker.tsql.translation.values.casts import cast_value
-from servicebroker.tsql.types import NATIONAL, PADDED, postgres_type
+from servicebroker.tsql.types import BINARIES, NATIONAL, PADDED, SqlType, postgres_type
+
+_TOO_LONG = "String or binary data would be truncated."
 
 
 def convert_for_column(value: Sql, column: Column | None) -> str:
-    """Write a value converted to the type of a column. PostgreSQL refuses strings that are too long."""
+    """Write a value converted to the type of a column. PostgreSQL refuses strings that are too long.
+
+    Numbers and identifiers are fitted to the size as by CAST.
+    """
     if column is None or (value.is_untyped and value.type is None):
         return value.text
     to = column.type
@@ -21,13 +26,26 @@ def convert_for_column(value: Sql, column: Column | None) -> str:
         return cast_value(value, to).text if kind == "number" else value.text
     if value.type == to:
         return value.text
-    if to.length is not None:
-        to = to._replace(length=-1)
-        if to.name in PADDED:
-            to = to._replace(name="nvarchar" if to.name in NATIONAL else "varchar")
-        if to.name == "binary":
-            to = to._replace(name="varbinary")
-    return cast_value(value, to).text
+    if to.length is None or value.kind in ("number", "uniqueidentifier"):
+        return cast_value(value, to).text
+    whole = to._replace(length=-1)
+    if to.name in PADDED:
+        whole = whole._replace(name="nvarchar" if to.name in NATIONAL else "varchar")
+    if to.name not in BINARIES:
+        return cast_value(value, whole).text
+    return _fit_bytes(cast_value(value, whole._replace(name="varbinary")).text, value.type, to)
+
+
+def _fit_bytes(text: str, source: SqlType | None, to: SqlType) -> str:
+    """Fill bytes up to a fixed length, and refuse those that are too long: PostgreSQL's type has no length."""
+    if to.length is None or to.length < 0:
+        return text
+    whens = f"WHEN octet_length({text}) < {to.length} THEN tsql.padded({text}, {to.length}) " * (to.name == "binary")
+    is_short = source is not None and source.name in BINARIES and 0 <= (source.length or -1) <= to.length
+    if not is_short:  # the length in it, or the planner would compute the refusal as a constant
+        refusal = f"tsql.refuse(8152 + 0 * octet_length({text}), '{_TOO_LONG}')::text::bytea"
+        whens += f"WHEN octet_length({text}) > {to.length} THEN {refusal} "
+    return f"CASE {whens}ELSE {text} END" if whens else text
 
 
 def cast_for_column(value: Sql, column: Column | None) -> str:

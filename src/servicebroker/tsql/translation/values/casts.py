@@ -19,6 +19,8 @@ from servicebroker.tsql.types import (
     EXACT,
     INTEGERS,
     MONEY,
+    MOST_CHARACTERS,
+    NO_ROOM,
     NUMBERS,
     NVARCHAR,
     PADDED,
@@ -26,6 +28,8 @@ from servicebroker.tsql.types import (
     VARIANT,
     SqlType,
     make_type,
+    most_characters,
+    no_room,
     postgres_type,
 )
 
@@ -103,7 +107,7 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
             value = own_clock(value)
     fills = to == NVARCHAR or to.name in BINARIES
     source = f"{value.text}::text" if value.is_untyped else pad_char(value) if fills else value.text
-    if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
+    if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary"):
         return _fit_bytes_right(_bytes_of(source, value.type), to)
     if value.kind == "binary" and to.name in _FROM_BYTES and not attempt:
         return _fit_size(Sql(f"tsql.{to.name}_of_bytes({source})", to), to)
@@ -112,9 +116,13 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
     if value.type is not None and value.type.name in _NEW_DATES and to.name in NUMBERS:
         raise TsqlError(529, f"Explicit conversion from data type {value.type.name} to {to.name} is not allowed.")
     arguments = f"({source}, {style})" if style is not None else f"({source})"
-    if attempt:
-        function = f"tsql.try_{_conversion_function(value, to)}"
-        return _fit_size(Sql(f"{function}{arguments}", to), to)
+    if attempt and not (value.kind in ("number", "date", "uniqueidentifier") and to.name in STRINGS and style is None):
+        tried = f"tsql.try_{_conversion_function(value, to)}{arguments}"
+        if to.name == "decimal":  # its size is a refusal of PostgreSQL's
+            scale, most = to.scale or 0, 10 ** ((to.precision or 18) - (to.scale or 0))
+            tried = f"CASE WHEN abs(round({tried}, {scale})) < {most} THEN {tried} END"
+            return Sql(f"({tried})::{postgres_type(to)}", to)
+        return _fit_text(Sql(tried, to), value, to, attempt=True)
     if (
         value.type is not None
         and value.type.name in _SCALED
@@ -125,10 +133,31 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
             Sql(f"tsql.scaled_text({source}, {7 if value.type.scale is None else value.type.scale})", to), to
         )
     if value.type is not None and value.type.name in MONEY and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS:
-        return _fit_size(Sql(f"tsql.money_text({source}, {style or 0})", to), to)
+        return _fit_text(Sql(f"tsql.money_text({source}, {style or 0})", to), value, to, attempt=attempt)
     if value.kind == "string" and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS and style is None:
         return _fit_size(Sql(source, to), to, value.type)
-    return _fit_size(Sql(f"tsql.{_conversion_function(value, to)}{arguments}", to), to)
+    return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{arguments}", to), value, to, attempt=attempt)
+
+
+def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_variant: bool = False) -> Sql:
+    """Fit a converted value to its type. Of a number or identifier no part is taken, as of other values."""
+    source = value.type
+    if source is None or to.name not in STRINGS or source.name not in NUMBERS | {"uniqueidentifier"}:
+        return _fit_size(text, to)
+    if to.length is None or to.length < 0 or to.length >= most_characters(source):
+        return _fit_size(text, to)
+    refusal = no_room(source, to)
+    if refusal is None:
+        instead = f"'{NO_ROOM}'"
+    elif attempt:
+        instead = "NULL"
+    else:
+        number = f"tsql.variant_raw({value.text})" if is_variant else f"({value.text})"
+        said = "'" + refusal.text.replace("{value}", f"' || round({number}::numeric, 6) || '") + "'"
+        # the length, or the planner would compute the refusal as a constant
+        instead = f"tsql.refuse({refusal.number} + 0 * length({text.text}), {said})::text"
+    fitted = f"CASE WHEN length({text.text}) > {to.length} THEN {instead} ELSE {text.text} END"
+    return Sql(f"rpad({fitted}, {to.length})" if to.name in PADDED else f"({fitted})", to)
 
 
 def own_clock(value: Sql) -> Sql:
@@ -191,7 +220,15 @@ def _from_variant(value: Sql, to: SqlType, style: str | None, attempt: bool) -> 
         return Sql(f"(CASE WHEN tsql.variant_rank({value.text}) = 5 THEN {moment.text} ELSE {plain.text} END)", to)
     if to.name not in NUMBERS:
         form = "variant_text" if to.name in STRINGS else "variant_raw"
-        return cast_value(Sql(f"tsql.{form}({value.text})", _ANY_TEXT), to, style=style, attempt=attempt)
+        text = Sql(f"tsql.{form}({value.text})", _ANY_TEXT)
+        plain = cast_value(text, to, style=style, attempt=attempt)
+        if to.name not in STRINGS or to.length is None or not 0 <= to.length < MOST_CHARACTERS:
+            return plain
+        whens = [
+            f"WHEN {base!r} THEN {_fit_text(text, Sql(value.text, SqlType(base)), to, attempt=attempt, is_variant=True).text}"
+            for base in (*sorted(NUMBERS), "uniqueidentifier")
+        ]
+        return Sql(f"(CASE tsql.variant_base({value.text}) {' '.join(whens)} ELSE {plain.text} END)", to)
     number = Sql(f"tsql.variant_number({value.text})", SqlType("decimal", None, 38, 10))
     text = Sql(f"tsql.variant_raw({value.text})", _ANY_TEXT)
     from_number, from_text = (cast_value(source_value, to, attempt=attempt).text for source_value in (number, text))
