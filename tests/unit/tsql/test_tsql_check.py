@@ -77,3 +77,24 @@ def test_a_fault_in_one_file_does_not_stop_the_others(tmp_path: Path, monkeypatc
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.output.count("CREATE QUEUE") == 2
     assert result.output.count("It cannot be read") == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ALTER USER ann WITH PASSWORD = 'x' OLD_PASSWORD = 'y'",
+        "ALTER USER ann",
+        "CREATE DATABASE d ON PRIMARY (NAME = a) LOG",
+        "SELECT JSON_OBJECTAGG(NULL ON NULL)",
+        "EXEC p 1e999",
+        "EXECUTE AS USER = " + "1" * 39,
+        "DBCC INPUTBUFFER (1e999)",
+        "CREATE FUN\nCREATE TABLE t (a INT) x (HEAP)\nALTER FULLTEXT CATALOG c REBUILD $1 ACCENT_SENSITIVITY = OFF",
+        "\0",
+        "SELECT '\ud800'",
+    ],
+)
+def test_check_has_no_traceback_and_every_finding_a_line(text: str) -> None:
+    found = list(check(f"\n{text}"))
+    assert found
+    assert all(one.line and one.statement for one in found)

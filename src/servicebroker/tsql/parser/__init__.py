@@ -73,7 +73,10 @@ def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] |
         parser.depth = 0
         try:
             statements = parser.statement_group()
+            if parser.at == begin:
+                parser.fail()
         except TsqlError as error:
+            error.line = error.line or tokens.line(begin)
             end = parser.refused_end(begin, error)
             if not parser.open_block(begin):
                 yield " ".join(word for word in tokens.words[begin : begin + 2] if word[:1].isalpha()), error
@@ -280,6 +283,9 @@ class Parser(ObjectParser):
         if words[0] in ("CREATE", "ALTER") and any(word in _MODULES for word in words[1:]):
             return len(self.words) - 1  # its body is the rest of the batch
         place = max(self.at, begin + 1)
+        if words[0] in ("GRANT", "DENY", "REVOKE"):  # permissions are words that begin statements
+            while self.words[place] not in ("TO", "FROM", ";", ""):
+                place += 1
         return feature_end(self.tokens, place) if error.number == UNSUPPORTED_ERROR else place
 
     def _drop_modules(self, line: int, kind: str) -> Statement:

@@ -137,8 +137,8 @@ class ControlFlowParser(DialogParser):
             return self.begin_timer(line)
         if self.take_any("TRAN", "TRANSACTION"):
             name = self._transaction_name()
-            if self.take("WITH", "MARK") and self.tokens.kinds[self.at] == STRING:
-                self.string()
+            if self.take("WITH", "MARK") and self.tokens.kinds[self.at] in (STRING, VARIABLE):
+                self.at += 1
             return BeginTransaction(line, name)
         if self.take("DISTRIBUTED"):
             self.refuse(
@@ -315,6 +315,8 @@ class ControlFlowParser(DialogParser):
 
     def _assignment_operator(self) -> str:
         """Read the operator of an assignment: =, += and so on."""
+        if self.word == "|" and self.peek() == "|=":
+            self.refuse("The operator ||=", "Use +=.")
         return self.expect_any(*_ASSIGNMENT_OPERATORS)
 
     def set_(self, line: int) -> Statement:
@@ -356,7 +358,11 @@ class ControlFlowParser(DialogParser):
             options.append(self.single_name().object.upper())
         if self.word == "=":
             self.fail()
-        return SetOption(line, tuple(options), self._option_value())
+        statement = SetOption(line, tuple(options), self._option_value())
+        if not self.take(","):
+            return statement
+        others = self.set_(line)
+        return Block(line, (statement, *(others.body if isinstance(others, Block) else (others,))))
 
     def _option_value(self) -> str:
         self.take("=")
@@ -377,7 +383,8 @@ class ControlFlowParser(DialogParser):
     def raiserror(self, line: int) -> Statement:
         """RAISERROR (message, severity, state, arguments) WITH LOG, NOWAIT, SETERROR."""
         parenthesized = self.take("(")
-        if not parenthesized and self.tokens.kinds[self.at] in (NUMBER, VARIABLE) and self.peek():
+        is_value = self.tokens.kinds[self.at] in (NUMBER, VARIABLE) or self.word == "-"
+        if not parenthesized and is_value and self.peek():
             self.refuse("RAISERROR without parentheses", "Write RAISERROR ('text', 16, 1), or THROW.")
         if not parenthesized:
             self.fail()
@@ -433,6 +440,8 @@ class ControlFlowParser(DialogParser):
     def save(self, line: int) -> Statement:
         """SAVE TRANSACTION name."""
         self.expect_any("TRAN", "TRANSACTION")
+        if self.tokens.kinds[self.at] == NUMBER or self.word == "-":
+            self.refuse("A number as the name of a savepoint", "Write a name.")
         name = self._transaction_name()
         if name is None:
             self.fail()

@@ -122,11 +122,11 @@ def _continues_statement(words: list[str], at: int, *, is_table: bool) -> bool:
     if _is_in_braces(words, at):
         return True
     if word == "END":  # PERIOD FOR SYSTEM_TIME
-        return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER")
+        return before in ("ROW", "TRANSACTION_ID", "SEQUENCE_NUMBER", "SUSER_SID", "SUSER_SNAME")
     if word == "SELECT":
         return before in _SET_OPERATORS and (before != "ALL" or words[at - 2] == "UNION")
     if word == "FETCH":
-        return before in ("ROWS", "ROW")
+        return before in ("ROWS", "ROW") or words[at + 1] in ("APPROX", "APPROXIMATE")
     if word in ("DELETE", "UPDATE"):
         return before == "ON"
     if word == "SET":

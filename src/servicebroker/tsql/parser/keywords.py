@@ -26,8 +26,8 @@ _FOLLOWING_WORDS = {
     "BULK": ("INSERT",),
     "COPY": ("INTO",),
     "DISK": ("INIT", "RESIZE"),
-    "DUMP": ("DATABASE", "LOG", "TRANSACTION", "TRAN"),
-    "LOAD": ("DATABASE", "LOG", "TRANSACTION", "TRAN", "HEADERONLY"),
+    "DUMP": ("DATABASE", "LOG", "TRANSACTION", "TRAN", "CERTIFICATE", "SERVICE", "MASTER"),
+    "LOAD": ("DATABASE", "LOG", "TRANSACTION", "TRAN", "HEADERONLY", "SERVICE", "MASTER"),
     "RENAME": ("OBJECT", "DATABASE"),
     "ENABLE": ("TRIGGER",),
     "DISABLE": ("TRIGGER",),
@@ -59,7 +59,9 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
     if word == "WITH":
         third = tokens.words[at + 2] if at + 2 < len(tokens.words) else ""
         return following == "XMLNAMESPACES" or (
-            following not in ("(", "TIES", "CHECK", "NOCHECK") and third in ("AS", "(")
+            following not in ("(", "TIES", "CHECK", "NOCHECK")
+            and third in ("AS", "(")
+            and tokens.kinds[at + 1] in (WORD, QUOTED)
         )
     return True
 

@@ -70,7 +70,7 @@ class ObjectParser(SecurityParser):
             if self.take("WITH"):
                 self.parenthesized()  # LOB_COMPACTION is always on
         elif verb == "ALTER" and self.take("MOVE", "TO"):
-            clauses["move_to"] = self.single_name().object
+            clauses["move_to"] = self._filegroup()
         elif verb == "ALTER":
             self.expect("WITH")
             self._queue_options(clauses)
@@ -78,8 +78,11 @@ class ObjectParser(SecurityParser):
             if self.take("WITH"):
                 self._queue_options(clauses)
             if self.take("ON"):
-                clauses["filegroup"] = self.single_name().object
+                clauses["filegroup"] = self._filegroup()
         return Definition(line, verb, "QUEUE", name, clauses, if_exists)
+
+    def _filegroup(self) -> str:
+        return self.string() if self.tokens.kinds[self.at] == STRING else self.single_name().object
 
     def _queue_options(self, clauses: Clauses) -> None:
         enclosed = self.word == "(" and self.take("(")
@@ -257,8 +260,15 @@ class ObjectParser(SecurityParser):
         clauses = self.authorization(verb)
         if verb == "DROP":
             return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
-        if self.take("STATE", "="):
-            clauses["state"] = self.expect_any("STARTED", "STOPPED", "DISABLED")
+        while self.word in ("STATE", "AFFINITY", ","):
+            if self.take("STATE", "="):
+                clauses["state"] = self.expect_any("STARTED", "STOPPED", "DISABLED")
+            elif self.word == "AFFINITY":
+                self.refuse("AFFINITY of an endpoint", "Omit it.")
+            else:
+                self.expect(",")
+                if self.word not in ("STATE", "AFFINITY"):
+                    self.fail()
         if self.take("AS", "TCP"):
             self._tcp(clauses)
         elif self.word == "AS":
@@ -357,6 +367,8 @@ class ObjectParser(SecurityParser):
         if_exists = self.if_exists(verb)
         name = self.name()
         clauses: Clauses = {"names": [name]}
+        while verb == "DROP" and self.take(","):
+            clauses["names"].append(self.name())
         if verb == "CREATE":
             self.expect("FOR")
             clauses = {"base": self.name()}

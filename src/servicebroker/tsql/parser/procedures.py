@@ -165,6 +165,8 @@ class ProcedureParser(ControlFlowParser):
             return ExecuteAs(line, kind, None)
         self.expect("=")
         name = self.operand()
+        if self.word == "(" and isinstance(name, Name):
+            self.refuse("A function call as the name of a user", "Use a variable.")
         if not self.take("WITH"):
             return ExecuteAs(line, kind, name)
         if self.take("COOKIE"):
@@ -178,6 +180,8 @@ class ProcedureParser(ControlFlowParser):
         if self.tokens.kinds[self.at] == VARIABLE and self.peek() == "=":
             returned = self.variable()
             self.expect("=")
+        if self.word == "OPENDATASOURCE" and self.peek() == "(":
+            self.refuse("EXEC of OPENDATASOURCE", "Use a conversation to reach another instance.")
         procedure: Name | Variable
         procedure = Variable(self.variable()) if self.tokens.kinds[self.at] == VARIABLE else self.name()
         if self.take(";", "0"):

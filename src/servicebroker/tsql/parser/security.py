@@ -24,8 +24,8 @@ _SECURABLES = (
 _SCHEMA_SECURABLES = ("OBJECT", "TYPE", "XML SCHEMA COLLECTION")  # their names have more than one part
 _UNSUPPORTED_SECURABLES = (
     "APPLICATION ROLE", "ASSEMBLY", "AVAILABILITY GROUP", "CREDENTIAL", "DATABASE SCOPED CREDENTIAL", "EVENT SESSION",
-    "EXTERNAL LANGUAGE", "EXTERNAL LIBRARY", "FULLTEXT CATALOG", "FULLTEXT STOPLIST", "SEARCH PROPERTY LIST",
-    "SERVER ROLE",
+    "EXTERNAL DATA SOURCE", "EXTERNAL FILE FORMAT", "EXTERNAL LANGUAGE", "EXTERNAL LIBRARY", "EXTERNAL MODEL",
+    "FULLTEXT CATALOG", "FULLTEXT STOPLIST", "SEARCH PROPERTY LIST", "SERVER ROLE", "SERVER",
 )  # fmt: skip
 
 
@@ -67,7 +67,8 @@ class SecurityParser(FunctionParser):
             elif self.take("FOR"):
                 self.refuse("FOR ATTACH", "Restore PostgreSQL's backup, see the page on backups.")
             else:
-                self.at += 2 if self.word == "LOG" else 1
+                self.take("LOG")
+                self.expect("ON")
                 self.take("PRIMARY")
                 while self.word == "(":
                     self.parenthesized()
@@ -115,7 +116,7 @@ class SecurityParser(FunctionParser):
             clauses["ignored"] = [self._file_clause()]
             self._termination(clauses)
             return
-        moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD", "PERFORM")
+        moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD", "PERFORM", "PERFORM_CUTOVER")
         if moved:
             self.refuse(f"ALTER DATABASE {moved}", "Use PostgreSQL's replication and backups.")
         self.expect("SET")
@@ -217,6 +218,8 @@ class SecurityParser(FunctionParser):
             else:
                 self.expect("CERTIFICATE")
                 clauses["from_certificate"] = self.single_name().object
+                if self.take("WITH", "CREDENTIAL"):
+                    self.refuse("A credential of a login", "Omit it: files are read with the rights of the process.")
         else:
             self.expect("WITH")
             self._name_value_pairs(clauses)
@@ -337,6 +340,8 @@ class SecurityParser(FunctionParser):
                 self.fail()
         elif verb == "ALTER" and self.take("REMOVE", "PRIVATE", "KEY"):
             clauses["remove_private_key"] = True
+        elif verb == "ALTER" and self.word in ("REMOVE", "ATTESTED"):
+            self.refuse(f"ALTER CERTIFICATE {self.word} ATTESTED", "Omit it.")
         while True:
             if self.take("WITH") or self.take(","):
                 if self.take("PRIVATE", "KEY"):
@@ -487,7 +492,8 @@ class SecurityParser(FunctionParser):
         for kind in _SECURABLES:
             words = (*kind.split(), "::")
             if self.take(*words):
-                return kind, self.name() if kind in _SCHEMA_SECURABLES and self.is_identifier() else self.single_name()
+                name = self.name() if kind in _SCHEMA_SECURABLES and self.is_identifier() else self.single_name_alone()
+                return kind, name
         for kind in _UNSUPPORTED_SECURABLES:
             if self.take(*kind.split(), "::"):
                 self.refuse(f"A permission on {kind}", "Omit it.")
@@ -497,6 +503,15 @@ class SecurityParser(FunctionParser):
         if self.word == "(":
             self.refuse("A permission on columns", "Grant it on the table.")
         return "OBJECT", name
+
+    def single_name_alone(self) -> Name:
+        """Read a name of one part. One of several parts names nothing of this kind."""
+        if self.word == ".":
+            self.name()
+        name = self.single_name()
+        if self.word == ".":
+            self.refuse("A name of several parts", "These objects have no schema: write the name alone.")
+        return name
 
     def alter_authorization(self, line: int) -> Statement:
         """ALTER AUTHORIZATION ON kind::name TO owner."""

@@ -121,6 +121,8 @@ class TokenReader:
 
     def name(self) -> Name:
         """Read a name of up to four parts: a.b, [a].[b], a..b."""
+        if self.word == "." and (self.peek() == "." or self.tokens.kinds[self.at + 1] in (WORD, QUOTED)):
+            self.refuse("A name that begins with a dot", "Write its schema, or omit the dot.")
         parts = [self.identifier()]
         while self.word == "." and len(parts) < MAX_NAME_PARTS:
             self.at += 1
@@ -176,9 +178,9 @@ class TokenReader:
         negative = self.take("-")
         if self.tokens.kinds[self.at] != NUMBER:
             self.fail()
-        text = self.tokens.text(self.at)
+        text, line = self.tokens.text(self.at), self.line
         self.at += 1
-        value = parse_number(text)
+        value = parse_number(text, line)
         return Constant(-value if negative and not isinstance(value, bytes) else value)
 
     def operand(self) -> Operand:
@@ -264,7 +266,7 @@ def parse_name(text: str) -> Name:
     return name
 
 
-def parse_number(text: str) -> int | Decimal | float | bytes:
+def parse_number(text: str, line: int = 0) -> int | Decimal | float | bytes:
     """Return the value of a number literal. 0x... is binary, an exponent makes a float, a point a decimal.
 
     Raises:
@@ -276,18 +278,19 @@ def parse_number(text: str) -> int | Decimal | float | bytes:
     if not text[0].isdigit() and text[0] != ".":  # a currency sign
         text = text[1:]
     if "e" in text or "E" in text:
-        return _parse_float(text)
+        return _parse_float(text, line)
     if "." in text:
         return Decimal(text if text != "." else "0")
-    return parse_whole_number(text or "0")
+    return parse_whole_number(text or "0", line)
 
 
-def _parse_float(text: str) -> float:
+def _parse_float(text: str, line: int) -> float:
     value = float(text)
     if isinf(value):
         raise TsqlError(
             168,
             f"The floating point value '{text[:40]}' is out of the range of computer representation (8 bytes).",
             severity=15,
+            line=line,
         )
     return value

@@ -92,6 +92,11 @@ _STATEMENTS_REFUSED = {
     "BACKUP SERVICE MASTER KEY": "Back up the folder of the instance.",
     "RESTORE SERVICE MASTER KEY": "Restore the folder of the instance.",
     "RESTORE MASTER KEY": "Restore the folder of the instance.",
+    "DUMP CERTIFICATE": "Use BACKUP CERTIFICATE.",
+    "DUMP SERVICE MASTER KEY": "Back up the folder of the instance.",
+    "DUMP MASTER KEY": "Back up the folder of the instance.",
+    "LOAD SERVICE MASTER KEY": "Restore the folder of the instance.",
+    "LOAD MASTER KEY": "Restore the folder of the instance.",
     "DISK INIT": "Omit it.",
     "DISK RESIZE": "Omit it.",
     "KILL": "End the session in PostgreSQL: select pg_terminate_backend(pid).",
@@ -216,8 +221,15 @@ def _continues_clause(tokens: Tokens, at: int) -> bool:
     if word in ("GRANT", "DENY"):
         return before == "WITH" or tokens.words[at + 1 : at + 3] == ["CREATE", "ANY"]
     if word in ("INSERT", "UPDATE", "DELETE", "MERGE"):
-        return before in ("AFTER", "BEFORE", "ON", "START", ",") or following == "RANGE"
+        return (
+            before in ("AFTER", "BEFORE", "ON", "START", ",") or following == "RANGE" or _alters_partitions(tokens, at)
+        )
     return word == "RECONFIGURE" and before == "GOVERNOR"
+
+
+def _alters_partitions(tokens: Tokens, at: int) -> bool:
+    """Check for ALTER PARTITION FUNCTION name() before this word."""
+    return tokens.words[at - 2 : at] == ["(", ")"] and "FUNCTION" in tokens.words[max(at - 6, 0) : at]
 
 
 def _begins_kind(tokens: Tokens, at: int) -> bool:

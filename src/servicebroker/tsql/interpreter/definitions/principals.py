@@ -104,9 +104,9 @@ def _alter_user(machine: Machine, statement: Definition) -> None:
 
 @refuses("ALTER", "USER")
 def _check_default_schema(statement: Definition) -> None:
-    if set(statement.clauses) - {"default_schema"}:
+    if set(statement.clauses) != {"default_schema"}:
         raise unsupported("ALTER USER", "Drop the user and create it again.", statement.line)
-    if statement.clauses["default_schema"].lower() != "dbo":
+    if str(statement.clauses["default_schema"]).lower() != "dbo":
         raise unsupported("A DEFAULT_SCHEMA other than dbo", "Write the schema before the name.", statement.line)
 
 

@@ -263,7 +263,8 @@ def _alter_column(writer: Writer, reader: PieceReader, table: str) -> list[str]:
     sql_type, _ = read_column_type(writer, reader)
     if reader.take("COLLATE"):
         skip_collation(reader)
-    reader.take("SPARSE")
+    while reader.take_any("SPARSE", "FILESTREAM"):
+        pass
     written = column_type(sql_type)
     column, old_column = quote_identifier(name), (writer.table_columns(table) or {}).get(name.lower())
     actions = [f"ALTER COLUMN {column} TYPE {written}{_using_clause(column, old_column, sql_type)}"]

@@ -23,11 +23,8 @@ def create_sequence(writer: Writer, reader: PieceReader) -> list[str]:
         TsqlError: 11700 to 11709 the clauses do not fit. Some errors come from PostgreSQL and get their number later.
     """
     sequence, qualified_name = _read_sequence(writer, reader, "CREATE SEQUENCE")
-    sql_type = BIGINT
-    if reader.take("AS"):
-        sql_type, _ = read_column_type(writer, reader)
+    clauses, sql_type = _read_clauses(writer, reader, qualified_name, "CREATE")
     low, high = _type_bounds(sql_type, qualified_name)
-    clauses = _read_clauses(reader, qualified_name, "CREATE")
     least, most = (
         _check_bound(clauses.get(clause), qualified_name, (low, high)[at], (low, high))
         for at, clause in enumerate(("MINVALUE", "MAXVALUE"))
@@ -61,7 +58,7 @@ def alter_sequence(writer: Writer, reader: PieceReader) -> list[str]:
         TsqlError: 11700 to 11715 as `create_sequence`, and for clauses that only CREATE has.
     """
     sequence, qualified_name = _read_sequence(writer, reader, "ALTER SEQUENCE")
-    clauses = _read_clauses(reader, qualified_name, "ALTER")
+    clauses, _ = _read_clauses(writer, reader, qualified_name, "ALTER")
     if not clauses:
         raise TsqlError(11715, "No properties specified for ALTER SEQUENCE.")
     parts = []
@@ -108,9 +105,15 @@ def _check_bound(value: int | None, qualified_name: ObjectName, otherwise: int, 
     return value
 
 
-def _read_clauses(reader: PieceReader, qualified_name: ObjectName, verb: str) -> dict[str, int | None]:
-    """Read the clauses, by first word. The value is None for NO and a plain RESTART, 1 or 0 for CYCLE."""
+def _read_clauses(
+    writer: Writer, reader: PieceReader, qualified_name: ObjectName, verb: str
+) -> tuple[dict[str, int | None], SqlType]:
+    """Read the clauses, by first word, and the type.
+
+    The value of a clause is None for NO and a plain RESTART, 1 or 0 for CYCLE.
+    """
     clauses: dict[str, int | None] = {}
+    sql_type = BIGINT
     while reader.word:
         if reader.take("START", "WITH"):
             if verb == "ALTER":
@@ -122,6 +125,8 @@ def _read_clauses(reader: PieceReader, qualified_name: ObjectName, verb: str) ->
             clauses["RESTART"] = _read_number(reader) if reader.take("WITH") else None
         elif reader.word == "AS" and verb == "ALTER":
             raise TsqlError(11711, "Argument 'AS' cannot be used in an ALTER SEQUENCE statement.")
+        elif reader.take("AS"):
+            sql_type, _ = read_column_type(writer, reader)
         elif reader.take("INCREMENT", "BY"):
             clauses["INCREMENT"] = _read_number(reader)
         elif reader.take("NO", "MINVALUE") or reader.take("NO", "MAXVALUE"):
@@ -141,7 +146,7 @@ def _read_clauses(reader: PieceReader, qualified_name: ObjectName, verb: str) ->
                 raise TsqlError(11706, f"The cache size for sequence object '{qualified_name}' must be greater than 0.")
         else:
             raise reader.failure()
-    return clauses
+    return clauses, sql_type
 
 
 def _read_number(reader: PieceReader) -> int:

@@ -11,7 +11,7 @@ from servicebroker.tsql.definition_errors import follow
 from servicebroker.tsql.known_columns import column_comment
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import unquote
+from servicebroker.tsql.tokens import STRING, unquote
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
 from servicebroker.tsql.translation.reading.parts import read_condition, read_table, read_value
@@ -34,6 +34,9 @@ from servicebroker.tsql.types import INTEGERS, PADDED, ROWVERSIONS, SqlType, col
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
+
+
+_AFTER_TYPE = frozenset({"NOT", "NULL", "CONSTRAINT", "PRIMARY", "UNIQUE", "DEFAULT"})
 
 
 @dataclass
@@ -102,6 +105,8 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
     """Read a column with its type, constraints and options."""
     reader = PieceReader(piece)
     name = reader.identifier()
+    if name.lower() == "timestamp" and (not reader.word or reader.word in _AFTER_TYPE):
+        reader.at -= 1  # the name is the type
     is_stamped = reader.quoted() in ROWVERSIONS
     sql_type, may_be_null = read_column_type(writer, reader)
     parts = [quote_identifier(name), column_type(sql_type)]
@@ -152,8 +157,14 @@ def _add_column(writer: Writer, piece: Slice, table_elements: Elements) -> None:
             nullable = nullable and not primary
             parts.append(key)
         elif reader.take("INDEX"):
-            table_elements.indexes.append((reader.identifier(), reader.take("UNIQUE"), [quote_identifier(name)]))
+            index_name, is_unique = reader.identifier(), reader.take("UNIQUE")
             _skip_clustered(reader)
+            index_columns = [quote_identifier(name)]
+            if reader.word == "(":
+                index_columns = ["".join(read_key_column(part)) for part in reader.inside().split()]
+            table_elements.indexes.append((index_name, is_unique, index_columns))
+            if reader.take("INCLUDE"):
+                reader.inside()
             if reader.take("WHERE"):
                 reader.at = reader.piece.find("WITH", "ON", after=reader.at) or len(reader.piece.words)
             skip_storage(reader)
@@ -204,7 +215,7 @@ def _check_identity(name: str, sql_type: SqlType) -> None:
 def _read_seed(reader: PieceReader) -> tuple[int, int]:
     if reader.word != "(":
         return 1, 1
-    numbers = [part.text.replace(" ", "") for part in reader.inside().split()]
+    numbers = [part.text.replace(" ", "").removeprefix("+").removesuffix(".") for part in reader.inside().split()]
     if len(numbers) != 2 or not all(is_whole(number) for number in numbers):
         raise syntax_error("IDENTITY", reader.piece.line())
     start, step = (parse_whole_number(number) for number in numbers)
@@ -330,7 +341,10 @@ def skip_storage(reader: PieceReader) -> None:
             "FILESTREAM_ON",
         ):
             reader.at += 1
-            reader.identifier()
+            if reader.tokens.kinds[reader.at] == STRING:
+                reader.at += 1
+            else:
+                reader.identifier()
             if reader.word == "(":  # column of a partition scheme
                 reader.inside()
         else:

@@ -11,9 +11,9 @@ from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 # first words of the hints in OPTION
 _OPTION_HINTS = split_words(
-    "CONCAT DISABLE EXPAND FAST FORCE HASH IGNORE_NONCLUSTERED_COLUMNSTORE_INDEX KEEP KEEPFIXED LABEL LOOP MAXDOP "
+    "ALTERCOLUMN BYPASS CHECKCONSTRAINTS CONCAT DISABLE EXPAND FAST FORCE HASH IGNORE_NONCLUSTERED_COLUMNSTORE_INDEX KEEP KEEPFIXED LABEL LOOP MAXDOP "
     "MAXRECURSION MAX_GRANT_PERCENT MERGE MIN_GRANT_PERCENT NO_PERFORMANCE_SPOOL OPTIMIZE ORDER PARAMETERIZATION "
-    "QUERYTRACEON RECOMPILE ROBUST TABLE USE"
+    "QUERYTRACEON RECOMPILE ROBUST SHRINKDB TABLE USE USEPLAN"
 )
 # hints that may follow a table without WITH
 HINTS = split_words(
@@ -112,5 +112,7 @@ def _filegroup(tokens: Tokens, at: int) -> Iterator[int]:
     """Yield the indexes of ON filegroup in SELECT ... INTO name ON filegroup FROM."""
     while tokens.words[at + 1 : at + 2] == ["."]:
         at += 2
+        while tokens.words[at] == ".":
+            at += 1
     if tokens.words[at + 1 : at + 2] == ["ON"] and tokens.words[at + 3 : at + 4] == ["FROM"]:
         yield from (at + 1, at + 2)

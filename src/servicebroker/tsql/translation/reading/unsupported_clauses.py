@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from servicebroker.tsql.parser.keywords import RESERVED
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
-from servicebroker.tsql.tokens import Tokens
+from servicebroker.tsql.tokens import QUOTED, VARIABLE, WORD, Tokens
 
 _USE_CONVERSATION = "Use a conversation to reach another instance, or a foreign table of PostgreSQL."
 _USE_COPY = "Read the file in the application, or use COPY of PostgreSQL."
@@ -11,7 +12,12 @@ _USE_LIKE = "Use LIKE, or the text search of PostgreSQL."
 _USE_JOINS = "Use tables and joins."
 _USE_HISTORY_TABLE = "Keep old rows in a history table filled by a trigger."
 _USE_VIEW = "Grant access to a view of the columns."
+_USE_API = "Compute it in Python with the package's API."
 _USE_TRIGGER = "Use a trigger, or a column of the type rowversion."
+_AI_FUNCTIONS = (
+    "ANALYZE_SENTIMENT", "CLASSIFY", "EXTRACT", "FIX_GRAMMAR", "GENERATE_CHUNKS", "GENERATE_EMBEDDINGS",
+    "GENERATE_RESPONSE", "SUMMARIZE", "TRANSLATE",
+)  # fmt: skip
 # words and signs of each clause, with the advice; longer clauses stand before their prefixes
 _CLAUSES = {
     "OPENROWSET (": _USE_COPY,
@@ -27,11 +33,11 @@ _CLAUSES = {
     "FREETEXT (": _USE_LIKE,
     "CHANGETABLE (": _USE_TRIGGER,
     "WITH CHANGE_TRACKING_CONTEXT": _USE_TRIGGER,
-    "PREDICT (": "Compute it in Python with the package's API.",
-    "AI_GENERATE_CHUNKS (": "Compute it in Python with the package's API.",
-    "AI_GENERATE_EMBEDDINGS (": "Compute it in Python with the package's API.",
+    "PREDICT (": _USE_API,
+    **{f"AI_{name} (": _USE_API for name in _AI_FUNCTIONS},
+    "VECTOR (": "Keep the numbers in a text of JSON.",
     "AS XML (": "Omit the schema collection.",
-    "VECTOR_SEARCH (": "Compute it in Python with the package's API.",
+    "VECTOR_SEARCH (": _USE_API,
     "FOR SYSTEM_TIME": _USE_HISTORY_TABLE,
     "PERIOD FOR SYSTEM_TIME": _USE_HISTORY_TABLE,
     "GENERATED ALWAYS": _USE_HISTORY_TABLE,
@@ -45,7 +51,21 @@ _CLAUSES = {
     "MASKED WITH": _USE_VIEW,
     "MASKED": _USE_VIEW,
     "ENCRYPTED WITH": "Encrypt in the application.",
-    "WITH ( DISTRIBUTION": "Create the table, and fill it with INSERT.",
+    **{
+        f"WITH ( {option}": "Create the table, and fill it with INSERT."
+        for option in ("DISTRIBUTION", "CLUSTERED", "HEAP")
+    },
+    "CLUSTER BY": "Omit it.",
+    "FEDERATED ON": "Omit it.",
+    "NOT ENFORCED": "Omit the constraint, or NOT ENFORCED.",
+    "HIDDEN": "Omit it.",
+    "WITH APPROXIMATE": "Omit it.",
+    "WITH APPROX": "Omit it.",
+    "FETCH APPROXIMATE": "Omit APPROXIMATE.",
+    "FETCH APPROX": "Omit APPROX.",
+    **{f"DISTINCT FROM {word}": "Use EXISTS with a subquery." for word in ("ALL", "ANY", "SOME")},
+    "EXCEPT ALL": "Omit ALL.",
+    "INTERSECT ALL": "Omit ALL.",
     "WITH ( PARTITIONS": "Delete the rows by a condition.",
     "WITH ( DISTRIBUTED_AGG": "Omit it.",
     "TSEQUAL (": "Use =.",
@@ -85,8 +105,18 @@ def find_unsupported_clause(tokens: Tokens) -> TsqlError | None:
     """Build the error for the first unsupported clause in a text that could not be parsed."""
     words = tokens.words
     for at, word in enumerate(words):
+        if word == "." and not _ends_name(tokens, at - 1):
+            return unsupported("A name that begins with a dot", "Write its schema, or omit the dot.", 0)
         for clause in _BY_FIRST.get(word, ()):
             if tuple(words[at : at + len(clause)]) == clause:
                 name = " ".join(part for part in clause if part not in "(.")
                 return unsupported(name, _CLAUSES[" ".join(clause)], 0)
     return None
+
+
+def _ends_name(tokens: Tokens, at: int) -> bool:
+    """Check whether a dot can follow the token at this index."""
+    if at < 0:
+        return False
+    word, kind = tokens.words[at], tokens.kinds[at]
+    return kind in (QUOTED, VARIABLE) or word in (")", ".") or (kind == WORD and word not in RESERVED)

@@ -74,7 +74,10 @@ def _write_members(writer: Writer, node: exp.Expression, name: str) -> list[str]
 @writes_value(exp.JSONObjectAgg)
 def _json_object_of_group(writer: Writer, node: exp.JSONObjectAgg) -> Sql:
     allow_only(node, "expressions", "null_handling")
-    (member,) = _write_members(writer, node, "JSON_OBJECTAGG")
+    members = _write_members(writer, node, "JSON_OBJECTAGG")
+    if len(members) != 1:
+        raise TsqlError(102, "Incorrect syntax near 'JSON_OBJECTAGG'. It takes one key:value.", severity=15)
+    (member,) = members
     return _escape_document(f"CASE WHEN count(*) > 0 THEN '{{' || coalesce(string_agg({member}, ','), '') || '}}' END")
 
 
