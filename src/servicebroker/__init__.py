@@ -26,6 +26,7 @@ from servicebroker.model.poison import (
     Reply,
     Retry,
     SetAside,
+    SetAsideMessage,
     Verdict,
     give_up_after,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Retry",
     "ServiceBrokerError",
     "SetAside",
+    "SetAsideMessage",
     "Transaction",
     "TsqlError",
     "Verdict",

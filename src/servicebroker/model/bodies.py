@@ -5,14 +5,16 @@ Codecs are registered per process: nothing of them is stored, and the sent bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import BodyError, BrokerError
 from servicebroker.model.wording import shown
 
-T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 
 class Codec(Protocol):
@@ -35,9 +37,18 @@ class _Functions(NamedTuple):
 
 
 _codecs: dict[str, Codec] = {}
+_NULL = b"null"  # as JSON writes None, and as the libraries write NaN
 
 
-def codec(message_type: str, kind: Any = None) -> Any:
+@overload
+def codec(message_type: str) -> Callable[[C], C]: ...
+
+
+@overload
+def codec(message_type: str, kind: object) -> None: ...
+
+
+def codec(message_type: str, kind: object = None) -> Any:
     """Register the objects that a message type carries, in this process: `send` takes them, `message.body` is one.
 
         sb.codec("//shop/Order", "json")          # lists, dicts, texts, numbers
@@ -47,6 +58,9 @@ def codec(message_type: str, kind: Any = None) -> Any:
         @sb.codec("//shop/Order")                 # a dataclass, a msgspec.Struct, a model of pydantic: as JSON
         @dataclass
         class Order: ...
+
+    A model of pydantic is written by the aliases of its fields, without computed fields. JSON has no NaN and no
+    Infinity: a value that has them is refused where it is sent.
 
     Args:
         message_type: its name, compared byte by byte.
@@ -60,7 +74,7 @@ def codec(message_type: str, kind: Any = None) -> Any:
         raise BrokerError(402, "the message type", type(message_type).__name__, "str, the name of a message type")
     if kind is None:
 
-        def register(given: type[T]) -> type[T]:
+        def register(given: C) -> C:
             _codecs[message_type] = _codec_of(given)
             return given
 
@@ -77,21 +91,67 @@ def _codec_of(kind: Any) -> Codec:
             return _Functions(_text, bytes.decode)
         case "xml":
             return _Functions(_xml, _read_xml)
-    if hasattr(kind, "model_validate_json"):  # a model of pydantic, which need not be installed
-        return _Functions(lambda value: kind.model_validate(value).model_dump_json().encode(), kind.model_validate_json)
+    if hasattr(kind, "model_validate_json"):
+        return _pydantic(kind)
     if not isinstance(kind, type | str) and callable(getattr(kind, "encode", None)):
         return cast(Codec, kind)
     return _json(kind)
 
 
+def _pydantic(model: Any) -> Codec:
+    """A codec of a model of pydantic, which need not be installed."""
+    # a field may have one alias for writing and another or none for reading: both are read, where pydantic can (2.11)
+    known = inspect.signature(model.model_validate_json).parameters
+    names = {"by_alias": True, "by_name": True} if "by_name" in known else {}
+    for name, field in model.model_fields.items():
+        written_as = field.serialization_alias or name
+        read_as = {*getattr(field.validation_alias, "choices", [field.validation_alias or name])}
+        if names or model.model_config.get("populate_by_name"):
+            read_as.add(name)
+        if written_as not in read_as:
+            found = f"{model.__name__}, which writes {name} as {written_as} and does not read it"
+            raise BrokerError(
+                402, "the codec", found, f"a model that reads what it writes: Field(alias='{written_as}')"
+            )
+
+    def encode(value: Any) -> bytes:
+        checked = model.model_validate(value, **names)
+        written: bytes = checked.model_dump_json(by_alias=True, round_trip=True).encode()
+        if _NULL in written:
+            _check_finite(checked.model_dump())
+        return written
+
+    return _Functions(encode, lambda body: model.model_validate_json(body, **names))
+
+
 def _json(kind: Any) -> Codec:
     import msgspec  # programs that send bytes do not load it
 
+    encoder = msgspec.json.Encoder()
+
+    def encode(value: Any) -> bytes:
+        written = encoder.encode(value)
+        if _NULL in written:
+            _check_finite(msgspec.to_builtins(value))
+        return written
+
     try:
-        return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(kind).decode)
+        return _Functions(encode, msgspec.json.Decoder(kind).decode)
     except TypeError:
         known = '"json", "text", "xml", a type that JSON is read as, or an object with encode and decode'
         raise BrokerError(402, "the codec", shown(kind), known) from None
+
+
+def _check_finite(value: Any) -> None:
+    """Raise ValueError for a number that both libraries would write as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"JSON has no {value}")
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    for one in value:
+        _check_finite(one)
 
 
 def _text(value: Any) -> bytes:
@@ -157,6 +217,6 @@ def decoded(message_type: str, body: bytes | None) -> Any:
 
 
 def _said(problem: Exception) -> str:
-    """Return the message of a codec's exception as one sentence."""
-    text = " ".join(str(problem).split()) or type(problem).__name__
+    """Return a codec's exception as one sentence, with its type: the text of a KeyError is a mere name."""
+    text = " ".join(f"{type(problem).__name__}: {problem}".split()).removesuffix(":")
     return text if text.endswith(".") else f"{text}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,27 @@ class Parcel(msgspec.Struct):
 
 class Invoice(pydantic.BaseModel):
     total: int
+
+
+class Named(pydantic.BaseModel):
+    """Fields with other names in JSON, to write and to read, and one that is computed."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    order_id: int = pydantic.Field(alias="orderId")
+    note: str = pydantic.Field("", validation_alias="remark")
+    item: str = pydantic.Field(
+        "", serialization_alias="article", validation_alias=pydantic.AliasChoices("article", "art")
+    )
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return 2 * self.order_id
+
+
+class Measured(pydantic.BaseModel):
+    weight: float | None = None
+    tags: list[str | None] = []
 
 
 class Reversed:
@@ -76,6 +98,8 @@ def conversation() -> Iterator[tuple[Any, Any, str]]:
         (int | None, 7, b"7"),
         (Parcel, Parcel(1.5), b'{"weight":1.5}'),
         (Invoice, Invoice(total=3), b'{"total":3}'),
+        (Named, Named.model_validate({"orderId": 1, "remark": "a"}), b'{"orderId":1,"note":"a","article":""}'),
+        (Measured, Measured(tags=["a", None]), b'{"weight":null,"tags":["a",null]}'),
         (Reversed(), "abc", b"cba"),
     ],
     ids=lambda given: type(given).__name__,
@@ -133,6 +157,44 @@ def test_a_wrong_object_is_refused_where_it_is_sent(conversation: tuple[Any, Any
     assert db.receive("Q") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json", math.nan),
+        ("json", {"a": [1, None, {"b": math.inf}]}),
+        (Parcel | None, Parcel(-math.inf)),
+        (Measured, Measured(weight=math.nan)),
+    ],
+    ids=repr,
+)
+def test_json_has_no_nan(conversation: tuple[Any, Any, str], kind: Any, value: Any) -> None:
+    """The libraries write null, which the receiver would take for None."""
+    db, handle, message_type = conversation
+    sb.codec(message_type, kind)
+    with pytest.raises(sb.BodyError, match=r"carry: ValueError: JSON has no (nan|-?inf)\.$"):
+        db.send(handle, message_type, value)
+    assert db.receive("Q") == []
+
+
+class Lookup:
+    """A codec whose exceptions need their type to be understood."""
+
+    def encode(self, value: Any) -> bytes:
+        return bytes({"small": b"1"}[value])
+
+    def decode(self, body: bytes) -> Any:
+        raise LookupError
+
+
+def test_an_exception_of_a_codec_has_its_type(conversation: tuple[Any, Any, str]) -> None:
+    db, handle, message_type = conversation
+    sb.codec(message_type, Lookup())
+    with pytest.raises(sb.BodyError, match=r"carry: KeyError: 'large'\.$"):
+        db.send(handle, message_type, "large")
+    with pytest.raises(sb.BodyError, match=r"cannot be read: LookupError\.$"):
+        bodies.decoded(message_type, b"1")
+
+
 def test_wrong_bytes_are_one_clear_error_and_still_there(conversation: tuple[Any, Any, str]) -> None:
     db, handle, message_type = conversation
     db.send(handle, message_type, b'{"item": 7}')
@@ -141,7 +203,8 @@ def test_wrong_bytes_are_one_clear_error_and_still_there(conversation: tuple[Any
     with pytest.raises(sb.BodyError) as caught:
         message.body  # noqa: B018 # it is a property
     assert str(caught.value) == (
-        f"The body of a message of type '{message_type}' cannot be read: Expected `str`, got `int` - at `$.item`."
+        f"The body of a message of type '{message_type}' cannot be read: "
+        "ValidationError: Expected `str`, got `int` - at `$.item`."
     )
     assert message.message_body == b'{"item": 7}'
     assert sb.Worker("Q").poison(sb.Failure(message, caught.value, 1, *(None, "", None))) == sb.SetAside()  # type: ignore[arg-type]
@@ -153,7 +216,7 @@ def test_as_a_decorator() -> None:
     class Note:
         text: str
 
-    assert Note("a").text == "a"
+    assert Note("a").text == "a"  # and mypy knows it: a class stays the class
     assert bodies.decoded("//test/Decorated", b'{"text":"b"}') == Note("b")
 
 
@@ -161,6 +224,14 @@ def test_as_a_decorator() -> None:
 def test_refused_codecs(given: Any) -> None:
     with refused(402):
         sb.codec(*given)
+
+
+def test_a_model_that_does_not_read_what_it_writes_is_refused() -> None:
+    class Lossy(pydantic.BaseModel):
+        item: str = pydantic.Field("", serialization_alias="article")
+
+    with refused(402, "Lossy, which writes item as article and does not read it"):
+        sb.codec("//test/Lossy", Lossy)
 
 
 def test_the_package_says_its_version_and_what_there_is() -> None:
