@@ -13,6 +13,7 @@ from psycopg.pq import Format, TransactionStatus
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import session_locks
 from servicebroker.store.clamped_times import clamp_times
+from servicebroker.store.concurrency import current_work
 from servicebroker.store.direct import SPOIL_COMMAND, DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
@@ -20,9 +21,22 @@ from servicebroker.store.statements import Rows, Statement, Steps, resumed, text
 
 T = TypeVar("T")
 
+_RUNNING = "servicebroker_running"  # an attribute of the connection: the thread or task whose verb runs there
+_USED_BY_TWO = (
+    "Another thread or task is in the middle of a verb of this transaction: a transaction belongs to one at a time. "
+    "Begin one in each of them, or do one verb after the other. Nothing was done."
+)
+
 
 def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    """Run a verb to its result on `connection`, inside the open transaction, if any."""
+    """Run a verb to its result on `connection`, inside the open transaction, if any.
+
+    Raises:
+        InstanceError: another thread or task is in the middle of a verb on this connection.
+    """
+    work, attributes = current_work(), vars(connection)
+    if attributes.setdefault(_RUNNING, work) != work:
+        raise InstanceError(_USED_BY_TWO)
     try:
         statement = next(steps)
         while True:
@@ -36,6 +50,7 @@ def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
         _spoil(connection)
         raise
     finally:
+        attributes.pop(_RUNNING, None)
         steps.close()
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import servicebroker as sb
@@ -164,10 +164,15 @@ def test_what_cannot_be_joined_is_said_in_one_sentence(make_instance_url: Callab
         await engine.dispose()
         with psycopg.connect(url) as blocking, pytest.raises(TypeError, match="of the other form"):
             database.join(blocking)
+        with Session() as of_threads, pytest.raises(TypeError, match="of the other form"):
+            database.join(of_threads)
 
     in_asyncio(url, work)
     with sb.open(url, upkeep=None) as instance:
         database = standard_database(instance)
+        for asynchronous in (AsyncSession(), AsyncConnection(create_async_engine(alchemy(url)))):
+            with pytest.raises(TypeError, match="of the other form"):
+                database.join(asynchronous)
         for wrong in (None, 7, "postgresql://", object(), database):
             with pytest.raises(TypeError, match="join takes a connection of psycopg 3, or a session") as caught:
                 database.join(wrong)

@@ -12,7 +12,7 @@ from servicebroker.api.aio.transaction import AsyncJoinedTransaction
 from servicebroker.model.errors import JoinError
 from servicebroker.model.wording import shown
 from servicebroker.store.aio import session_locks
-from servicebroker.store.aio.concurrency import in_greenlet
+from servicebroker.store.aio.concurrency import IS_ASYNC, in_greenlet
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SQLALCHEMY, _DJANGO = "sqlalchemy", "django"
+_SQLALCHEMY_ASYNCIO = "sqlalchemy.ext.asyncio"
+_OTHER_FORM = (
+    "This connection is of the other form: a database of open_async joins asynchronous connections and sessions, one "
+    "of open the others."
+)
 _OTHER_DRIVERS = {"asyncpg", "psycopg2"}
 
 
@@ -72,12 +77,14 @@ def _library_of(given: object) -> str:
     """Return the library that an object belongs to; its class may be derived by the application.
 
     Raises:
-        JoinError: it belongs to neither.
+        JoinError: it belongs to neither, or is of the other form.
     """
     modules = {kind.__module__.partition(".")[0] for kind in type(given).__mro__}
     if _DJANGO in modules and hasattr(given, "ensure_connection"):
         return _DJANGO
     if _SQLALCHEMY in modules and hasattr(type(given), "connection"):  # of the class: the object may refuse
+        if any(kind.__module__.startswith(_SQLALCHEMY_ASYNCIO) for kind in type(given).__mro__) != IS_ASYNC:
+            raise JoinError(_OTHER_FORM)
         return _SQLALCHEMY
     raise JoinError(_refusal(given))
 
@@ -85,10 +92,7 @@ def _library_of(given: object) -> str:
 def _refusal(given: object) -> str:
     driver = type(given).__module__.partition(".")[0]
     if isinstance(given, psycopg.Connection | psycopg.AsyncConnection):
-        return (
-            "This connection is of the other form: a database of open_async joins asynchronous connections and "
-            "sessions, one of open the others."
-        )
+        return _OTHER_FORM
     if driver in _OTHER_DRIVERS:
         return f"{driver} is another driver than psycopg 3, which the verbs need: use a URL postgresql+psycopg://."
     return (

@@ -11,7 +11,7 @@ from psycopg.pq import Format, TransactionStatus
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import session_locks
-from servicebroker.store.aio.concurrency import finish
+from servicebroker.store.aio.concurrency import current_work, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
 from servicebroker.store.clamped_times import clamp_times
 from servicebroker.store.direct import SPOIL_COMMAND, adapt, is_direct
@@ -21,9 +21,22 @@ from servicebroker.store.statements import Rows, Statement, Steps, resumed, text
 
 T = TypeVar("T")
 
+_RUNNING = "servicebroker_running"  # an attribute of the connection: the thread or task whose verb runs there
+_USED_BY_TWO = (
+    "Another thread or task is in the middle of a verb of this transaction: a transaction belongs to one at a time. "
+    "Begin one in each of them, or do one verb after the other. Nothing was done."
+)
+
 
 async def run(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
-    """Run a verb to its result on `connection`, inside the open transaction, if any."""
+    """Run a verb to its result on `connection`, inside the open transaction, if any.
+
+    Raises:
+        InstanceError: another thread or task is in the middle of a verb on this connection.
+    """
+    work, attributes = current_work(), vars(connection)
+    if attributes.setdefault(_RUNNING, work) != work:
+        raise InstanceError(_USED_BY_TWO)
     try:
         statement = next(steps)
         while True:
@@ -37,6 +50,7 @@ async def run(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
         await finish(_spoil(connection))
         raise
     finally:
+        attributes.pop(_RUNNING, None)
         steps.close()
 
 
