@@ -106,6 +106,10 @@ class Doorbell:
         """Return how many readers of this process sleep until a message comes to the queue."""
         return sum(bell.is_asleep for bell in self._waiting.get(queue_id, ()))
 
+    def stop(self) -> None:
+        """Let listening end, without waiting for it."""
+        self._closed.set()
+
     def close(self) -> None:
         """Stop listening. Readers that still wait poll once more, and find the instance closed."""
         self._closed.set()

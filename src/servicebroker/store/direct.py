@@ -373,6 +373,10 @@ class DirectPool(ConnectionPool[DirectConnection]):
             self.putconn(left)
         super().close(timeout)
 
+    def drop(self) -> None:
+        """Close the pool without waiting, from a finalizer: that may run while this thread holds the pool's lock."""
+        threading.Thread(target=self.close, name="servicebroker drops a pool", daemon=True).start()
+
 
 def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
     """Run a statement without parameters and rows, such as BEGIN and COMMIT."""

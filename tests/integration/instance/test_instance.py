@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -195,6 +197,19 @@ def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
         pass
     with pytest.raises(sb.InstanceError, match="is closed"):
         instance.status()
+
+
+def test_an_instance_that_is_dropped_says_so_and_its_threads_end(make_url: Callable[[], str]) -> None:
+    before = {*threading.enumerate()}
+    dropped = sb.open(make_url())
+    dropped.database("Test", create=True).create_queue("Queue")
+    dropped.database("Test").receive("Queue", wait=0.01)  # wakes the doorbell
+    mine = {*threading.enumerate()} - before
+    assert mine
+    del dropped
+    with pytest.warns(ResourceWarning, match="An instance was dropped and not closed"):
+        gc.collect()
+    eventually(lambda: not any(thread.is_alive() for thread in mine if "lost sessions" not in thread.name), 30)
 
 
 def test_a_forked_child_opens_the_instance_for_itself(make_url: Callable[[], str]) -> None:

@@ -6,9 +6,10 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +58,11 @@ from servicebroker.store.statements import Steps
 UPKEEP_INTERVAL_S = 30.0  # between two rounds of the background
 _LOG = logging.getLogger("servicebroker")
 _CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
+_NOT_CLOSED = (
+    "An instance was dropped and not closed: its last counts are lost, and its embedded server runs on until the "
+    "process ends. Use it in a `with` block, or call its `close`."
+)
+
 # to wait for a connection; after the first seconds, find out whether the server can be reached
 CONNECTION_TIMEOUT_S, FIRST_TIMEOUT_S = 30, 2
 
@@ -80,6 +86,11 @@ def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder 
             raise BrokerError(402, "keys", shown(given), "the path of a folder")
         return KeyFolder(Path(given))
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
+
+
+def _new_catalog(tally: Tally, keys: OpenedKeys, user: User | None = None) -> Catalog:
+    """Return a new catalog cache. No method of the instance: upkeep has it, and would keep a dropped instance."""
+    return Catalog(user, tally.enqueued, keys)
 
 
 class AsyncInstance(AsyncNetwork, AsyncRights):
@@ -114,6 +125,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self.tally = Tally()
         self.url = checked_target(target)
         self.keys = OpenedKeys(_key_folder(self.url, keys))
+        self._new_catalog = partial(_new_catalog, self.tally, self.keys)
         self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events(partial(is_interrupt, exits=True))
@@ -129,8 +141,19 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._upkeep: Upkeep | None = None
         self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
         self._process = forked.process_id
+        self._is_closed = False
         self.open_transactions: Counter[object] = Counter()  # of each thread, or task
         self.watchers = AsyncWatchers()
+
+    def __del__(self) -> None:
+        pool = getattr(self, "_pool", None)
+        if pool is not None and not (self._is_closed or self.is_forked):
+            with suppress(RuntimeError):  # its event loop is gone, and all of its work, or the interpreter ends
+                pool.drop()
+                if self._upkeep is not None:
+                    self._upkeep.stop()
+                self.doorbell.stop()
+            warnings.warn(_NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
 
     async def open(self) -> Self:
         """Open the instance, unless it is open.
@@ -142,6 +165,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             self.check_process()
             return self
         self._process = forked.process_id
+        self._is_closed = False
         if not is_url(self.url):
             self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
@@ -188,9 +212,6 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     def catalog_of(self, user: User) -> Catalog:
         """Return the catalog cache of a principal."""
         return self.catalog if user.is_dbo else self._catalogs.setdefault(user, self._new_catalog(user))
-
-    def _new_catalog(self, user: User | None = None) -> Catalog:
-        return Catalog(user, self.tally.enqueued, self.keys)
 
     async def status(self) -> tuple[list[QueueStatus], Backlog]:
         """Return every queue with its services, depth and oldest message, and the messages that wait for delivery."""
@@ -253,6 +274,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         """Close the instance; an embedded server stops with its last user. In a forked child nothing is closed."""
         if self.is_forked:
             return
+        self._is_closed = True
         if self._upkeep is not None:
             await self._upkeep.close()
         if self._pool is not None:

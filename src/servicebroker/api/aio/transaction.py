@@ -139,6 +139,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     It begins on the server with its first statement, a verb's or the application's, and in the same round trip. A new
     conversation may wait for its first messages; it leaves with them before the next statement, or with COMMIT.
+
+    Threads and tasks may share it: their verbs run one after the other, and fail together.
     """
 
     connection: AsyncDirectConnection

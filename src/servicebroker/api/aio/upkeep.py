@@ -98,6 +98,10 @@ class Upkeep:
         elif self._taken.pop(queue_id, 0) >= _DRAINED_MESSAGES:
             self._tries = _SPACE_ATTEMPTS
 
+    def stop(self) -> None:
+        """Let the round be the last one, without waiting for its end."""
+        self._closed.set()
+
     async def close(self) -> None:
         """Stop, also in the middle of a round, which commits its work piece by piece."""
         self._closed.set()

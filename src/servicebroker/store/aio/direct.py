@@ -109,6 +109,9 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
             await self.putconn(left)
         await super().close(timeout)
 
+    def drop(self) -> None:
+        """Leave the pool to the end of its event loop, which a finalizer cannot wait for."""
+
 
 class _BlockingView(DirectConnection):
     """An asyncio connection for use by a thread, with the same prepared statements and deferred commands."""

@@ -11,7 +11,7 @@ from psycopg.pq import Format, TransactionStatus
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import session_locks
-from servicebroker.store.aio.concurrency import current_work, finish
+from servicebroker.store.aio.concurrency import Lock, current_work, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
 from servicebroker.store.clamped_times import clamp_times
 from servicebroker.store.direct import SPOIL_COMMAND, adapt, is_direct
@@ -21,22 +21,35 @@ from servicebroker.store.statements import Rows, Statement, Steps, resumed, text
 
 T = TypeVar("T")
 
-_RUNNING = "servicebroker_running"  # an attribute of the connection: the thread or task whose verb runs there
-_USED_BY_TWO = (
-    "Another thread or task is in the middle of a verb of this transaction: a transaction belongs to one at a time. "
-    "Begin one in each of them, or do one verb after the other. Nothing was done."
-)
+_TURN = "servicebroker_turn"  # an attribute of the connection
+
+
+class _Turn:
+    """The thread or task whose verb runs on a connection; those of others wait, since a verb has several statements."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.work: object = None
 
 
 async def run(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
     """Run a verb to its result on `connection`, inside the open transaction, if any.
 
-    Raises:
-        InstanceError: another thread or task is in the middle of a verb on this connection.
+    Threads and tasks that share the transaction run their verbs one after the other.
     """
-    work, attributes = current_work(), vars(connection)
-    if attributes.setdefault(_RUNNING, work) != work:
-        raise InstanceError(_USED_BY_TWO)
+    turn: _Turn = vars(connection).get(_TURN) or vars(connection).setdefault(_TURN, _Turn())
+    work = current_work()
+    if turn.work == work:
+        return await _run(connection, steps)  # a verb within a verb
+    async with turn.lock:
+        turn.work = work
+        try:
+            return await _run(connection, steps)
+        finally:
+            turn.work = None
+
+
+async def _run(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
     try:
         statement = next(steps)
         while True:
@@ -50,7 +63,6 @@ async def run(connection: psycopg.AsyncConnection[Any], steps: Steps[T]) -> T:
         await finish(_spoil(connection))
         raise
     finally:
-        attributes.pop(_RUNNING, None)
         steps.close()
 
 
