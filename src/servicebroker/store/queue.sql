@@ -224,7 +224,8 @@ end $$;
 -- (a row's xmax is then not the transaction's own id) the client makes the session keep the lock too. With
 -- `only_lock` it takes the group and leaves the messages: one row, of which the group counts. A row of nulls says that
 -- there is nothing to take; no row at all, that it may not take, or not from there: the client finds out why.
--- Plans are pinned: on a fresh table the statistics would choose to sort a whole group.
+-- Plans are pinned: on a fresh table the statistics would choose to sort a whole group. OFFSET 0 keeps a search for each
+-- priority, from its mark: without it one join reads all that the group has consumed since the oldest snapshot.
 create or replace function servicebroker.receive_{id}(
     top integer, at timestamptz, handle uuid default null, in_group uuid default null, only_lock boolean default false
 ) returns table (
@@ -341,7 +342,7 @@ begin
                 level := (select p.level from generate_series(10, 1, -1) as p (level)
                            where exists (select from servicebroker.queue_{id} m
                                           where m.priority = p.level and m.conversation_group_id = in_group
-                                            and m.queuing_order >= marks[p.level]) limit 1);
+                                            and m.queuing_order >= marks[p.level] offset 0) limit 1);
             end if;
             while level is not null loop
                 -- stage 1: the oldest message's group; 2: the groups of the oldest 64; 3: every group, one by one
@@ -394,7 +395,7 @@ begin
                 select p.level from generate_series(level - 1, 1, -1) as p (level)
                  where exists (select from servicebroker.queue_{id} m
                                 where m.priority = p.level and m.conversation_group_id = candidate
-                                  and m.queuing_order >= marks[p.level])
+                                  and m.queuing_order >= marks[p.level] offset 0)
             loop
                 places := places || array(
                     select m.ctid from servicebroker.queue_{id} m
@@ -488,7 +489,7 @@ begin
     levels := array(
         select p.level from generate_series(10, 1, -1) as p (level)
          where exists (select from servicebroker.queue_{id} m
-                        where m.priority = p.level and m.queuing_order >= marks[p.level]));
+                        where m.priority = p.level and m.queuing_order >= marks[p.level] offset 0));
     held := array(
         select f.conversation_group_id from servicebroker.failed_messages f
           join servicebroker.queues q on q.queue_id = f.queue_id and q.held_until > at

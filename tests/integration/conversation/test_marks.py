@@ -73,12 +73,12 @@ def receive_all(database: sb.Database, top: int = 100) -> list[sb.Message]:
     return found
 
 
-def pages_of_a_receive(database: sb.Database) -> int:
-    """Return the number of pages that an empty RECEIVE reads."""
+def pages_of_a_receive(database: sb.Database, arguments: str = "1, now()", times: int = 3) -> int:
+    """Return the number of pages that a RECEIVE reads."""
     number = queue_number(database, STOCK_QUEUE)
-    text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}(1, now())"
+    text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}({arguments})"
     found = []
-    for _ in range(3):  # the marks are moved at most every 10 ms
+    for _ in range(times):  # the marks are moved at most every 10 ms
         ((plan,),) = query(database, text)
         found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
         time.sleep(0.02)
@@ -214,6 +214,23 @@ def test_an_old_transaction_does_not_slow_down_receive(database: sb.Database, wr
         ((pages,),) = query(database, f"select pg_relation_size('{table}') / 8192")
         assert pages > 400  # all rows are still there
         assert pages_of_a_receive(reader) < first + 60
+
+
+@pytest.mark.parametrize("of_group", [False, True])
+def test_consumed_messages_of_a_group_are_not_read_again(database: sb.Database, of_group: bool) -> None:
+    """A RECEIVE of several messages asks for the group's lower priorities, one of a group for every priority."""
+    with one_session(database) as reader, holding_back(database, writes=False):
+        initiator, target = open_dialog(reader)
+        arguments = f"10, now(), in_group => '{group_of(reader, target)}'" if of_group else "10, now()"
+        found = []
+        for _ in range(4):
+            reader.send_batch(initiator, ORDER, [bytes(1500)] * 150)
+            assert len(receive_all(reader)) == 150
+            time.sleep(0.02)  # the marks are moved at most every 10 ms
+            receive_all(reader)
+            reader.send(initiator, ORDER, b"last")
+            found.append(pages_of_a_receive(reader, arguments, times=1))
+        assert found[-1] < 90  # the 600 messages have 120 pages
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+-- RECEIVE searches each priority of a group from its mark (store/queue.sql): a migration makes its functions again.
