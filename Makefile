@@ -17,6 +17,7 @@
 # make chaos     an hour of everything that goes wrong, one fault after the other, under load (docs/reliability.md)
 # make mutants   plant COUNT=100 small faults, drawn by SEED, in a copy of the tree; list those that no test finds; the
 #                first time it runs each test file once under coverage, for two hours; it continues where it stopped
+# make upgrades  10,000 messages each way between two instances, each upgraded in turn from the version in the checkout OLD
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -31,6 +32,8 @@ SEED ?= 1
 COUNT ?= 100
 # the programs of another PostgreSQL for the tests' server
 POSTGRES ?=
+# a checkout of an older version
+OLD ?= ../landed
 ON_POSTGRES := $(if $(POSTGRES),--postgres $(POSTGRES))
 # test files go to four processes, each with a server of its own: tests wait more than half of their time
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --seed $(SEED) $(ON_POSTGRES)
@@ -39,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all coverage coverage-of-simulation check sync lint types unit conformance simulate soak chaos mutants bench docs clean
+.PHONY: help install demo test test-all coverage coverage-of-simulation check sync lint types unit conformance simulate soak chaos mutants upgrades bench docs clean
 
 help:
 	@sed '/^$$/q; s/^# //' Makefile
@@ -127,6 +130,9 @@ chaos: install
 
 mutants: install
 	$(BIN)/python -m servicebroker_lab.mutation --seed $(SEED) --count $(COUNT)
+
+upgrades: install
+	$(BIN)/python -m servicebroker_lab.upgrades $(OLD)
 
 bench: install
 	$(BIN)/python -m servicebroker_lab.benchmarks all --write docs/benchmarks.md
