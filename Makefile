@@ -109,7 +109,7 @@ simulate: install
 	$(BIN)/python -m servicebroker_lab.simulation --seeds $(SEEDS)
 	$(BIN)/python -m servicebroker_lab.simulation --fleet 1000:100000 --seeds 0:20
 	$(BIN)/python -m servicebroker_lab.simulation --mirrors --seeds 0:20000
-	$(BIN)/python -m pytest -q tests/integration/conversation/test_model.py tests/integration/tsql/test_tsql_model.py tests/integration/conversation/test_leaks.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000
+	$(BIN)/python -m pytest -q tests/integration/conversation/test_model.py tests/integration/conversation/test_crossings.py tests/integration/tsql/test_tsql_model.py tests/integration/conversation/test_leaks.py --model-steps 500000 --crossings 100000 --tsql-steps 50000 --leak-conversations 100000
 	$(PYTEST) -q --full tests/integration/conversation/test_interruptions.py --cuts 1000
 	$(BIN)/python -m pytest -q tests/unit/tsql/test_tsql_translation_fuzz.py tests/unit/tsql/test_tsql_script_fuzz.py --fuzz-examples 50000
 	$(BIN)/python -m servicebroker_lab.fuzzing --seconds 3600

@@ -500,12 +500,27 @@ def toggle_service(database: Any, which: int) -> None:
 
 def toggle_priority(database: Any, which: int) -> None:
     try:
-        remote = {"remote_service_name": "//far"} if which % 3 else {}
-        database.create_broker_priority("p", contract_name=CONTRACT, priority_level=which % 12, **remote)
+        sides = {"remote_service_name": "//far"} if which % 3 else {}
+        sides |= {"local_service_name": ("//near", "//far")[which % 5 % 2]} if which % 5 else {}
+        database.create_broker_priority("p", contract_name=CONTRACT, priority_level=which % 12, **sides)
     except sb.BrokerError as refused:
         if refused.number != 33303:
             raise
         database.drop_broker_priority("p")
+
+
+@contextmanager
+def opened(model: type[Model], url: str) -> Iterator[None]:
+    """A new instance with the objects of both databases, for a model."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        # a vacuum that truncates a table locks it for a moment, which would look like another transaction
+        for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):
+            connection.execute(f"alter database {connection.info.dbname} set {setting}")  # type: ignore[call-overload]
+    model.clock, model.steps, model.outcomes = servicebroker.testing.Clock(), Counter(), Counter()
+    with sb.open(url, clock=model.clock, upkeep=None) as model.real:
+        for name in DATABASES:
+            define(model.real.database(name, create=True))
+        yield
 
 
 def run_histories(
@@ -517,15 +532,8 @@ def run_histories(
     defined: Callable[[], None] = lambda: None,
 ) -> None:
     """Do random steps on a new instance, or continue; `defined` is called once its objects are there."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        # a vacuum that truncates a table locks it for a moment, which would look like another transaction
-        for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):
-            connection.execute(f"alter database {connection.info.dbname} set {setting}")  # type: ignore[call-overload]
-    model.clock, model.steps, model.outcomes = servicebroker.testing.Clock(), Counter(), Counter()
     repeated = 0  # histories that went otherwise than before
-    with sb.open(url, clock=model.clock, upkeep=None) as model.real:
-        for name in DATABASES:
-            define(model.real.database(name, create=True))
+    with opened(model, url):
         defined()
         while (left := steps - model.steps.total()) > 0:  # a history may be shorter than STEPS
             histories = settings(

@@ -75,7 +75,10 @@ class Pair:
 
 
 def define(database: Any) -> Any:
-    """The same objects on both sides. In B the contract lacks a type; not every service takes every contract."""
+    """The same objects on both sides. In B the contract lacks a type; not every service takes every contract.
+
+    In A both sides of a conversation with //far have levels of their own.
+    """
     for name in (PLAIN, ASK, ANSWER, EXTRA, UNUSED):
         database.create_message_type(name)
     database.create_message_type(DOCUMENT, "WELL_FORMED_XML")
@@ -90,6 +93,8 @@ def define(database: Any) -> Any:
         if QUEUES[queue] == database.name:
             second = SMALL if service == "//second" else names.DEFAULT
             database.create_service(service, queue, [CONTRACT, second])
+    if database.name == "A":
+        database.create_broker_priority("own", local_service_name="//far", priority_level=7)
     return database
 
 
@@ -102,15 +107,21 @@ def forget_everything(database: sb.Database, connection: psycopg.Connection[Any]
         lambda: database.alter_message_type(PLAIN, "NONE"),
     ):
         outcome(change)
-    queues = connection.execute("select queue_id from servicebroker.queues").fetchall()
-    tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
-    for table in [*tables, *(f"queue_{number}" for (number,) in queues)]:
-        connection.execute(f"delete from servicebroker.{table}")
+    forget_rows(connection)
     connection.execute("update servicebroker.databases set is_broker_enabled = true where not is_broker_enabled")
     connection.execute(
         "update servicebroker.queues set is_receive_enabled = true, is_enqueue_enabled = true, "
         "is_poison_message_handling_enabled = true, catalog_version = nextval('servicebroker.catalog_versions')"
     )
+
+
+def forget_rows(connection: psycopg.Connection[Any]) -> None:
+    """Remove all conversations and messages of the engine."""
+    queues = connection.execute("select queue_id from servicebroker.queues").fetchall()
+    tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
+    tables += [f"{kind}_{number}" for (number,) in queues for kind in ("queue", "retained")]
+    for table in tables:
+        connection.execute(f"delete from servicebroker.{table}")
 
 
 def outcome(verb: Callable[[], Any]) -> tuple[Any, ...]:

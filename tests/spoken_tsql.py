@@ -190,6 +190,8 @@ class Spoken:
     def create_broker_priority(self, name: str, *, priority_level: int, **clauses: str) -> None:
         """CREATE BROKER PRIORITY."""
         said = [f"CONTRACT_NAME = [{clauses['contract_name']}]", f"PRIORITY_LEVEL = {priority_level}"]
+        if "local_service_name" in clauses:
+            said.append(f"LOCAL_SERVICE_NAME = [{clauses['local_service_name']}]")
         if "remote_service_name" in clauses:
             said.append(f"REMOTE_SERVICE_NAME = {literal(clauses['remote_service_name'])}")
         self._run(f"CREATE BROKER PRIORITY {name} FOR CONVERSATION SET ({', '.join(said)})")

@@ -1,0 +1,79 @@
+"""Random histories in T-SQL text beside the in-memory double, as `random_histories` makes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+from uuid import UUID
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+import servicebroker as sb
+from random_histories import Model
+from side_by_side import DOCUMENT, PLAIN, Pair
+from spoken_tsql import Spoken
+
+
+class TsqlModel(Model):
+    """Every verb of the engine's is a statement, alone or between BEGIN TRANSACTION and COMMIT."""
+
+    spoken = Spoken
+    receive_groups = None  # type: ignore[assignment] # T-SQL has no such clause
+
+    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], **options: Any) -> None:  # type: ignore[override]
+        """T-SQL does not say the numbers that SEND returns, and has words of its own for what a RECEIVE cannot find."""
+        met = pair.real.met if kind == "receive" and pair in self.open else frozenset()
+        said = unsaid(verb) if kind in ("send", "multicast", "send batch", "answer") else as_read(verb, met)
+        super().step(kind, pair, only_handle(verb) if kind == "short" else said, **options)
+
+    @precondition(Model.has_conversations)
+    @rule(which=Model.number, other=Model.number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
+    def send_batch(self, which: int, other: int, kind: str, count: int) -> None:
+        """T-SQL has no such verb: a loop of SEND, each a transaction of its own where none is open."""
+
+        def send(speaker: Any, handle: UUID) -> None:
+            if isinstance(speaker, Spoken):
+                speaker.send_in_a_loop(handle, kind, count)
+            else:
+                for n in range(count):
+                    speaker.send(handle, kind, b"<a>%d</a>" % n)
+
+        self.step_on("send batch", which, other, send)
+
+
+def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def run(database: Any) -> None:
+        verb(database)
+
+    return run
+
+
+def only_handle(verb: Callable[[Any], Any]) -> Callable[[Any], list[UUID]]:
+    """Of BEGIN DIALOG and SENDs the handle: T-SQL does not say numbers."""
+
+    def run(database: Any) -> list[UUID]:
+        handle: UUID = verb(database)[0]
+        return [handle]
+
+    return run
+
+
+def as_read(verb: Callable[[Any], Any], met: Collection[UUID]) -> Callable[[Any], Any]:
+    """Accept 208 for 15151 where RECEIVE and GET name a missing queue.
+
+    RECEIVE from a group or conversation that the transaction has met finds no rows where it has ended it since.
+    """
+
+    def run(speaker: Any) -> Any:
+        try:
+            return verb(speaker)
+        except sb.BrokerError as refused:
+            named = re.search(r'"([0-9a-f-]{36})"', str(refused))
+            if refused.number in (8426, 8436) and named and UUID(named[1]) in met:
+                return []
+            missing = re.search(r"Cannot find the queue '(.+)'", str(refused))
+            raise (sb.BrokerError(208, missing[1]) if missing else refused) from None
+
+    return run
