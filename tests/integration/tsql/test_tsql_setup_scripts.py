@@ -90,6 +90,15 @@ def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Inst
     EXEC sys.sp_addextendedproperty @name = N'note', @value = N'for readers', @level0type = N'SCHEMA'
     """
     assert told(database, script) == ["sp_addextendedproperty changes nothing here."]
+    used = """
+    CREATE TABLE OnSlow (Id int PRIMARY KEY ON [Slow]) ON [Slow]
+    CREATE INDEX Ix ON OnSlow (Id) ON [Slow]
+    CREATE QUEUE SlowQueue WITH STATUS = ON ON [Slow]
+    ALTER QUEUE SlowQueue MOVE TO [PRIMARY]
+    ALTER QUEUE SlowQueue MOVE TO [Slow]
+    SELECT Id INTO IntoSlow ON [Slow] FROM OnSlow
+    """
+    assert [said for said in told(database, used) if isinstance(said, int)] == []
 
 
 def test_roles_and_permissions_that_nothing_here_asks_for(database: sb.Database) -> None:

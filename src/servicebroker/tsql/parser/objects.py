@@ -6,7 +6,7 @@ from typing import Any
 
 from servicebroker.model.names import bracketed
 from servicebroker.model.security.authentication import PROTOCOLS
-from servicebroker.operations.queues import DROP, Activation
+from servicebroker.operations.queues import DROP, FILEGROUPS, Activation
 from servicebroker.tsql.parser.security import SecurityParser
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
@@ -56,7 +56,8 @@ class ObjectParser(SecurityParser):
     def queue(self, line: int, verb: str) -> Statement:
         """Clauses of a queue: `status`, `retention`, `poison_message_handling`, `activation` and others.
 
-        `activation` is an Activation, or "DROP". The others are `rebuild`, `reorganize`, `move_to` and `filegroup`.
+        `activation` is an Activation, or "DROP". The others are `rebuild`, `reorganize` and `move_to`. A filegroup
+        changes nothing, as of a table: PostgreSQL manages its files.
         """
         if_exists = self.if_exists(verb)
         name = self.name()
@@ -70,7 +71,8 @@ class ObjectParser(SecurityParser):
             if self.take("WITH"):
                 self.parenthesized()  # LOB_COMPACTION is always on
         elif verb == "ALTER" and self.take("MOVE", "TO"):
-            clauses["move_to"] = self._filegroup()
+            self._skip_filegroup()
+            clauses["move_to"] = FILEGROUPS[0]
         elif verb == "ALTER":
             self.expect("WITH")
             self._queue_options(clauses)
@@ -78,11 +80,14 @@ class ObjectParser(SecurityParser):
             if self.take("WITH"):
                 self._queue_options(clauses)
             if self.take("ON"):
-                clauses["filegroup"] = self._filegroup()
+                self._skip_filegroup()
         return Definition(line, verb, "QUEUE", name, clauses, if_exists)
 
-    def _filegroup(self) -> str:
-        return self.string() if self.tokens.kinds[self.at] == STRING else self.single_name().object
+    def _skip_filegroup(self) -> None:
+        if self.tokens.kinds[self.at] == STRING:
+            self.string()
+        else:
+            self.single_name()
 
     def _queue_options(self, clauses: Clauses) -> None:
         enclosed = self.word == "(" and self.take("(")
