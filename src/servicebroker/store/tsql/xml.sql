@@ -132,13 +132,35 @@ begin
     return left(inside, dashes - 1);
 end $$;
 
--- U+0000 stands in no XML: 9420 where it is read, 6841 where FOR XML writes it.
-create or replace function tsql.refuse_zero(number integer, said text) returns text language plpgsql immutable parallel safe as $$
+-- Characters that no XML has, as a pattern: control characters, and what stands for U+0000.
+create or replace function tsql.xml_illegal() returns text language sql immutable parallel safe
+return '[\u0001-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff' || tsql.zero() || ']';
+
+-- A value that goes into a document, which has no such character: 9420.
+create or replace function tsql.xml_refuse_character(said text) returns text language plpgsql immutable parallel safe as $$
 begin
-    perform tsql.refuse(number, case number when 9420 then 'XML parsing: illegal xml character'
-        else 'FOR XML could not serialize the data because it contains a character (0x0000) which is not allowed in XML. '
-             'To retrieve this data using FOR XML, convert it to binary, varbinary or image data type and use the BINARY BASE64 directive.' end);
+    perform tsql.refuse(9420, 'XML parsing: illegal xml character');
     return said;  -- by which it is no constant, that the planner would compute
+end $$;
+
+-- A document that FOR XML has put together. As text it has references to control characters, as SQL Server writes them; as xml, and
+-- for U+0000, it is refused.
+create or replace function tsql.xml_document(said text, is_typed boolean) returns text language plpgsql immutable parallel safe as $$
+declare
+    sign text := substring(said from tsql.xml_illegal());
+begin
+    if sign is null then return said; end if;
+    if strpos(said, tsql.zero()) > 0 then sign := tsql.zero(); end if;
+    if is_typed or sign = tsql.zero() then
+        perform tsql.refuse(6841, format(
+            'FOR XML could not serialize the data because it contains a character (0x%s) which is not allowed in XML. '
+            'To retrieve this data using FOR XML, convert it to binary, varbinary or image data type and use the BINARY BASE64 directive.',
+            case when sign = tsql.zero() then '0000' else lpad(upper(to_hex(ascii(sign))), 4, '0') end));
+    end if;
+    for sign in select distinct m[1] from regexp_matches(said, tsql.xml_illegal(), 'g') m loop
+        said := replace(said, sign, '&#x' || lpad(upper(to_hex(ascii(sign))), 2, '0') || ';');
+    end loop;
+    return said;
 end $$;
 
 -- The character that a reference means: its number, or behind an x its hexadecimal one.
@@ -295,13 +317,12 @@ return tsql.refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Lea
 
 create or replace function tsql.xml_tree(value text) returns jsonb language plpgsql immutable strict parallel safe as $$
 declare
-    illegal constant text := '\u0001-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff' || tsql.zero();
     tokens text[];
     found record;
 begin
     value := ltrim(value, chr(65279));
-    if value ~ ('[' || illegal || ']') then
-        perform tsql.xml_refuse(9420, array[value], 1, length(substring(value from '^[^' || illegal || ']*')));
+    if value ~ tsql.xml_illegal() then
+        perform tsql.xml_refuse(9420, array[value], 1, strpos(value, substring(value from tsql.xml_illegal())) - 1);
     end if;
     if value ~* '^\s*(<\?.*?\?>\s*)?<!DOCTYPE' then perform tsql.xml_refuse_dtd(); end if;
     -- what is not closed goes to the end: otherwise the rest would be passed again for each one
@@ -460,11 +481,8 @@ return regexp_replace(regexp_replace(coalesce(node ->> 'n', ''), '^\{[^}]*\}', '
 
 -- --- FOR XML: a value as it stands in a document ---
 
--- A document that was put together, and a value that goes into one.
-create or replace function tsql.xml_document(said text) returns text language sql immutable parallel safe
-return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(6841, said) else said end;
 create or replace function tsql.xml_value(said text) returns text language sql immutable parallel safe
-return case when strpos(said, tsql.zero()) > 0 then tsql.refuse_zero(9420, said) else said end;
+return case when said ~ tsql.xml_illegal() then tsql.xml_refuse_character(said) else said end;
 create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe return said;
 create or replace function tsql.xml_text(bytes bytea) returns text language sql immutable parallel safe return replace(encode(bytes, 'base64'), E'\n', '');
 create or replace function tsql.xml_text(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 126);

@@ -187,3 +187,22 @@ def test_well_formed_xml_is_judged_on_receipt(instance: sb.Instance) -> None:
 def test_the_error_of_a_conversion_in_python_is_that_of_postgresql(db: sb.Database) -> None:
     simple, computed = (failing(db, f"DECLARE @x xml = {value}") for value in ("N'<a>&x;</a>'", "LOWER(N'<a>&x;</a>')"))
     assert (simple.number, simple.text) == (computed.number, computed.text)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("SELECT CHAR(11) AS a FOR XML PATH('')", "<a>&#x0B;</a>"),
+        ("SELECT 'x' + CHAR(1) + 'y' + CHAR(31) FOR XML PATH('')", "x&#x01;y&#x1F;"),
+        ("SELECT CHAR(12) AS '@a' FOR XML PATH('r')", '<r a="&#x0C;"/>'),
+        ("SELECT CHAR(9) AS a FOR XML PATH('')", "<a>\t</a>"),
+        ("SELECT CHAR(11) AS a FOR XML RAW", '<row a="&#x0B;"/>'),
+        ("SELECT CHAR(11) AS a FOR XML PATH(''), TYPE", 6841),
+        ("SELECT CAST((SELECT CHAR(11) AS a FOR XML PATH('')) AS xml)", 9420),
+        ("SELECT CAST('<a/>' AS xml).query('<b>{sql:variable(\"@v\")}</b>')", 9420),
+        ("DECLARE @x xml = '<a/>'; SET @x.modify('insert text{sql:variable(\"@v\")} into (/a)[1]')", 9420),
+    ],
+)
+def test_no_control_character_gets_into_xml(db: sb.Database, query: str, found: object) -> None:
+    said = told(db, f"DECLARE @v nvarchar(9) = N'a' + NCHAR(11); {query}")
+    assert said == ([found] if isinstance(found, int) else [[(found,)]])

@@ -50,7 +50,8 @@ def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tup
         text = f"translate(replace({text}, {_DATA_END} || {_DATA_BEGIN}, ' '), {_DATA_BEGIN} || {_DATA_END}, '')"
     if root:
         text = f"{quote_string(f'<{_xml_name(root)}{declared}>')} || {text} || {quote_string(f'</{_xml_name(root)}>')}"
-    return f"SELECT tsql.xml_document({text}) FROM {source}", XML if "TYPE" in options else NVARCHAR
+    is_typed = "TYPE" in options
+    return f"SELECT tsql.xml_document({text}, {is_typed}) FROM {source}", XML if is_typed else NVARCHAR
 
 
 Member = tuple[list[str], str, Output]
