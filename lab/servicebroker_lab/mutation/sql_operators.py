@@ -159,9 +159,9 @@ def unit_of(text: str, line: int) -> tuple[str | None, str | None]:
 def functions_of(text: str) -> dict[str, set[str]]:
     """Return the functions and views that a file makes, each with the names that its text calls."""
     marks = [found for found in _UNIT.finditer(text) if found["object"]]
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
     made: dict[str, set[str]] = {}
-    for mark, end in zip(marks, ends, strict=True):
+    for mark, end in zip(marks, ends, strict=False):  # a file without functions has an end only
         made.setdefault(plain_name(mark["object"]), set()).update(called_in(text[mark.end() : end]))
     return made
 

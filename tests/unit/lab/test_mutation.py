@@ -217,6 +217,7 @@ def test_statements_and_functions_of_sql_have_names() -> None:
     assert sql_operators.unit_of(text, 2) == ("look", None)
     assert sql_operators.unit_of(text, 5) == ("g", "g")
     assert sql_operators.functions_of(text) == {"g": {"take"}}
+    assert sql_operators.functions_of("-- name: look\nselect 1") == {}
     assert sql_operators.called_in("select servicebroker.take_12() from sys.queues") == {"take", "queues"}
 
 
