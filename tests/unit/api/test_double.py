@@ -87,6 +87,16 @@ def test_it_runs_operations_and_nothing_else(database: double.Database) -> None:
         database.run(operations.Send)  # type: ignore[arg-type]
 
 
+def test_sends_of_a_pipeline_leave_before_the_next_verb(database: double.Database) -> None:
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    with database.transaction() as tx, tx.pipeline() as pipeline:
+        tx.send(handle, ORDER, b"0")
+        tx.send(handle, ORDER, b"1")
+        assert pipeline.numbers == []
+        assert bodies(tx.receive(STOCK_QUEUE)) == [b"0", b"1"]
+        assert pipeline.numbers == [0, 1]
+
+
 def test_there_is_no_connection(database: double.Database) -> None:
     with database.transaction() as tx:
         for missing in (lambda: tx.connection, lambda: database.connection, lambda: database.join(object())):

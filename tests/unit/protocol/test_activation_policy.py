@@ -28,6 +28,10 @@ OUTSIDE = Settings(max_readers=0, external=True)
 READY, EMPTY = Seen(True, arrivals=1), Seen(False)
 
 
+def test_the_decisions_differ() -> None:
+    assert len(Decision) == len({NOTHING, ACTIVATE, LIMIT}) == 3, "two names of one value would be one decision"
+
+
 def played(settings: Settings, *steps: tuple[float, Seen, MonitorState, Decision]) -> Monitor:
     """Looks at these moments, each with the state and the decision that it leads to."""
     monitor = NEW
