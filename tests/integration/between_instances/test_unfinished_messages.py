@@ -117,6 +117,15 @@ def test_messages_that_are_larger_than_the_quota_arrive_all_the_same(pair: Pair)
     assert sorted(arrived) == list(sizes)
 
 
+def test_a_message_that_is_complete_counts_no_more(pair: Pair, mallory: Stranger) -> None:
+    mallory.begins(1, 8, fragments=8)
+    assert kept_bytes(pair.east) == 0
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(8 * FULL)]
+    mallory.begins(1, 8, fragments=9)  # the only one, which is taken in any case
+    mallory.begins(1, 9, fragments=12)  # has the quota for itself
+    assert kept_bytes(pair.east) == 17 * FULL
+
+
 def test_what_is_idle_is_deleted_and_sent_again(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()

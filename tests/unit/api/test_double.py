@@ -97,6 +97,17 @@ def test_sends_of_a_pipeline_leave_before_the_next_verb(database: double.Databas
         assert pipeline.numbers == [0, 1]
 
 
+def test_a_queue_that_is_on_again_gets_messages_of_open_dialogs_first(database: double.Database) -> None:
+    opened = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    database.send(opened, ORDER, b"first")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"first"]
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"of a new dialog")
+    database.send(opened, ORDER, b"of the open one")
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)] == [[b"of the open one"], [b"of a new dialog"]]
+
+
 def test_there_is_no_connection(database: double.Database) -> None:
     with database.transaction() as tx:
         for missing in (lambda: tx.connection, lambda: database.connection, lambda: database.join(object())):
