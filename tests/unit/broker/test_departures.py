@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from remote_support import Wire
 from servicebroker.broker import departures
+from servicebroker.broker.conversations import MATCH_AGAIN
 from servicebroker.broker.relay import Relay
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import LOCAL, Address, Route
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 from servicebroker_lab.simulation.store import Endpoint, MemoryStore, Tables
@@ -54,3 +58,17 @@ def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch
     rounds(7, LOCAL)
     rounds(10, "TCP://far:4022")
     assert {one.far_service for one in tables.endpoints.values() if not one.is_remote} == {"//here"}
+
+
+def test_a_new_link_hastens_those_that_had_to_leave_the_memory_and_nobody_else() -> None:
+    conversations: Any = SimpleNamespace(home_until=NEVER, is_missing=False, wanted=set())
+    store: Any = SimpleNamespace(page=lambda after, count: [])
+    security: Any = None
+    finding = departures.Finding(conversations, security, lambda: 100.0)
+    finding.find(store, [])
+    finding.reached()
+    assert finding.wake_at == NEVER
+    finding.missed()
+    assert finding.wake_at == 100.0 + MATCH_AGAIN
+    finding.reached()
+    assert finding.wake_at == 0.0
