@@ -288,7 +288,7 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
         if isinstance(value, float) and not isfinite(value):
             raise _overflow_error(value, source, target)
         number = int(value)
-    elif isinstance(value, datetime):
+    elif isinstance(value, datetime) and value.tzinfo is None:
         number = round((value - _DATETIME_ZERO) / timedelta(days=1))
     else:
         raise _type_clash(source, target.name)

@@ -51,6 +51,11 @@ def test_a_trigger_is_made_in_the_current_database(database: sb.Database, action
         ("CREATE QUEUE NoTable; DROP SEQUENCE NoTable", 3705),
         ("WITH c (n) AS (SELECT 1 FROM c) SELECT n FROM c", 252),
         ("SELECT 1 FROM (VALUES (1)) AS v (n = p)", 102),
+        ("SELECT IIF(1 = 1, 2)", 174),
+        ("DECLARE @v bigint = CAST(SYSDATETIMEOFFSET() AS datetimeoffset)", 206),
+        ("CREATE TABLE T (a datetime); CREATE INDEX I ON T (a) WHERE GETDATE() > a", 10735),
+        ("CREATE TABLE T (a int); SELECT NTILE(0) OVER (ORDER BY a) FROM (VALUES (1)) v (a)", 4116),
+        ("SELECT 1 AS a ORDER BY a OFFSET -1 ROWS", 10742),
     ],
 )
 def test_postgresqls_own_words_are_not_heard(database: sb.Database, script: str, number: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from sqlglot import exp
 
 from servicebroker.model.zero_character import ZERO, to_postgres
+from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected
 from servicebroker.tsql.translation.queries.results import output_types, select_text
 from servicebroker.tsql.translation.text_writer import (
@@ -574,6 +575,8 @@ def _case(writer: Writer, node: exp.Case) -> Sql:
 @writes_value(exp.If)
 def _iif(writer: Writer, node: exp.If) -> Sql:
     allow_only(node, "this", "true", "false")
+    if node.args.get("false") is None:
+        raise argument_count_error("iif", 3, 3)
     results = [write_value(writer, node.args[part]) for part in ("true", "false")]
     kind, (yes, no) = unify_types(results)
     return Sql(f"(CASE WHEN {write_predicate(writer, node.this)} THEN {yes} ELSE {no} END)", kind)
