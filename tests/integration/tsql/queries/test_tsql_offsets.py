@@ -49,6 +49,10 @@ OFFSETS: dict[str, Any] = {
         "2022-10-30 02:01", 2
     ),  # an hour that comes twice
     f"CAST('2022-10-30 03:01' AS datetime2(0)) AT TIME ZONE {ZONE}": at("2022-10-30 03:01", 1),
+    f"CASE WHEN 1 = 2 THEN SYSDATETIMEOFFSET() ELSE {NOON} END": at("2024-02-03 12:00", 5.5),
+    f"IIF(1 = 1, {NOON}, NULL)": at("2024-02-03 12:00", 5.5),
+    f"ISNULL(SWITCHOFFSET(NULL, 0), {NOON})": at("2024-02-03 12:00", 5.5),
+    f"COALESCE(NULL, {NOON}, SYSDATETIMEOFFSET())": at("2024-02-03 12:00", 5.5),
     "CAST('2024-07-01 12:00' AS datetime2(0)) AT TIME ZONE 'UTC' AT TIME ZONE 'eastern standard time'": at(
         "2024-07-01 08:00", -4
     ),

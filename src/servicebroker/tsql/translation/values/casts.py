@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Sequence
 
 from sqlglot import exp
 
@@ -165,6 +166,25 @@ def own_clock(value: Sql) -> Sql:
     if value.offset is None or value.type is None or value.type.name != "datetimeoffset":
         return value
     return Sql(f"tsql.own_clock({value.text}, {value.offset()})", value.type._replace(name="datetime2"))
+
+
+def chosen_offset(
+    kind: SqlType | None, values: Sequence[Sql], choose: Callable[[Sequence[str]], str]
+) -> Callable[[], str] | None:
+    """Return what writes the offset of one of several values; `choose` writes the choice between texts of each."""
+    if kind is None or kind.name != "datetimeoffset" or not any(value.offset for value in values):
+        return None
+    return lambda: choose([value.offset() if value.offset else "0" for value in values])
+
+
+def first_offset(kind: SqlType | None, values: Sequence[Sql]) -> Callable[[], str] | None:
+    """Return what writes the offset of the first value that is not NULL."""
+
+    def choose(offsets: Sequence[str]) -> str:
+        pairs = zip(values, offsets, strict=True)
+        return f"(CASE {' '.join(f'WHEN {value.text} IS NOT NULL THEN {offset}' for value, offset in pairs)} END)"
+
+    return chosen_offset(kind, values, choose)
 
 
 def _offset_text(value: Sql, to: SqlType, style: str | None) -> Sql:

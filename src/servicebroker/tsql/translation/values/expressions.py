@@ -27,7 +27,7 @@ from servicebroker.tsql.translation.text_writer import (
     writes_predicate,
     writes_value,
 )
-from servicebroker.tsql.translation.values.casts import cast_value, pad_char, read_type
+from servicebroker.tsql.translation.values.casts import cast_value, chosen_offset, first_offset, pad_char, read_type
 from servicebroker.tsql.translation.values.patterns import write_like
 from servicebroker.tsql.translation.values.type_precedence import (
     arithmetic_type,
@@ -567,9 +567,13 @@ def _case(writer: Writer, node: exp.Case) -> Sql:
     if default is not None:
         results.append(write_value(writer, default))
     kind, texts = unify_types(results)
-    branches = [f" WHEN {condition} THEN {text}" for condition, text in zip(conditions, texts, strict=False)]
-    last = f" ELSE {texts[-1]}" if default is not None else ""
-    return Sql(f"(CASE{''.join(branches)}{last} END)", kind)
+
+    def choose(texts: Sequence[str]) -> str:
+        branches = [f" WHEN {condition} THEN {text}" for condition, text in zip(conditions, texts, strict=False)]
+        last = f" ELSE {texts[-1]}" if default is not None else ""
+        return f"(CASE{''.join(branches)}{last} END)"
+
+    return Sql(choose(texts), kind, offset=chosen_offset(kind, results, choose))
 
 
 @writes_value(exp.If)
@@ -578,15 +582,21 @@ def _iif(writer: Writer, node: exp.If) -> Sql:
     if node.args.get("false") is None:
         raise argument_count_error("iif", 3, 3)
     results = [write_value(writer, node.args[part]) for part in ("true", "false")]
-    kind, (yes, no) = unify_types(results)
-    return Sql(f"(CASE WHEN {write_predicate(writer, node.this)} THEN {yes} ELSE {no} END)", kind)
+    kind, texts = unify_types(results)
+    condition = write_predicate(writer, node.this)
+
+    def choose(texts: Sequence[str]) -> str:
+        return f"(CASE WHEN {condition} THEN {texts[0]} ELSE {texts[1]} END)"
+
+    return Sql(choose(texts), kind, offset=chosen_offset(kind, results, choose))
 
 
 @writes_value(exp.Coalesce)
 def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
     allow_only(node, "this", "expressions")
-    kind, texts = unify_types([write_value(writer, item) for item in [node.this, *node.expressions]])
-    return Sql(f"COALESCE({', '.join(texts)})", kind)
+    values = [write_value(writer, item) for item in [node.this, *node.expressions]]
+    kind, texts = unify_types(values)
+    return Sql(f"COALESCE({', '.join(texts)})", kind, offset=first_offset(kind, values))
 
 
 @writes_value(exp.Nullif)
@@ -595,7 +605,9 @@ def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
     left_text, right_text = _write_comparison(
         (node.this, left), (node.expression, write_value(writer, node.expression))
     )
-    return Sql(f"(CASE WHEN {left_text} = {right_text} THEN NULL ELSE {typed_text(left)} END)", left.type)
+    return Sql(
+        f"(CASE WHEN {left_text} = {right_text} THEN NULL ELSE {typed_text(left)} END)", left.type, offset=left.offset
+    )
 
 
 @writes_value(exp.Subquery)

@@ -21,7 +21,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
     writes_value,
 )
-from servicebroker.tsql.translation.values.casts import cast_value
+from servicebroker.tsql.translation.values.casts import cast_value, first_offset
 from servicebroker.tsql.translation.values.functions import (
     SPECIAL,
     check_count,
@@ -42,7 +42,9 @@ def _isnull(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     first, second = (write_value(writer, node) for node in nodes)
     if first.type is not None and second.type is not None and first.type != second.type:
         second = cast_value(second, first.type._replace(length=-1) if first.is_untyped else first.type)
-    return Sql(f"COALESCE({typed_text(first)}, {typed_text(second)})", first.type or second.type)
+    sql_type = first.type or second.type
+    text = f"COALESCE({typed_text(first)}, {typed_text(second)})"
+    return Sql(text, sql_type, offset=first_offset(sql_type, [first, second]))
 
 
 def _choose(writer: Writer, nodes: list[exp.Expression]) -> Sql:
