@@ -535,7 +535,7 @@ def test_defaults_ask_the_session(db: sb.Database) -> None:
         (0, "servicebroker", "localhost", "servicebroker", 7, "WORKGROUP", 6)
     ]
     assert found.sets[1].rows[0][5] == db.execute_tsql("SELECT ORIGINAL_LOGIN()").rows[0][0]
-    for asked in ("@@TRANCOUNT", "ERROR_NUMBER()", "@@IDENTITY", "XACT_STATE()"):
+    for asked in ("@@TRANCOUNT", "@@NESTLEVEL", "@@IDENTITY", "XACT_STATE()"):
         assert error_number(db, f"CREATE TABLE Never (a INT DEFAULT {asked})") == 40515
 
 

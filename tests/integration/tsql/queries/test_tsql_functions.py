@@ -237,7 +237,11 @@ def test_goto_rowcount_and_the_caught_error_in_a_function(orders: sb.Database) -
     with orders.tsql_session() as session:  # the settings of the connection follow
         assert session.execute(script).rows == [("50000 16 no 店 ",)]
         assert session.execute("SELECT dbo.Caught()").rows == [("   ",)]
-    orders.execute_tsql("DROP FUNCTION dbo.Jumps, dbo.Counts, dbo.Caught")
+    orders.execute_tsql("CREATE TABLE Failures (number INT DEFAULT ERROR_NUMBER(), id INT)")
+    insert = "INSERT Failures (id) VALUES (1)"
+    orders.execute_tsql(f"BEGIN TRY SELECT 1 / 0 END TRY BEGIN CATCH {insert} END CATCH {insert}")
+    assert rows(orders, "SELECT number FROM Failures ORDER BY number") == [(None,), (8134,)]
+    orders.execute_tsql("DROP FUNCTION dbo.Jumps, dbo.Counts, dbo.Caught; DROP TABLE Failures")
 
 
 BAD = "CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN {} END"
