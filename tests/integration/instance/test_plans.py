@@ -188,7 +188,7 @@ def test_new_conversations_look_for_no_endpoint(database: sb.Database) -> None:
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
     broker = UUID(int=0)
     held, _ = planned(database, f"select servicebroker.hold_way(1, 2, 3, 4, 5, 6, '{broker}', '', 1, 8, 9, 10, 11, '')")
-    assert "services" in {scan.table for scan in held}
+    assert "queues" in {scan.table for scan in held}
     assert not {scan.table for scan in held} & {"conversation_endpoints", "conversation_groups", f"queue_{number}"}
 
 
