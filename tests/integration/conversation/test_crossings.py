@@ -23,6 +23,7 @@ from spoken_histories import TsqlModel
 
 LIFETIME_S, TIMER_S = 100, 50
 Verb = Callable[[Any, UUID], Any]
+RecordProperty = Callable[[str, object], None]
 
 # name: kind of the step, verb
 VERBS: dict[str, tuple[str, Verb]] = {
@@ -223,11 +224,15 @@ def run_crossings(of: type[Crossed], found: Iterator[Crossing]) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_each_verb_in_each_state_is_as_in_the_double(
-    make_instance_url: Callable[..., str], request: pytest.FixtureRequest, seeded_random: random.Random
+    make_instance_url: Callable[..., str],
+    request: pytest.FixtureRequest,
+    seeded_random: random.Random,
+    record_property: RecordProperty,
 ) -> None:
     count = request.config.option.crossings
     with opened(Crossed, make_instance_url()):
         assert run_crossings(Crossed, crossings(Crossed, seeded_random, count)) == count
+    record_property("crossings", f"{count}, {dict(Crossed.outcomes)}")
 
 
 @pytest.mark.timeout(0)
@@ -246,17 +251,24 @@ def test_each_state_at_the_end_of_its_lifetime_is_as_in_the_double(make_instance
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_in_t_sql_each_verb_in_each_state_is_as_in_the_double(
-    make_instance_url: Callable[..., str], request: pytest.FixtureRequest, seeded_random: random.Random
+    make_instance_url: Callable[..., str],
+    request: pytest.FixtureRequest,
+    seeded_random: random.Random,
+    record_property: RecordProperty,
 ) -> None:
     count = max(1, request.config.option.crossings // 4)
     with opened(SpokenCrossed, make_instance_url()):
         assert run_crossings(SpokenCrossed, crossings(SpokenCrossed, seeded_random, count)) == count
+    record_property("crossings", f"{count}, {dict(SpokenCrossed.outcomes)}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_for_a_restricted_role_each_verb_in_each_state_is_as_in_the_double(
-    make_url: Callable[[], str], request: pytest.FixtureRequest, seeded_random: random.Random
+    make_url: Callable[[], str],
+    request: pytest.FixtureRequest,
+    seeded_random: random.Random,
+    record_property: RecordProperty,
 ) -> None:
     count, url = max(1, request.config.option.crossings // 4), make_url()
     plain = (
@@ -264,3 +276,4 @@ def test_for_a_restricted_role_each_verb_in_each_state_is_as_in_the_double(
     )
     with opened(FencedCrossed, url), fenced(FencedCrossed, url):
         assert run_crossings(FencedCrossed, plain) == count
+    record_property("crossings", f"{count}, {dict(FencedCrossed.outcomes)}")
