@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import BodyError, BrokerError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import shown, told
 
 C = TypeVar("C", bound=type)
 
@@ -218,5 +218,5 @@ def decoded(message_type: str, body: bytes | None) -> Any:
 
 def _said(problem: Exception) -> str:
     """Return a codec's exception as one sentence, with its type: the text of a KeyError is a mere name."""
-    text = " ".join(f"{type(problem).__name__}: {problem}".split()).removesuffix(":")
+    text = told(problem).removesuffix(":")
     return text if text.endswith(".") else f"{text}."

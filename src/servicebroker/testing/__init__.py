@@ -24,13 +24,14 @@ over rows in memory. The next statement sees committed rows, as in READ COMMITTE
 * Nothing waits. Where PostgreSQL would wait for another transaction, the verb does nothing and raises `WouldWait`.
 * The time is the instance's clock, which stands still until a test moves it.
 
-Begin with `memory.py`, then `delivery.py`.
+Begin with `memory.py`, then `delivery.py`. `failures.py` has the policies of workers, `pytest_plugin.py` the fixtures.
 """
 
 from servicebroker.testing.asyncio_instance import AsyncDatabase, AsyncInstance, AsyncTransaction, open_async
 from servicebroker.testing.instance import Clock, Database, Instance, Transaction
 from servicebroker.testing.instance import open_instance as open
 from servicebroker.testing.memory import WouldWait
+from servicebroker.testing.sqlite import sqlite
 
 __all__ = [
     "AsyncDatabase",
@@ -43,4 +44,5 @@ __all__ = [
     "WouldWait",
     "open",
     "open_async",
+    "sqlite",
 ]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from servicebroker.model.arguments import check_groups, check_procedure
+from servicebroker.model.arguments import check_groups, check_policy, check_procedure
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.request import Request
-from servicebroker.testing import definitions, requests, worker_calls
+from servicebroker.testing import definitions, failures, requests, worker_calls
 from servicebroker.testing.instance import Clock, Database, Instance, Pipeline, Transaction
 
 AsyncConnect = Callable[[], Awaitable[Any]]
@@ -30,7 +33,7 @@ class AsyncInstance:
     def __init__(self, clock: Clock | None = None, connect: AsyncConnect | None = None) -> None:
         self._inner = Instance(clock)
         self._connect = connect
-        self._workers: list[tuple[AsyncDatabase, Worker]] = []
+        self._workers: list[tuple[AsyncDatabase, Worker, bool]] = []
         self._is_working = False
         self.clock, self.events = self._inner.clock, self._inner.events
 
@@ -52,7 +55,7 @@ class AsyncInstance:
             return
         self._is_working = True
         try:
-            while any([await database._run_worker_once(worker) for database, worker in self._workers]):
+            while any([await database._run_worker_once(worker, raises) for database, worker, raises in self._workers]):
                 pass
         finally:
             self._is_working = False
@@ -128,11 +131,19 @@ class AsyncDatabase(_AwaitableMethods):
         top: int | None = 1,
         groups: int = 1,
         wait: float = 0.0,
+        poison: Policy | None = None,
     ) -> int:
         """Await `procedure(transaction, messages)` for the messages of each RECEIVE, each in a transaction."""
         check_procedure(procedure, may_be_async=True)
         check_groups(groups)
+        check_policy(poison)
         done = 0
+        while poison is not None:
+            operation = Receive(queue, top=top, groups=groups, wait=wait)
+            taken = await self._take(operation, partial(_called, procedure), poison)
+            if not taken:
+                return done
+            done += taken
         while True:
             async with self.transaction() as transaction:
                 messages = await transaction.receive(queue, top=top, groups=groups, wait=wait)
@@ -164,12 +175,12 @@ class AsyncDatabase(_AwaitableMethods):
         return len(handles)
 
     @asynccontextmanager
-    async def working(self, *workers: Worker, concurrency: int = 1) -> AsyncIterator[None]:
-        """Run workers for the block: after each commit they process every message at once."""
+    async def working(self, *workers: Worker, concurrency: int = 1, raises: bool = False) -> AsyncIterator[None]:
+        """Run workers for the block, as `Database.working`."""
         worker_calls.check(workers, concurrency, is_async=True)
         for worker in workers:
             definitions.find_queue(self._inner.broker, worker.queue)  # type: ignore[union-attr]
-        added = [(self, worker) for worker in workers]
+        added = [(self, worker, raises) for worker in workers]
         self.instance._workers += added
         try:
             await self.instance._run_workers()
@@ -177,12 +188,27 @@ class AsyncDatabase(_AwaitableMethods):
         finally:
             self.instance._workers = [entry for entry in self.instance._workers if entry not in added]
 
-    async def _run_worker_once(self, worker: Worker) -> bool:
+    async def _run_worker_once(self, worker: Worker, raises: bool) -> bool:
+        if not raises:
+            operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
+            return bool(await self._take(operation, partial(worker_calls.handle, worker), worker.poison))
         async with self.transaction() as transaction:
             messages = await transaction.receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
             for group_of_messages in worker_calls.group_messages(messages):
                 await worker_calls.handle(worker, transaction, group_of_messages)
         return bool(messages)
+
+    async def _take(self, operation: Receive, procedure: Callable[..., Awaitable[object]], policy: Policy) -> int:
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[tuple[AsyncTransaction, Transaction]]:
+            async with self.transaction() as transaction:
+                yield transaction, transaction._inner  # type: ignore[misc]
+
+        return await failures.take(self._inner, operation, procedure, policy, begin)  # type: ignore[arg-type]
+
+
+async def _called(procedure: Callable[..., Awaitable[object]], *work: Any) -> None:
+    check_result(await procedure(*work))
 
 
 class AsyncTransaction(_AwaitableMethods):

@@ -43,6 +43,7 @@ class Queue:
     is_receive_enabled: bool = True
     is_enqueue_enabled: bool = True
     is_poison_message_handling_enabled: bool = True
+    one_by_one: int = 0  # messages to take singly, since one of a batch has failed
 
 
 @dataclass(eq=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -16,6 +17,7 @@ from servicebroker.model import poison
 from servicebroker.model.arguments import (
     OMITTED,
     check_groups,
+    check_policy,
     check_procedure,
     may_exist,
 )
@@ -23,12 +25,14 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
 from servicebroker.operations import application
 from servicebroker.operations.application import Application
 from servicebroker.operations.operation import Definition, Operation
+from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
-from servicebroker.testing import definitions, delivery, worker_calls
+from servicebroker.testing import definitions, delivery, failures, worker_calls
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
@@ -62,7 +66,7 @@ class Instance:
         self._memory = Memory(self.clock, identify)
         self._rollbacks = poison.Rollbacks()
         self._connect = connect
-        self._workers: list[tuple[Database, Worker]] = []
+        self._workers: list[tuple[Database, Worker, bool]] = []  # True: what handlers raise reaches the test
         self._is_working = False
         self.database(SYSTEM_DATABASE, create=True)
 
@@ -108,6 +112,9 @@ class Instance:
         session = self._memory.begin()
         try:
             yield session
+        except failures.PutBack:
+            session.rollback()
+            raise
         except BaseException:
             session.rollback()
             for queue_id in self._rollbacks.rolled_back(session.received_from):
@@ -123,7 +130,7 @@ class Instance:
             return
         self._is_working = True
         try:
-            while any(database._run_worker_once(worker) for database, worker in self._workers):
+            while any(database._run_worker_once(worker, raises) for database, worker, raises in self._workers):
                 pass
         finally:
             self._is_working = False
@@ -188,16 +195,25 @@ class Database(Verbs):
         top: int | None = 1,
         groups: int = 1,
         wait: float = 0.0,
+        poison: Policy | None = None,
     ) -> int:
         """Run `procedure(transaction, messages)` for the messages of each RECEIVE, each in a transaction.
 
-        Several groups in one transaction get a call each. An exception undoes the transaction and reaches the test.
+        Several groups in one transaction get a call each. `poison` judges an exception; without it, it undoes the
+        transaction and reaches the test.
 
         Returns the number of processed messages when the queue is empty.
         """
         check_procedure(procedure, may_be_async=False)
         check_groups(groups)
+        check_policy(poison)
         done = 0
+        while poison is not None:
+            operation = Receive(queue, top=top, groups=groups, wait=wait)
+            taken = self._take(operation, lambda *work: _called(procedure, *work), poison)
+            if not taken:
+                return done
+            done += taken
         while True:
             with self.transaction() as transaction:
                 messages = transaction.receive(queue, top=top, groups=groups, wait=wait)
@@ -216,16 +232,17 @@ class Database(Verbs):
         return process_late_answers(self, definitions.find_queue(self.broker, queue), procedure)
 
     @contextmanager
-    def working(self, *workers: Worker, concurrency: int = 1) -> Iterator[None]:
+    def working(self, *workers: Worker, concurrency: int = 1, raises: bool = False) -> Iterator[None]:
         """Run workers for the block: after each commit they process every message at once.
 
-        While a RECEIVE waits, the clock also stops at the times of their timers. An exception of a handler is raised
-        where the test has committed, or has begun to wait. No policy is applied.
+        While a RECEIVE waits, the clock also stops at the times of their timers and retries. The policy of a worker
+        judges what its handlers raise. With `raises` an exception of a handler is raised where the test has committed,
+        or has begun to wait, and no policy is asked.
         """
         worker_calls.check(workers, concurrency, is_async=False)
         for worker in workers:
             definitions.find_queue(self.broker, worker.queue)
-        added = [(self, worker) for worker in workers]
+        added = [(self, worker, raises) for worker in workers]
         self.instance._workers += added
         try:
             self.instance._run_workers()
@@ -233,13 +250,35 @@ class Database(Verbs):
         finally:
             self.instance._workers = [entry for entry in self.instance._workers if entry not in added]
 
-    def _run_worker_once(self, worker: Worker) -> bool:
+    def run_worker_once(self, worker: Worker) -> int:
+        """Let a worker process the messages of one RECEIVE, judged by its policy. Returns how many there were.
+
+        Raises:
+            BrokerError: 402 no worker, or one that a database cannot run.
+        """
+        worker_calls.check([worker], 1, is_async=False)
+        operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
+        return self._take(operation, partial(worker_calls.handle, worker), worker.poison)
+
+    def _run_worker_once(self, worker: Worker, raises: bool) -> bool:
         """Process the messages of one RECEIVE. Returns True if there were any."""
+        if not raises:
+            return bool(self.run_worker_once(worker))
         with self.transaction() as transaction:
             messages = transaction.receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
             for group_of_messages in worker_calls.group_messages(messages):
                 worker_calls.run_to_end(worker_calls.handle(worker, transaction, group_of_messages))
         return bool(messages)
+
+    def _take(self, operation: Receive, procedure: Callable[..., Awaitable[object]], policy: Policy) -> int:
+        """Process the messages of one RECEIVE, judged by a policy. Returns how many there were."""
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[tuple[Transaction, Transaction]]:
+            with self.transaction() as transaction:
+                yield transaction, transaction
+
+        return worker_calls.run_to_end(failures.take(self, operation, procedure, policy, begin))
 
     def define(self, definition: Application | Mapping[str, Any] | str | Path) -> list[str]:
         """Create and alter objects as a definition says. Returns the changes in words.
@@ -298,6 +337,12 @@ class Database(Verbs):
     drop_broker_priority = method_of(operations.DropBrokerPriority)
 
     alter = method_of(operations.AlterDatabase)
+
+    set_aside_messages = method_of(operations.SetAsideMessages)
+
+    replay_message = method_of(operations.ReplayMessage)
+
+    discard_message = method_of(operations.DiscardMessage)
 
     @contextmanager
     def _verb(self) -> Iterator[Session]:
@@ -429,6 +474,10 @@ class Transaction(Verbs):
     def _check_open(self) -> None:
         if not self.is_open:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+async def _called(procedure: Callable[[Transaction, list[Message]], object], *work: Any) -> None:
+    check_result(procedure(*work))
 
 
 def open_instance(*, clock: Clock | None = None, connect: Connect | None = None) -> Instance:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import END_DIALOG, ERROR, FIRST_USER_ID
+from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Queue, Service
 
@@ -122,6 +123,22 @@ class UndeliveredMessage:
         return self.end == ERROR
 
 
+class KnownFailure(NamedTuple):
+    """The failures of a message so far."""
+
+    failures: int
+    first_failed_at: datetime
+    first_error: str
+
+
+class DeadLetter(NamedTuple):
+    """A message that was set aside, with its database and queue."""
+
+    broker: Broker
+    queue: Queue
+    letter: SetAsideMessage
+
+
 @dataclass
 class Memory:
     """The committed rows, and the open transactions."""
@@ -133,9 +150,13 @@ class Memory:
     groups: dict[UUID, Service] = field(default_factory=dict)
     messages: dict[int, QueuedMessage] = field(default_factory=dict)
     waiting: dict[tuple[UUID, int], UndeliveredMessage] = field(default_factory=dict)
+    dead_letters: dict[int, DeadLetter] = field(default_factory=dict)
+    failures: dict[tuple[UUID, int, int], KnownFailure] = field(default_factory=dict)  # by handle, number and type
+    held: dict[UUID, datetime] = field(default_factory=dict)  # until when a group waits for a retry
     transactions: list[Session] = field(default_factory=list)
     object_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_USER_ID))
     orders: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    dead_letter_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin(self) -> Session:
         """Open a transaction."""
@@ -191,6 +212,7 @@ class Session:
         self.groups = Table(memory.groups)
         self.messages = Table(memory.messages)
         self.waiting = Table(memory.waiting)
+        self.dead_letters = Table(memory.dead_letters)
         self._locks: dict[Lock, bool] = {}  # True for a shared lock
         self.received_from: set[int] = set()
 
@@ -236,7 +258,7 @@ class Session:
             raise
 
     def _tables(self) -> list[Table[Any, Any]]:
-        return [self.endpoints, self.groups, self.messages, self.waiting]
+        return [self.endpoints, self.groups, self.messages, self.waiting, self.dead_letters]
 
     def _copy(self) -> tuple[list[dict[Any, Any]], dict[Lock, bool]]:
         return [dict(table.changes) for table in self._tables()], dict(self._locks)
@@ -245,6 +267,10 @@ class Session:
         for table, changed in zip(self._tables(), changes, strict=True):
             table.changes = changed
         self._locks = locks
+
+    def is_held(self, group: UUID) -> bool:
+        """Return whether a group waits for a retry."""
+        return (until := self.memory.held.get(group)) is not None and until > self.now
 
     # ------------------------------------------------------------ locks
 

@@ -82,8 +82,12 @@ def _candidates(session: Session, queue: Queue, handle: UUID | None, group: UUID
 
 
 def _by_arrival(session: Session, queue: Queue) -> list[UUID]:
-    """Return the groups of the queue's messages, that of the oldest message of the highest priority first."""
-    in_order = sorted(session.messages_in(queue), key=lambda message: (-message.priority, message.queuing_order))
+    """Return the groups of the queue's messages, that of the oldest message of the highest priority first.
+
+    Groups that wait for a retry are left out.
+    """
+    free = [message for message in session.messages_in(queue) if not session.is_held(message.conversation_group_id)]
+    in_order = sorted(free, key=lambda message: (-message.priority, message.queuing_order))
     return list(dict.fromkeys(message.conversation_group_id for message in in_order))
 
 
@@ -155,10 +159,15 @@ def _is_over(endpoint: Endpoint, now: datetime) -> bool:
 
 
 def next_due(session: Session, queue: Queue) -> datetime | None:
-    """Return the time of the next timer or lifetime of a queue; None without any."""
+    """Return the time of the next timer, lifetime or retry of a queue; None without any."""
     endpoints = _endpoints(session, queue)
     times = [endpoint.dialog_timer for endpoint in endpoints if endpoint.dialog_timer]
     times += [endpoint.lifetime for endpoint in endpoints if endpoint.state in _EXPIRING]
+    times += [
+        session.memory.held[message.conversation_group_id]
+        for message in session.messages_in(queue)
+        if session.is_held(message.conversation_group_id)
+    ]
     return min((time for time in times if time > session.now), default=None)
 
 

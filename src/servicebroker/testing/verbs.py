@@ -19,8 +19,9 @@ from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
-from servicebroker.testing import delivery, dialogs, ending, receiving, requests, views
+from servicebroker.testing import delivery, dialogs, ending, failures, receiving, requests, views
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.memory import Session, WouldWait
 
@@ -135,7 +136,7 @@ class Verbs(ABC):
     def _next_attempt(self, queue: str, wait: float) -> datetime:
         with self._verb() as session:
             queues = [(self.database, queue)]
-            queues += [(database, worker.queue) for database, worker in self.database.instance._workers]
+            queues += [(database, worker.queue) for database, worker, _ in self.database.instance._workers]
             times = [
                 receiving.next_due(session, find_queue(watched_database.broker, name))
                 for watched_database, name in queues
@@ -231,4 +232,7 @@ INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
+    SetAsideMessages: failures.find,
+    ReplayMessage: failures.replay,
+    DiscardMessage: failures.discard,
 }

@@ -40,10 +40,7 @@ def group_messages(messages: Iterable[Message]) -> list[list[Message]]:
 
 
 async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> None:
-    """Call the handlers in the order of the messages, and end conversations that the other side has ended.
-
-    An exception of a handler reaches the test: the transaction is rolled back, and no policy is applied.
-    """
+    """Call the handlers in the order of the messages, and end conversations that the other side has ended."""
     ended = set()
     for handler, consecutive in groupby(messages, worker.handler_of):
         open_messages = [message for message in consecutive if message.conversation_handle not in ended]

@@ -236,7 +236,7 @@ def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database
     (kept,) = database.set_aside_messages()
     assert kept.failures == 1
     assert kept.error.startswith(
-        "BodyError: The body of a message of type '//test/Sum' cannot be read: JSON is malformed"
+        "BodyError: The body of a message of type '//test/Sum' cannot be read: DecodeError: JSON is malformed"
     )
 
 

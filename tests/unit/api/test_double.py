@@ -38,8 +38,7 @@ SCHEMAS = {"create_xml_schema_collection", "alter_xml_schema_collection", "drop_
 KEYS = {f"{verb}_master_key" for verb in ("create", "open", "close", "alter", "drop")}
 KEYS |= {f"{verb}_certificate" for verb in ("create", "alter", "drop", "backup")}
 KEYS |= {f"{verb}_remote_service_binding" for verb in ("create", "alter", "drop")}
-SET_ASIDE = {"set_aside_messages", "replay_message", "discard_message"}
-LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | SET_ASIDE | {"release_locks"}
+LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | {"release_locks"}
 LACKING |= {"execute_tsql", "tsql_session", "defining"}
 LACKING |= {"add_master_key_password", "drop_master_key_password", "regenerate_master_key", "sign_with_certificate"}
 LACKING |= {"create_event_notification", "drop_event_notification"}
@@ -53,7 +52,7 @@ LACKING_OPTIONS = {
     "reorganize",
     "move_to",
 }
-LACKING_OPTIONS |= {"no_wait", "rollback_after", "poison", "read_only"}
+LACKING_OPTIONS |= {"no_wait", "rollback_after", "read_only"}
 
 
 @pytest.fixture
@@ -357,7 +356,7 @@ def test_a_message_and_a_row_in_one_transaction(tables: Callable[[], sqlite3.Con
     db = double.open(connect=tables).database("Shop", create=True)
     db.define(SHOP)
     handle = db.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Ordering")
-    with db.working(stock), pytest.raises(Undo):
+    with db.working(stock, raises=True), pytest.raises(Undo):
         db.send(handle, "//shop/Order", b"teapot")
     assert (shipped(tables), len(db.queue_messages("StockQueue")), db.queue_messages("OrderQueue")) == ([], 1, [])
     fails = False

@@ -1,0 +1,239 @@
+"""Failures of handlers: undone, counted, judged by the policy of the worker, and dead letters.
+
+The rules: docs/how-to/poison-messages.md. The group of a message that is put back is not received from until its pause
+is over by the clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from servicebroker.model.arguments import Omitted, stored_body
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.messages import Message
+from servicebroker.model.poison import (
+    EndWithError,
+    Failure,
+    Policy,
+    Reply,
+    Retry,
+    SetAside,
+    SetAsideMessage,
+    Verdict,
+    checked_verdict,
+)
+from servicebroker.model.states import EndpointState
+from servicebroker.model.wording import told, traceback_of
+from servicebroker.model.workers import by_default
+from servicebroker.operations.receive import Receive
+from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.testing import worker_calls
+from servicebroker.testing.definitions import find_queue
+from servicebroker.testing.memory import DeadLetter, KnownFailure, Session, WouldWait
+
+if TYPE_CHECKING:
+    from servicebroker.testing.instance import Database, Transaction
+    from servicebroker.testing.verbs import Verbs
+
+_LOG = logging.getLogger("servicebroker")
+_UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
+_OPEN = {EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING}
+MAX_TRIES_AT_ONCE = 1000  # of one message, while the clock stands still
+
+
+class PutBack(Exception):
+    """Ends a transaction whose messages go back to their queue, and which no poison detection counts."""
+
+
+async def take(
+    database: Database,
+    operation: Receive,
+    procedure: Callable[[Any, list[Message]], Any],
+    policy: Policy,
+    begin: Callable[[], AbstractAsyncContextManager[tuple[Any, Transaction]]],
+) -> int:
+    """Process the messages of one RECEIVE, and let the policy judge failures. Returns how many were taken.
+
+    Args:
+        database: where the queue is.
+        operation: the RECEIVE.
+        procedure: awaited with a transaction and the messages of one group.
+        policy: its verdict is carried out at once.
+        begin: begins a transaction: that of the handlers, and the same one with methods that are not awaited.
+    """
+    queue = find_queue(database.broker, operation.queue)
+    if queue.one_by_one:
+        queue.one_by_one -= 1
+        operation = operation.of_one
+    messages: list[Message] = []
+    try:
+        async with begin() as (transaction, inner):
+            messages = inner.run(operation)
+            for group_of_messages in worker_calls.group_messages(messages):
+                try:
+                    async with _savepoint(transaction):
+                        await procedure(transaction, group_of_messages)
+                except WouldWait:
+                    raise  # a limit of the double, which the test has to know
+                except Exception as problem:
+                    if len(messages) > 1:  # take them singly, to find the one that fails
+                        queue.one_by_one = len(messages)
+                        raise PutBack from problem
+                    _failed(inner, messages[0], problem, policy)
+                else:
+                    for message in group_of_messages:
+                        inner._session.memory.failures.pop(_key(message), None)
+    except PutBack:
+        pass
+    return len(messages)
+
+
+@asynccontextmanager
+async def _savepoint(transaction: Any) -> AsyncIterator[None]:
+    """Run the block within a savepoint of a transaction of either form."""
+    block = transaction.savepoint()
+    if hasattr(block, "__aenter__"):
+        async with block:
+            yield
+    else:
+        with block:
+            yield
+
+
+def _failed(transaction: Transaction, message: Message, problem: Exception, policy: Policy) -> None:
+    """Count a failure, and carry out the verdict of the policy.
+
+    Raises:
+        PutBack: it is to be tried again.
+    """
+    memory, now = transaction._session.memory, transaction._session.now
+    before = memory.failures.get(_key(message)) or KnownFailure(0, now, told(problem))
+    known = before._replace(failures=before.failures + 1)
+    failure = Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now)
+    verdict = _judge(policy, failure)
+    _LOG.warning("a handler has failed (%s): %s", told(problem), verdict)
+    if isinstance(verdict, Retry):
+        memory.failures[_key(message)] = known
+        memory.held[message.conversation_group_id] = now + timedelta(seconds=verdict.after)
+        if known.failures > MAX_TRIES_AT_ONCE and verdict.after == 0:
+            raise InstanceError(f"The policy has retried a message {known.failures} times, and the clock stands still.")
+        raise PutBack
+    memory.failures.pop(_key(message), None)
+    try:
+        with transaction.savepoint():
+            _obey(transaction, failure, verdict)
+    except ServiceBrokerError as refused:
+        _LOG.error("a message is set aside, since %s failed: %s", verdict, refused)
+        _set_aside(transaction._session, failure)
+
+
+def _judge(policy: Policy, failure: Failure) -> Verdict:
+    """Return the verdict of the policy; if the policy itself fails, that of the default policy."""
+    try:
+        return checked_verdict(policy(failure))
+    except Exception as problem:
+        _LOG.error("the policy has failed (%s), so the default policy decides", told(problem), exc_info=problem)
+        return by_default(failure)
+
+
+def _obey(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
+    """Carry out a verdict other than `Retry`."""
+    handle = failure.message.conversation_handle
+    if isinstance(verdict, EndWithError):
+        transaction.end_conversation(handle, error=(verdict.code, verdict.description))
+    elif isinstance(verdict, SetAside):
+        _set_aside(transaction._session, failure)
+    elif isinstance(verdict, Reply):
+        try:
+            transaction.send(handle, verdict.message_type, verdict.body)
+        except BrokerError as refused:
+            if refused.number not in _UNANSWERABLE:
+                raise
+
+
+def _set_aside(session: Session, failure: Failure) -> None:
+    """Keep a message as a dead letter."""
+    message = failure.message
+    endpoint = session.endpoint(message.conversation_handle)
+    queue = endpoint.service.queue
+    ((schema, _),) = [name for name, one in endpoint.broker.queues.items() if one is queue]
+    number = next(session.memory.dead_letter_ids)
+    letter = SetAsideMessage(
+        number,
+        f"{schema}.{queue.name}",
+        message.conversation_handle,
+        message.conversation_group_id,
+        message.message_sequence_number,
+        message.service_name,
+        message.service_contract_name,
+        message.message_type_name,
+        message.validation,
+        message.message_body,
+        message.message_enqueue_time,
+        endpoint.far_service,
+        endpoint.far_broker_instance,
+        failure.count,
+        failure.first_failed_at,
+        failure.now,
+        told(failure.error),
+        traceback_of(failure.error),
+    )
+    session.dead_letters.put(number, DeadLetter(endpoint.broker, queue, letter))
+
+
+def _key(message: Message) -> tuple[UUID, int, int]:
+    return message.conversation_handle, message.message_sequence_number, message.message_type_id
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+def find(verbs: Verbs, operation: SetAsideMessages) -> list[SetAsideMessage]:
+    """Run `SetAsideMessages`."""
+    broker = verbs.database.broker
+    queue = None if operation.queue is None else find_queue(broker, operation.queue)
+    with verbs._verb() as session:
+        return [one.letter for one in session.dead_letters.all() if one.broker is broker and queue in (None, one.queue)]
+
+
+def discard(verbs: Verbs, operation: DiscardMessage) -> None:
+    """Run `DiscardMessage`."""
+    operation.check()
+    with verbs._verb() as session:
+        _take_out(session, verbs, operation.set_aside_id)
+
+
+def replay(verbs: Verbs, operation: ReplayMessage) -> UUID | None:
+    """Run `ReplayMessage`: on its own conversation, or on a new one where that has ended."""
+    operation.check()
+    with verbs.database.transaction() as transaction:
+        session = transaction._session
+        letter = _take_out(session, verbs, operation.set_aside_id)
+        body = letter.message_body if isinstance(operation.body, Omitted) else stored_body(operation.body)
+        endpoint = session.endpoints.get(letter.conversation_handle)
+        peer = endpoint and session.peer(endpoint)
+        if endpoint and peer and {endpoint.state, peer.state} <= _OPEN:
+            kind = endpoint.broker.message_types[letter.message_type_name]
+            session.enqueue(endpoint, kind, body, number=letter.message_sequence_number)
+            return None
+        from_service = operation.from_service or letter.far_service
+        if from_service not in verbs.database.broker.services:
+            raise InstanceError("The conversation has ended: a new one needs from_service, a service of this database.")
+        handle = transaction.begin_dialog(
+            from_service, letter.service_name, contract=letter.service_contract_name, encryption=False
+        )
+        transaction.send(handle, letter.message_type_name, body)
+        return handle
+
+
+def _take_out(session: Session, verbs: Verbs, number: int) -> SetAsideMessage:
+    found = session.dead_letters.get(number)
+    if found is None or found.broker is not verbs.database.broker:
+        raise BrokerError(402, "the number of a message", str(number), "that of a message that is set aside")
+    session.dead_letters.remove(number)
+    return found.letter

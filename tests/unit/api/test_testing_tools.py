@@ -1,0 +1,124 @@
+"""Helpers for tests of applications: fixtures of pytest, and sqlite3 in the place of psycopg."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servicebroker.testing
+
+TESTS = """
+import pytest
+import servicebroker as sb
+
+stock = sb.Worker("StockQueue")
+
+
+@stock.on("//shop/Order")
+def order(tx, message):
+    tx.send(message.conversation_handle, "//shop/Order", b"one " + message.message_body)
+    if message.message_body == b"nothing":
+        raise ValueError("nothing cannot be shipped")
+
+
+@pytest.fixture
+def handle(database):
+    database.define({
+        "message_types": {"//shop/Order": "NONE"},
+        "contracts": {"//shop/Ordering": {"//shop/Order": "ANY"}},
+        "queues": {"OrderQueue": {}, "StockQueue": {}},
+        "services": {
+            "//shop/Orders": {"queue": "OrderQueue"},
+            "//shop/Stock": {"queue": "StockQueue", "contracts": ["//shop/Ordering"]},
+        },
+    })
+    return database.begin_dialog("//shop/Orders", "//shop/Stock", contract="//shop/Ordering")
+
+
+def test_an_answer(database, handle, run_worker_once):
+    database.send(handle, "//shop/Order", b"teapot")
+    assert run_worker_once(stock) == 1
+    assert run_worker_once(stock) == 0
+    (answer,) = database.receive("OrderQueue")
+    assert answer.message_body == b"one teapot"
+
+
+def test_a_dead_letter(broker, database, handle, clock, run_worker_once):
+    assert broker.clock is clock
+    database.send(handle, "//shop/Order", b"nothing")
+    for pause in (0, 1, 2, 4, 8, 16):
+        assert run_worker_once(stock) == (pause == 0)
+        clock.jump(seconds=pause)
+        if pause:
+            assert run_worker_once(stock) == 1
+    (letter,) = database.set_aside_messages()
+    assert (letter.failures, letter.error) == (6, "ValueError: nothing cannot be shipped")
+    assert database.receive("OrderQueue") == []
+
+
+def test_a_worker_of_asyncio_is_refused(run_worker_once):
+    late = sb.Worker("StockQueue")
+
+    @late.on("//shop/Order")
+    async def order(tx, message):
+        pass
+
+    with pytest.raises(sb.BrokerError, match="402"):
+        run_worker_once(late)
+"""
+
+
+def test_the_fixtures_are_there_wherever_it_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "test_shop.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "parameters", "found"),
+    [
+        ("select %s, %s", (1, "a"), (1, "a")),
+        ("select %(b)s, %(a)s, %(b)s", {"a": 1, "b": "x"}, ("x", 1, "x")),
+        ("select 7 %% %s, '100%%'", (4,), (3, "100%")),
+        ("select '100%', 7 % 4", None, ("100%", 3)),
+        ("select 1", (), (1,)),
+    ],
+)
+def test_placeholders_of_psycopg(
+    tmp_path: Path, query: str, parameters: tuple[Any, ...] | Mapping[str, Any] | None, found: tuple[Any, ...]
+) -> None:
+    connection = servicebroker.testing.sqlite(tmp_path / "test.db")()
+    assert connection.execute(query, parameters).fetchone() == found
+    connection.close()
+
+
+def test_a_placeholder_that_psycopg_does_not_know(tmp_path: Path) -> None:
+    connection = servicebroker.testing.sqlite(tmp_path / "test.db")()
+    with pytest.raises(ValueError, match="no placeholder '%d'"):
+        connection.execute("select %d", (1,))
+    with pytest.raises(sqlite3.Error):
+        connection.execute("select ?", ())
+    connection.close()
+
+
+def test_a_connection_is_a_transaction(tmp_path: Path) -> None:
+    connect = servicebroker.testing.sqlite(tmp_path / "test.db")
+    one, other = connect(), connect()
+    one.execute("create table t (n)")
+    one.commit()
+    one.execute("insert into t values (%s)", (1,))
+    one.rollback()
+    one.execute("insert into t values (%s)", (2,))
+    assert other.execute("select n from t").fetchall() == []
+    other.rollback()
+    one.commit()
+    assert other.execute("select n from t").fetchall() == [(2,)]
+    one.close()
+    other.close()
