@@ -118,7 +118,7 @@ _ANY_TEXT = SqlType("nvarchar", -1)
 
 
 def _without_room(value: float | Decimal | UUID, source: SqlType | None, target: SqlType) -> str:
-    """Return what a value becomes that a string type is too short for: the mark of an int. No digits are cut off.
+    """Return the mark of an int for a string type that is too short for it. No digits are cut off.
 
     Raises:
         TsqlError: 232, 234, 292, 8115, 8170 all other values.
@@ -431,7 +431,7 @@ _OFFSET = re.compile(r"(?<=\d)\s*([+-])(\d{1,2}):(\d\d)\s*$")
 
 def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> object:
     if isinstance(value, datetime):
-        moment = value.replace(tzinfo=None)  # what its own clock shows
+        moment = value.replace(tzinfo=None)  # the time on its own clock
     elif isinstance(value, date):
         moment = datetime(value.year, value.month, value.day)
     elif isinstance(value, str):

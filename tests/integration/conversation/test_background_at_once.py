@@ -183,7 +183,7 @@ def rows_of(connection: psycopg.Connection[Any], tables: Iterable[str]) -> dict[
 
 
 class Outcome(NamedTuple):
-    """What a job does when two sessions do it one after the other: the tables that it writes, and all their rows."""
+    """The work of a job that two sessions do one after the other: the tables that it writes, and all their rows."""
 
     tables: list[str]
     rows: dict[str, Counter[Any]]

@@ -1,8 +1,8 @@
 """Every verb in every state of a conversation, crossed with what else may be so, beside the in-memory double.
 
-The histories of test_model.py come to such crossings by chance, to rare ones hardly ever. Here they are counted out:
-the state of the side that the verb is for, savepoint, lock of another session, timer and lifetime that are over, levels
-of priority, RETENTION, and the verbs of a restricted role and of T-SQL.
+The histories of test_model.py come to such crossings by chance, to rare ones hardly ever. Here they are counted out: the
+state of the side that the verb is for, savepoint, lock of another session, priority and RETENTION. A timer and a
+lifetime may be over, and a restricted role or T-SQL runs the verb.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_each_verb_in_each_state_is_as_in_the_double(
 
 @pytest.mark.timeout(0)
 def test_each_state_at_the_end_of_its_lifetime_is_as_in_the_double(make_instance_url: Callable[..., str]) -> None:
-    """Whoever looks first: a reader of either side, or the background."""
+    """The first to look: a reader of either side, or the background."""
     with opened(Crossed, make_instance_url()):
         looks = ("receive near", "receive far", "send")
         found = (

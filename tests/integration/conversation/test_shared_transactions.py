@@ -11,7 +11,7 @@ import psycopg
 import servicebroker as sb
 from support import ORDER, STOCK_QUEUE, begin, bodies, standard_database
 
-THREADS, SENT_BY_EACH = 3, 60
+THREAD_COUNT, SENT_BY_EACH = 3, 60
 LOCKED = """
 select exists (
   select from pg_locks where not granted and relation = 'servicebroker.conversation_endpoints'::regclass
@@ -32,7 +32,7 @@ def test_by_threads(database: sb.Database) -> None:
 
     with database.transaction() as transaction:
         handle = transaction.begin_dialog("//test/Orders", "//test/Stock", contract="//test/Contract", encryption=False)
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(THREAD_COUNT)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -42,7 +42,7 @@ def test_by_threads(database: sb.Database) -> None:
 
 
 def test_a_verb_waits_for_the_end_of_that_of_another_task(make_instance_url: Callable[..., str]) -> None:
-    """It was told that the connection is in psycopg's pipeline mode, or found half of what the other one does."""
+    """Without the turn, the second one finds the connection in psycopg's pipeline mode."""
     url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         database = standard_database(instance)

@@ -9,7 +9,7 @@ from servicebroker_lab.script_fuzzing import trials
 from servicebroker_lab.script_fuzzing.mutations import Corpus, own_scripts
 from servicebroker_lab.script_fuzzing.trials import Runner
 
-CASES = 25
+CASE_COUNT = 25
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def runner(instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> Runner:
 
 def test_changed_scripts_run(runner: Runner) -> None:
     corpus = Corpus(own_scripts())
-    found = {number: runner.judge_run(corpus.make_text(number)) for number in range(CASES)}
+    found = {number: runner.judge_run(corpus.make_text(number)) for number in range(CASE_COUNT)}
     assert {number: problem for number, problem in found.items() if problem} == {}
 
 

@@ -243,7 +243,7 @@ def test_many_messages_are_told_by_the_statistics(database: sb.Database, monkeyp
     database.send_batch(begin(database), ORDER, [b"x"] * 300)
     number = queue_number(database, STOCK_QUEUE)
     counted = "select pg_stat_force_next_flush(), pg_stat_get_tuples_inserted(%s::regclass)"
-    # else what the sender has not told yet would be added to what VACUUM finds
+    # else untold counts of the sender would be added to those of VACUUM
     eventually(lambda: query(database, counted, f"servicebroker.queue_{number}")[0][1] == 300)
     with database.instance.connection() as connection:
         connection.execute(f"vacuum analyze servicebroker.queue_{number}")  # type: ignore[call-overload]

@@ -456,7 +456,7 @@ def test_each_side_judges_certificates_by_its_own_clock(
         )
 
         def travels(sender: Site, receiver: Site) -> None:
-            """What is sent is not believed first, and then it is."""
+            """Messages are not believed at first, and then they are."""
             caplog.clear()
             sender.round([])
             frames, sender.out.frames = sender.out.frames, deque()

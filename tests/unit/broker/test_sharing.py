@@ -30,7 +30,7 @@ NEVER = float("inf")
 
 
 def acts(*events: Event) -> list[Act]:
-    """Return what a share does when this happens to it."""
+    """Return the actions of a share at an event."""
     life = ShareLife()
     return [*FIRST_ACTS, *(act for event in events for act in life.happens(event))]
 
@@ -51,7 +51,7 @@ def test_what_failed_is_closed_before_the_daemon_hears_of_it() -> None:
 
 
 def test_a_pause_that_is_cut_short_is_a_failure() -> None:
-    """Nobody has waited for what the killed process committed last."""
+    """The last commit of the killed process was not waited for."""
     assert acts(Event.READY, Event.EXITED, Event.TOLD_TO_END)[-1] is Act.TELL_PROBLEM
     assert Act.TELL_PROBLEM not in acts(Event.READY, Event.TOLD_TO_END)
 
@@ -97,7 +97,7 @@ def test_what_could_not_be_had_is_tried_again_after_a_minute_and_told_once() -> 
 
 
 def test_a_daemon_that_begins_anew_tries_no_sooner_for_that() -> None:
-    """Where no thread can be had all would begin anew every second."""
+    """Without a thread, all would begin anew every second."""
     growth = Growth(Load(4, 0.0, 0.0), fixed=2)
     assert growth.look([0.0], 1.0, 0.0) == 2
     growth.opened()
@@ -169,7 +169,7 @@ def test_a_share_looks_often_while_nobody_is_notified() -> None:
 
 
 def way(*events: Served) -> list[Do]:
-    """Return what a process does when this happens to it."""
+    """Return the actions of a process at an event."""
     takeover = Takeover()
     return [Do.ASK_ROLE, *(act for event in events for act in takeover.happens(event))]
 

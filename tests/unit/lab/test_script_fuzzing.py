@@ -10,7 +10,7 @@ from servicebroker_lab.script_fuzzing import trials
 from servicebroker_lab.script_fuzzing.command import judge_case
 from servicebroker_lab.script_fuzzing.mutations import Corpus, own_scripts
 
-CASES = 150
+CASE_COUNT = 150
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def corpus() -> Corpus:
 
 
 def test_check_survives_changed_scripts(corpus: Corpus, tmp_path: Path) -> None:
-    assert [one for number in range(CASES) for one in judge_case(corpus, number, tmp_path, None)] == []
+    assert [one for number in range(CASE_COUNT) for one in judge_case(corpus, number, tmp_path, None)] == []
 
 
 def test_a_case_is_the_same_each_time(corpus: Corpus) -> None:

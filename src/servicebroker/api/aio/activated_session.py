@@ -59,7 +59,7 @@ class AsyncActivatedSession(AsyncInstance):
 
     def __init__(self, instance: AsyncInstance, connection: AsyncDirectConnection, observed: Observed) -> None:
         self.__dict__.update(instance.__dict__)
-        self._is_closed = True  # it is dropped while the instance stays open
+        self._is_closed = True  # dropped while the instance stays open
         self.own = connection
         self._is_lent = False
         self._others: set[AsyncDirectConnection] = set()  # that it has borrowed beside its own

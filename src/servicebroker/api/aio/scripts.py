@@ -89,7 +89,7 @@ class ThreadInstance(Instance):
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
         self.__dict__.update(instance.__dict__)
-        self._is_closed = True  # it is dropped while the instance stays open
+        self._is_closed = True  # dropped while the instance stays open
         self._inner, self._loop, self._awaited = instance, loop, awaited
         self.works_as_user = instance.works_as_user
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)

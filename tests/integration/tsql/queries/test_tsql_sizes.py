@@ -195,7 +195,7 @@ def plain(found: Any) -> Any:
 
 
 def outcomes(db: sb.Database, written: str, literal: str, target: str, ways: list[str]) -> dict[str, Any]:
-    """What each way makes of the value: it, or the number of the error."""
+    """The value by each way: the value itself, or the number of the error."""
     found = {}
     for way in ways:
         script = f"DECLARE @v {written} = {literal} {WAYS[way].format(target=target)}"

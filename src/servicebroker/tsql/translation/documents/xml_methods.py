@@ -179,7 +179,7 @@ def _check_xml(xml: Sql) -> None:
 
 
 def _start_of(writer: Writer, path: Path, xml: Sql) -> Sql:
-    """Return where a path begins: of an absolute one on a node of nodes(), the node's document.
+    """Return the start of a path: of an absolute one on a node of nodes(), the node's document.
 
     Raises:
         NeedsParents: the nodes have been written without their parents.

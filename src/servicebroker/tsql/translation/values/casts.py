@@ -171,14 +171,14 @@ def own_clock(value: Sql) -> Sql:
 def chosen_offset(
     kind: SqlType | None, values: Sequence[Sql], choose: Callable[[Sequence[str]], str]
 ) -> Callable[[], str] | None:
-    """Return what writes the offset of one of several values; `choose` writes the choice between texts of each."""
+    """Return a writer of the offset of one of several values; `choose` writes the choice between texts of each."""
     if kind is None or kind.name != "datetimeoffset" or not any(value.offset for value in values):
         return None
     return lambda: choose([value.offset() if value.offset else "0" for value in values])
 
 
 def first_offset(kind: SqlType | None, values: Sequence[Sql]) -> Callable[[], str] | None:
-    """Return what writes the offset of the first value that is not NULL."""
+    """Return a writer of the offset of the first value that is not NULL."""
 
     def choose(offsets: Sequence[str]) -> str:
         pairs = zip(values, offsets, strict=True)
