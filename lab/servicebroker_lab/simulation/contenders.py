@@ -34,7 +34,7 @@ class Contender:
         self.instance = instance
         self.half = half
         self._serve = serve
-        self._connection = 0  # so many times it has connected
+        self._connection = 0  # the number of its connections
         self._takeover = Takeover()
 
     def connect(self) -> None:

@@ -161,7 +161,7 @@ class Daemon:
         return Relay(links, clock, seconds, chance, here, self._capacity, KEYS, peers, limits, budget)
 
     def here(self) -> LocalInstance:
-        """Return what routes mean by this instance."""
+        """Return the identity of this instance in routes."""
         return LocalInstance(self.instance.addresses, True, self.links.unreachable, 1)
 
     def begin(self) -> None:
@@ -446,7 +446,7 @@ class Instance:
             self.divide()
 
     def divide(self) -> None:
-        """So many shares are wanted, or as many as load asks for, which may change, too."""
+        """The number of wanted shares, or one that changes with load."""
         count = self.world.loop.random.choice((1, 2, 3, None))
         self.trace("is to have", count or "any number of", "shares")
         self.daemons[-1].want(count)

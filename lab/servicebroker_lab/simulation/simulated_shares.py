@@ -45,7 +45,7 @@ POLL_INTERVAL_S = 30.0  # seconds: a daemon's is one second, and rounds in calm 
 OPENING_TIME_S = 2.0  # seconds that connections and processes take at most
 ROUND_TIME_S = 0.01  # seconds that a round takes at most, as far as turns are concerned
 HEAVY_LOAD = 0.9  # part of the time that each share is in rounds, while there is load
-INTERLEAVING = 0.1  # probability of a round between two operations of another one
+INTERLEAVING_PROBABILITY = 0.1  # probability of a round between two operations of another one
 IDLE_DEATHS = 5.0  # a process is so many times as likely to be killed in an idle second as between two operations
 
 T = TypeVar("T")
@@ -322,7 +322,7 @@ class DividedDaemon(Daemon):
         self._rounds_in_vain: Counter[int] = Counter()
         self._ready: list[Opened | SimulatedProcess] | None = None  # opened, and not divided among yet
         self._problem: Exception | None = None
-        self._connections = 0  # so many times it has begun to serve
+        self._connections = 0  # the number of its beginnings
         self._is_heavy = False
         self._pace = DaemonPace(POLL_INTERVAL_S)
         self._serve()
@@ -483,7 +483,7 @@ class DividedDaemon(Daemon):
             self.run(self.all[0])
         except (psycopg.Error, InstanceError) as problem:
             self._problem = problem
-            if self._running:  # it waits for the rounds of others
+            if self._running:  # waits for the rounds of others
                 self._rest.begin(Wait(0.0, hears_bell=False))
             else:
                 self._begin_anew(problem)
@@ -504,7 +504,7 @@ class DividedDaemon(Daemon):
 
     def interleave(self) -> None:
         """Perhaps run a round of another share, in the midst of one."""
-        if len(self.all) < 2 or not self.loop.happens(INTERLEAVING):
+        if len(self.all) < 2 or not self.loop.happens(INTERLEAVING_PROBABILITY):
             return
         turns: list[tuple[Share, Callable[[], None]]] = [(self.all[0], self._round)]
         turns += [(task.share, task.round) for task in self._tasks if task.life.stage is Stage.SERVING]

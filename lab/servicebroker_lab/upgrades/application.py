@@ -15,7 +15,7 @@ DATABASE, CONTRACT = "Upgraded", "//upgraded/Contract"
 QUESTION, ANSWER = "//upgraded/Question", "//upgraded/Answer"
 WEST, EAST = "//upgraded/West", "//upgraded/East"
 CONVERSATION_COUNT = 10
-BATCH = 20  # messages of one transaction at most
+MAX_TAKEN = 20  # messages of one transaction at most
 PAUSE_S = 0.02  # between two transactions of the sender, so that each upgrade falls into the exchange
 
 
@@ -54,7 +54,7 @@ def send(url: str, count: int, over: threading.Event) -> None:
                         _note(transaction, "sent", handle, number)
             for _ in handles:
                 with database.transaction() as transaction:
-                    for message in transaction.receive("Messages", top=BATCH):
+                    for message in transaction.receive("Messages", top=MAX_TAKEN):
                         _note(transaction, "taken", message.conversation_handle, int(message.message_body or b"-1"))
             over.wait(PAUSE_S)
 
@@ -65,7 +65,7 @@ def answer(url: str, over: threading.Event) -> None:
         database = instance.database(DATABASE)
         while not over.is_set():
             with database.transaction() as transaction:
-                for message in transaction.receive("Messages", top=BATCH, wait=0.2):
+                for message in transaction.receive("Messages", top=MAX_TAKEN, wait=0.2):
                     _note(transaction, "taken", message.conversation_handle, int(message.message_body or b"-1"))
                     transaction.send(message.conversation_handle, ANSWER, message.message_body)
 

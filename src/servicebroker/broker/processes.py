@@ -155,7 +155,7 @@ class ShareProcess(RemoteRelay):
         return self.take(answer)
 
     def take(self, done: Done) -> int:
-        """Say what a committed round has to say; the process waits for the next order."""
+        """Send the messages of a committed round; the process waits for the next order."""
         assert isinstance(done, Done)
         self._is_idle = True
         return super().take(done)

@@ -397,7 +397,7 @@ class _ShareThread:
 
     @property
     def _ending(self) -> str:
-        """How the process has ended."""
+        """The end of the process."""
         ended = self._shares.opened_at(self._number)
         assert isinstance(ended, ShareProcess)
         return ended.ending

@@ -368,7 +368,7 @@ class Sender:
                 while not self.over.is_set():
                     try:
                         with database.transaction() as transaction:
-                            new = "insert into sent values (%s) on conflict do nothing"  # the commit may have come through
+                            new = "insert into sent values (%s) on conflict do nothing"  # may be committed
                             if transaction.connection.execute(new, (number,)).rowcount:
                                 transaction.send(handle, ORDER, b"%d" % number)
                         number += 1
@@ -444,7 +444,7 @@ def test_applications_follow_a_url_of_both_hosts_and_doctor_names_an_old_primary
 
 @pytest.mark.timeout(240)
 def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mirrored) -> None:
-    """Messages that were acknowledged and not replicated are lost; both applications get an Error, and doctor says where."""
+    """Messages that were not replicated are lost; both applications get an Error, and doctor says where."""
     west, old, new = mirrored.west, mirrored.primary, mirrored.standby
     old.server.set_synchronous("")
     with contextlib.suppress(sb.BrokerError):

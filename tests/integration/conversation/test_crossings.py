@@ -1,7 +1,7 @@
 """Every verb in every state of a conversation, crossed with what else may be so, beside the in-memory double.
 
-The histories of test_model.py come to such crossings by chance, to rare ones hardly ever. Here they are counted out: the
-state of the side that the verb is for, savepoint, lock of another session, priority and RETENTION. A timer and a
+The histories of test_model.py come to such crossings by chance, to rare ones hardly ever. Here they are counted out:
+the state of the side that the verb is for, savepoint, lock of another session, priority and RETENTION. A timer and a
 lifetime may be over, and a restricted role or T-SQL runs the verb.
 """
 

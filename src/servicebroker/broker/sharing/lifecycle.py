@@ -14,9 +14,9 @@ class Stage(StrEnum):
     """The stage of a share."""
 
     OPENING = "OPENING"  # its connection, or its process, is not ready
-    SERVING = "SERVING"  # it runs rounds
+    SERVING = "SERVING"  # runs rounds
     PAUSING = "PAUSING"  # its process was killed, and the next one is not to follow too soon
-    ENDED = "ENDED"  # it was told to end, and has
+    ENDED = "ENDED"  # was told to end, and has
     FAILED = "FAILED"  # all shares are to begin anew
 
 
@@ -63,7 +63,7 @@ STEPS: dict[tuple[Stage, Event], Step] = {
     (Stage.OPENING, Event.UNSTARTABLE): Step(Stage.OPENING, (Act.CLOSE, Act.OPEN_HERE, Act.AWAIT)),
     (Stage.OPENING, Event.ERROR): _FAILURE,
     (Stage.SERVING, Event.EXITED): _KILLED,
-    (Stage.SERVING, Event.EXITED_AT_END): _FAILURE,  # nobody waits for its last commit, which a standby may lack
+    (Stage.SERVING, Event.EXITED_AT_END): _FAILURE,  # without a wait for its last commit, which a standby may lack
     (Stage.SERVING, Event.ERROR): _FAILURE,
     (Stage.SERVING, Event.TOLD_TO_END): Step(Stage.ENDED, (Act.CLOSE,)),
     (Stage.PAUSING, Event.PAUSED): Step(Stage.OPENING, (Act.REPLACE, Act.AWAIT)),

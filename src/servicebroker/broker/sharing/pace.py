@@ -23,8 +23,8 @@ class Wait(NamedTuple):
 class Mode(StrEnum):
     """The way in which the daemon learns of a SEND."""
 
-    LISTEN = "LISTEN"  # it is notified
-    POLL = "POLL"  # it looks, one round after the other; senders save the notification
+    LISTEN = "LISTEN"  # is notified
+    POLL = "POLL"  # looks, one round after the other; senders save the notification
 
 
 class DaemonPace:

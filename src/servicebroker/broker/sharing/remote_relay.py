@@ -106,7 +106,7 @@ class RemoteRelay:
                 return self._peers.owner_at(question.about)
 
     def take(self, done: Done) -> int:
-        """Say what a committed round has to say. Returns how much there was to do, in messages."""
+        """Send the messages of a committed round. Returns the amount of work, in messages."""
         for told in done.told:
             self._tell(told)
         if done.seen is not None:

@@ -1,6 +1,6 @@
 """The way of a process until it serves the instance: a table of its phases, and what each event asks for.
 
-Of all processes that want to serve an instance, one does: that has the lease, its server is no standby, and a commit
+Of all processes that want to serve an instance, one does. It has the lease, its server is no standby, and a commit
 has proven that it is the principal of its cluster. The others wait, and have no connections with peers.
 
 Each connection to the database begins at `Phase.ASKING`. Whoever drives it (`broker/daemon.py`) carries out the acts of
@@ -23,7 +23,7 @@ PROOF_INTERVAL_S = 1.0  # seconds until a commit is tried again
 class Phase(StrEnum):
     """The phase of a process."""
 
-    ASKING = "ASKING"  # what its server is
+    ASKING = "ASKING"  # the role of its server
     MIRRORING = "MIRRORING"  # its server is a standby
     CONTENDING = "CONTENDING"  # for the lease
     STANDING_BY = "STANDING_BY"  # another process has the lease

@@ -193,7 +193,7 @@ class Surroundings:
         self._here = LocalInstance()
 
     def here(self) -> LocalInstance:
-        """Return what routes mean by this instance."""
+        """Return the identity of this instance in routes."""
         return self._here
 
     def begin(self, wanted: Round) -> list[Arrival]:

@@ -138,7 +138,7 @@ def _look_at_daemon(facts: Facts) -> Steps[Facts]:
 
 def _look_at_sessions(facts: Facts) -> Steps[Facts]:
     sessions = yield Statement(
-        "facts.look_at_sessions",  # a transaction whose commit waits for a standby has committed: nothing rolls them back
+        "facts.look_at_sessions",  # a commit that waits for a standby is done: nothing rolls it back
         f"{_SESSIONS} and a.wait_event is distinct from 'SyncRep' order by a.xact_start limit {_MAX_ROWS}",
     )
     return facts._replace(sessions=[SessionFacts(*row) for row in sessions])
