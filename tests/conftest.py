@@ -84,7 +84,7 @@ COUNTS = {
     "ledger-batches": Count(8, 300, "batches of a stream that test_pipeline_ledger.py cuts off and meddles with"),
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
     "tsql-expressions": Count(300, 100_000, "expressions that Python and PostgreSQL evaluate"),
-    "tsql-sizes": Count(10, 2_500, "values that get into targets of every size by every way"),
+    "tsql-sizes": Count(8, 1_500, "values that get into targets of every size by every way"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
     "seeds": Count(80, 1_000, "histories of the simulator in which anything goes wrong"),
