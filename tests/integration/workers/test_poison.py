@@ -195,6 +195,16 @@ def test_a_receive_under_a_savepoint_of_a_joined_transaction_counts(database: sb
     assert not is_on(database)
 
 
+@pytest.mark.feature(68, 183)
+@pytest.mark.parametrize("beneath", ["SAVE TRANSACTION beneath", "BEGIN TRANSACTION"])
+def test_a_receive_under_a_savepoint_of_a_script_counts(database: sb.Database, beneath: str) -> None:
+    database.send(begin(database), ORDER, b"x")
+    for _ in range(5):
+        assert is_on(database)
+        database.execute_tsql(f"BEGIN TRANSACTION; {beneath}; RECEIVE * FROM {STOCK_QUEUE}; ROLLBACK TRANSACTION")
+    assert not is_on(database)
+
+
 @pytest.mark.feature(187)
 def test_without_poison_message_handling_nothing_is_switched_off(database: sb.Database) -> None:
     change(database, "is_poison_message_handling_enabled = false")

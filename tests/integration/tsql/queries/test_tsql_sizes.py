@@ -171,7 +171,7 @@ def fitted_number(source: Kind, value: Any, target: Kind) -> Any:
 
 
 def expected(source: Kind, value: Any, target: Kind) -> Any:
-    """What SQL Server gives; None where this test has no word of its own, and the ways have to agree."""
+    """Return the value of SQL Server. None: this test does not know it, and the ways have to agree."""
     if isinstance(value, date | time):
         return None
     fit = fitted_number if target.name == "decimal" else fitted_bytes if "binary" in target.name else fitted_text
