@@ -127,7 +127,9 @@ def _forget_variables(script_names: DeclaredNames) -> None:
 
 def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
     """Build the finding of a statement that raises `error`."""
-    return Finding(getattr(error, "line", 0) or line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
+    if isinstance(error, TsqlError):
+        line = error.at(line, "").line
+    return Finding(line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
 
 
 def _check(statement: Statement, declared: DeclaredNames) -> Iterator[Finding]:

@@ -22,12 +22,14 @@ class TsqlError(BrokerError):
         undoes: True to roll the transaction back whatever the number, since earlier changes of the statement remain.
         ends_batch: True to end the batch whatever the number, as THROW does.
         cause: the error that is told before this one. CATCH only handles this one.
+        is_relative: True if `line` counts from the first line of the statement, until `at` sets the place.
     """
 
     is_raised = False
     undoes = False
     ends_batch = False
     cause: TsqlError | None = None
+    is_relative = False
 
     def __init__(
         self, number: int, text: str, *, severity: int = 16, state: int = 1, line: int = 0, procedure: str = ""
@@ -54,9 +56,10 @@ class TsqlError(BrokerError):
 
     def at(self, line: int, procedure: str) -> TsqlError:
         """Set the place of the error, unless it has one, and return the error."""
-        if self.line or not line:
+        if not line or (self.line and not self.is_relative):
             return self
-        self.line, self.procedure = line, procedure
+        self.line, self.procedure = line + max(self.line - 1, 0), procedure
+        self.is_relative = False
         return self
 
 

@@ -107,6 +107,7 @@ def _translate_cached(role: str, text: str, scope: Scope) -> Any:
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
     except TsqlError as error:
+        error.is_relative = True
         by_text = error.number in (SYNTAX_ERROR, _CONDITION_EXPECTED_ERROR, _UNKNOWN_FUNCTION_ERROR)
         raise (find_unsupported_clause(piece.tokens) if by_text else None) or error from None
     answers = writer.scope_answers

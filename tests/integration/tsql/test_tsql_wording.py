@@ -62,3 +62,9 @@ def test_postgresqls_own_words_are_not_heard(database: sb.Database, script: str,
     error = failing(database, script)
     assert error.number == number
     assert "(PostgreSQL" not in error.text
+
+
+@pytest.mark.parametrize("around", ["\n{}", "\nBEGIN TRY {} END TRY BEGIN CATCH THROW END CATCH"])
+def test_the_line_of_an_error_counts_from_the_beginning_of_the_batch(database: sb.Database, around: str) -> None:
+    error = failing(database, around.format("CREATE TABLE T (a int,\n b int wrong)"))
+    assert (error.number, error.line) == (102, 3)

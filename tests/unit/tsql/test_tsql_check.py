@@ -98,3 +98,17 @@ def test_check_has_no_traceback_and_every_finding_a_line(text: str) -> None:
     found = list(check(f"\n{text}"))
     assert found
     assert all(one.line and one.statement for one in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("\n\n\nCREATE TABLE t (a INT,\n b INT wrong)", 5),
+        ("\n\nALTER TABLE t ADD\n x INT wrong", 4),
+        ("\n\nSELECT * FROM t OPTION (\nnonsense)", 4),
+        ("\n\nSELECT a b c", 3),
+        ("PRINT 1\nGO\n\nEXEC ('\nSELECT a b c')", 4),
+    ],
+)
+def test_lines_count_from_the_beginning_of_the_script(text: str, line: int) -> None:
+    assert [one.line for one in check(text) if one.verdict is Verdict.REFUSED] == [line]

@@ -136,7 +136,7 @@ def check_module_body(module: Procedure | Trigger, types: Mapping[str, UserType]
         except BrokerError as error:
             if error.number in _FINAL_ERRORS:
                 tsql_error = from_broker(error)
-                tsql_error.line, tsql_error.procedure = tsql_error.line or statement.line, module.name.object
+                tsql_error.at(statement.line, module.name.object).procedure = module.name.object
                 raise tsql_error from None
 
 
