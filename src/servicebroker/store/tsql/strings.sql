@@ -294,3 +294,10 @@ begin
     return mask;
 end $$;
 create or replace function tsql.format(day date, mask text) returns text language sql immutable strict parallel safe return tsql.format(day::timestamp, mask);
+-- The text of a number in en-US, as PARSE takes it, for CAST: with commas; money also with its sign, and in parentheses below 0.
+create or replace function tsql.parsed(said text, is_money boolean) returns text language sql immutable strict parallel safe
+return case
+    when said ~ '^\s*[-+]?\s*\d[\d,]*(\.\d*)?\s*$' then replace(replace(said, ',', ''), ' ', '')
+    when is_money and said ~ '^\s*[-+]?\s*\$?\s*\d[\d,]*(\.\d*)?\s*$' then regexp_replace(said, '[$,\s]', '', 'g')
+    when is_money and said ~ '^\s*\(\s*\$?\s*\d[\d,]*(\.\d*)?\s*\)\s*$' then '-' || regexp_replace(said, '[$,()\s]', '', 'g')
+    else said end;

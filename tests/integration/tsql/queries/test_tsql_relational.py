@@ -187,6 +187,9 @@ def items(session: Session) -> Iterator[Session]:
         ("TRY_CAST('x' AS int)", None),
         ("TRY_CONVERT(datetime, '2026-99-01')", None),
         ("TRY_PARSE('2026-99-01' AS date USING 'en-US')", None),
+        ("PARSE('1,234' AS int) + PARSE(' -1,000.50 ' AS decimal(9, 2) USING 'en-US')", Decimal("233.50")),
+        ("PARSE('($1,000.5)' AS money) + PARSE('$2' AS smallmoney)", Decimal("-998.5")),
+        ("TRY_PARSE('($5)' AS int)", None),
         ("PARSE(N'17' AS int) + PARSE('2' AS int USING '')", 19),
         ("PARSE('2026-11-02' AS date)", date(2026, 11, 2)),
         # XML

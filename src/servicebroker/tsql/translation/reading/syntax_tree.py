@@ -35,7 +35,7 @@ from servicebroker.tsql.tokens import (
 )
 from servicebroker.tsql.translation.reading.grammar_check import NOT_ALIASES, check_form
 from servicebroker.tsql.translation.reading.optimizer_hints import HINTS, find_ignored_places, opens_hints
-from servicebroker.tsql.types import DATES, NUMBERS, parse_type
+from servicebroker.tsql.types import DATES, MONEY, NUMBERS, parse_type
 
 _PLAIN_VARIABLE = re.compile(r"@[^\W\d]\w*")
 MAX_CACHED_CHARS = 20_000  # longer texts rarely come twice
@@ -240,7 +240,7 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
     without = set(find_ignored_places(tokens, piece.first, piece.last))
     ordered: set[int] = set()  # ends of OVER behind NEXT VALUE FOR
     applied: set[int] = set()  # indexes behind tables of OUTER APPLY
-    commas: set[int] = set()  # FROM in {fn EXTRACT(part FROM date)}
+    replaced: dict[int, str] = {}  # texts for tokens, by index
     for at in range(piece.first, piece.last):
         word = words[at]
         if at in applied:
@@ -275,9 +275,9 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
         elif word == "{" and (escape := _read_escape(tokens, at, piece.last)):
             out.append(escape.text)
             without |= escape.dropped
-            commas |= escape.commas
-        elif at in commas:
-            out.append(",")
+            replaced |= dict.fromkeys(escape.commas, ",")
+        elif at in replaced:
+            out.append(replaced[at])
         elif word in _APPLY_JOINS and words[at + 1] == "APPLY" and (end := _table_end(tokens, at + 2, piece.last)):
             out.append(_APPLY_JOINS[word])
             without.add(at + 1)
@@ -326,7 +326,9 @@ def _rewrite_for_sqlglot(piece: Slice) -> str:
             out.append("FLOAT(24)")
         elif word in _PARSE_FUNCTIONS and kinds[at] == WORD and words[at + 1] == "(" and words[at - 1] != ".":
             out.append(_PARSE_FUNCTIONS[word])
-            without |= _culture_places(tokens, at)
+            dropped, changed = _read_parse(tokens, at)
+            without |= dropped
+            replaced |= changed
         elif word == ")" and _is_tablesample(words, at):  # without ROWS or PERCENT
             out.append(" PERCENT)")
         elif word == "." and words[at + 1] == "." and words[at + 3 : at + 4] == ["."]:  # database..table.column
@@ -364,8 +366,10 @@ def _read_escape(tokens: Tokens, at: int, last: int) -> _Escape | None:
     return _Escape(name, {at + 1, at + 2, closing + 1}, {at + 5} if is_extract else set())
 
 
-def _culture_places(tokens: Tokens, at: int) -> set[int]:
-    """Return the indexes of USING culture in the call of PARSE that begins here.
+def _read_parse(tokens: Tokens, at: int) -> tuple[set[int], dict[int, str]]:
+    """Return the indexes of USING culture in the call of PARSE that begins here, and the texts for other tokens.
+
+    A number may have commas, an amount of money a sign and parentheses.
 
     Raises:
         TsqlError: 40515 a culture other than en-US, 10761 a type other than numbers and dates.
@@ -378,12 +382,15 @@ def _culture_places(tokens: Tokens, at: int) -> set[int]:
     sql_type = parse_type(tokens.source[tokens.starts[as_ + 1] : tokens.ends[closing - (3 if has_culture else 1)]])
     if sql_type.name not in NUMBERS | DATES or sql_type.name == "bit":
         raise TsqlError(10761, f"Invalid data type {sql_type} in function {words[at]}.", severity=15)
+    changed: dict[int, str] = {}
+    if sql_type.name in NUMBERS:
+        changed = {at + 1: f"({CALL_PREFIX}parsed_{'money' if sql_type.name in MONEY else 'number'}(", as_: ") AS"}
     if not has_culture:
-        return set()
+        return set(), changed
     culture = tokens.text(closing - 1)
     if tokens.kinds[closing - 1] != STRING or string_value(culture).lower() not in ("", "en", "en-us"):
         raise unsupported(f"{words[at]} USING {culture[:40]}", "Write the text as en-US has it.", tokens.line(at))
-    return {closing - 2, closing - 1}
+    return {closing - 2, closing - 1}, changed
 
 
 def _literal(name: str) -> str:

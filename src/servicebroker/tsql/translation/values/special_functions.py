@@ -184,6 +184,15 @@ def _compress(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return Sql(f"tsql.compress({cast_value(value, VARBINARY).text})", VARBINARY)
 
 
+def _parsed(is_money: str) -> Callable[[Writer, list[exp.Expression]], Sql]:
+    """Return a writer of the text in PARSE ... AS a number, as CAST takes it."""
+
+    def write(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+        return Sql(f"tsql.parsed({write_argument(write_value(writer, nodes[0]), 's')}, {is_money})", NVARCHAR)
+
+    return write
+
+
 _MAX_MESSAGE_ARGUMENTS = 21  # of FORMATMESSAGE: the text and 20 values
 
 
@@ -267,6 +276,8 @@ SPECIAL |= {
     "charindex": _charindex,
     "compress": _compress,
     "formatmessage": _formatmessage,
+    "parsed_number": _parsed("false"),
+    "parsed_money": _parsed("true"),
     "patindex": _patindex,
     "hashbytes": _hashbytes,
     "global": _global,

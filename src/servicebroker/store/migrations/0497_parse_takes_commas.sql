@@ -1,0 +1,1 @@
+-- tsql.parsed in store/tsql/strings.sql: a migration makes it.
