@@ -692,6 +692,27 @@ def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, seen: Se
     assert "signed" in str(told[0])
 
 
+def test_tsql_of_a_procedure_is_guest_in_another_database(active: sb.Database, seen: Seen) -> None:
+    other = active.instance.database("Storehouse", create=True)
+    other.grant("CONNECT", "guest")
+    other.execute_tsql("CREATE TABLE Secrets (n INT); INSERT INTO Secrets VALUES (7)")
+    told: list[object] = []
+
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        told.extend(database.execute_tsql("USE Storehouse; SELECT USER_NAME()").rows)
+        try:
+            told.extend(database.execute_tsql("SELECT n FROM Storehouse.dbo.Secrets").rows)
+        except sb.BrokerError as refusal:
+            told.append(refusal.number)
+        seen.bodies += bodies(database.receive(STOCK_QUEUE))
+
+    switch_on(active)
+    send(active, "x")
+    eventually(lambda: bool(seen.bodies))
+    assert told[:2] == [("guest",), 229]
+
+
 @pytest.mark.feature(169)
 @pytest.mark.parametrize(("execute_as", "expected"), [("SELF", "dbo"), ("Clerk", "Clerk"), ("OWNER", "Manager")])
 def test_execute_as(active: sb.Database, seen: Seen, execute_as: str, expected: str) -> None:
