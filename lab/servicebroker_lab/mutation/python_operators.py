@@ -105,13 +105,12 @@ def candidates(text: str) -> Iterator[Candidate]:
 
 def plant(text: str, candidate: Candidate) -> str | None:
     """Return the text with the fault; None if the result is no program, or the same one."""
-    changed: str | None = mutate_code(text, OPERATORS[candidate.operator], candidate.occurrence)
-    if changed is None:
-        return None
     try:
-        return None if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)) else changed
-    except SyntaxError:
+        changed: str | None = mutate_code(text, OPERATORS[candidate.operator], candidate.occurrence)
+        is_other = changed is not None and ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
+    except (SyntaxError, AttributeError):  # ExceptionReplacer of cosmic-ray 8.7 fails on `except (module.Error, ...)`
         return None
+    return changed if is_other else None
 
 
 def _skipped(text: str) -> Iterator[Span]:

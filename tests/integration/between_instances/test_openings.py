@@ -174,6 +174,23 @@ def test_a_target_without_batches_gets_what_it_knows(pair: Pair, tmp_path: Path,
     assert received(pair) == [b"new 0", b"newer 0", b"newer 1"]
 
 
+def test_while_a_batch_is_unanswered_the_next_conversation_gets_the_other_form(pair: Pair, tmp_path: Path) -> None:
+    introduce(pair, tmp_path)
+    acquaint(pair)
+    begin(pair, 1)
+    assert [one.siblings is None for one in exchanged(pair)] == [False]
+    for _ in range(6):  # nothing arrives
+        pair.west.out.frames.clear()
+        pair.pass_time(9)
+        if [one.siblings for one in exchanged(pair)] == [None]:
+            break
+    else:
+        pytest.fail("the other form has not been tried")
+    pair.west.out.frames.clear()
+    begin(pair, 1, "next ")
+    assert [one.siblings for one in exchanged(pair)] == [None]
+
+
 def test_a_target_that_is_of_an_older_version_again_gets_the_other_form_after_two_attempts(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

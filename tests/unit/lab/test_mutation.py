@@ -176,6 +176,12 @@ def test_operands_are_dropped_one_at_a_time() -> None:
     assert changed == [["b", "and", "c"], ["a", "and", "c"], ["a", "and", "b"]]
 
 
+def test_a_place_at_which_an_operator_fails_has_no_mutant() -> None:
+    text = "try:\n    f()\nexcept (module.Error, Other):\n    pass\n"
+    places = [one for one in python_operators.candidates(text) if one.operator == "ExceptionReplacer"]
+    assert python_operators.plant(text, places[0]) is None
+
+
 def test_annotations_and_logs_are_left_out() -> None:
     text = "x: Literal[1] = y\ndef f(a: Literal[2]) -> Literal[3]:\n    _LOG.info('x')\n"
     assert list(python_operators.candidates(text)) == []
