@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
+from servicebroker.model import names
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from support import as_user, query, refused
@@ -478,6 +479,16 @@ def test_what_was_granted_on_a_table_is_shown_and_goes_with_it(shop: sb.Database
     assert query(shop, f"select from servicebroker.permissions where grantee_id = {boss} and class = 1001") == []
     with refused(15151, "object 'Nowhere'"):
         shop.grant("SELECT", "Boss", tsql_object="Nowhere")
+
+
+def test_a_grant_on_a_table_of_a_schema_that_was_not_created_here_is_refused(shop: sb.Database) -> None:
+    outside = names.postgres_name(shop.name, "Outside")
+    with shop.instance.connection() as connection:
+        connection.execute(f'create schema "{outside}"; create table "{outside}".t (n int)')
+    with refused(15151, "Outside.T"):
+        shop.grant("SELECT", "Boss", tsql_object="Outside.T")
+    with shop.instance.connection() as connection:
+        connection.execute(f'drop schema "{outside}" cascade')
 
 
 def test_the_transmission_queue_is_for_db_owner(shop: sb.Database, session: Session) -> None:
