@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
+from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
 from tsql_support import error_number, one, texts, told
 
 LEAVING = """
@@ -590,6 +592,27 @@ def test_what_nothing_asks_for_is_told_by_what_it_is_on(db: sb.Database) -> None
         assert "changes nothing" in told_of
     assert error_number(db, "GRANT VIEW SERVER STATE ON DATABASE::Db TO Granted") == 4606
     assert error_number(db, "DENY SHOWPLAN TO Granted") == 40515
+
+
+def test_an_error_of_level_20_ends_the_batch(db: sb.Database) -> None:
+    with Session(db) as session:
+        session.execute("CREATE TABLE Went_on (level INT)")
+        for level in (19, 20, 21):
+            with pytest.raises(TsqlError, match=f"Level {level}"):
+                session.execute(f"RAISERROR('x', {level}, 1) WITH LOG; INSERT INTO Went_on VALUES ({level})")
+        assert session.execute("SELECT level FROM Went_on").rows == [(19,)]
+
+
+def test_states_of_errors_about_temporary_procedures(db: sb.Database) -> None:
+    with Session(db) as session:
+        session.execute("CREATE PROCEDURE #p AS RETURN")
+        for text, number, state in (
+            ("CREATE PROCEDURE #p AS RETURN", 2714, 3),
+            ("ALTER PROCEDURE #q AS RETURN", 208, 6),
+        ):
+            with pytest.raises(TsqlError) as caught:
+                session.execute(text)
+            assert (caught.value.number, caught.value.state) == (number, state)
 
 
 def test_a_temporary_procedure_is_of_its_session(db: sb.Database) -> None:

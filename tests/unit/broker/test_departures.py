@@ -72,3 +72,7 @@ def test_a_new_link_hastens_those_that_had_to_leave_the_memory_and_nobody_else()
     assert finding.wake_at == 100.0 + MATCH_AGAIN
     finding.reached()
     assert finding.wake_at == 0.0
+    finding.find(store, [])
+    assert finding.wake_at == 100.0 + MATCH_AGAIN, "once more, since this page may have been left before"
+    finding.reached()
+    assert finding.wake_at == 100.0 + MATCH_AGAIN
