@@ -16,6 +16,9 @@ from servicebroker_lab.mutation.project import Project
 
 MAX_ATTEMPTS = 50  # draws without a new mutant after which a package has no more
 
+# Lines before and after a change that name its mutant: its result is kept when the rest of the file changes.
+SURROUNDING_LINES = 4
+
 
 class Mutant(NamedTuple):
     """A file with one fault."""
@@ -87,5 +90,7 @@ def _mutant(path: str, candidate: Candidate, text: str, changed: str) -> Mutant:
         if tag != "equal"
     ]
     before, after = ("\n".join(line.strip() for part in side for line in part) for side in zip(*changes, strict=True))
-    named = f"{path} {candidate.operator} {candidate.occurrence} {hashlib.sha256(text.encode()).hexdigest()}"
+    first = next((place for place, (one, other) in enumerate(zip(lines, others, strict=False)) if one != other), 0)
+    surroundings = lines[max(0, first - SURROUNDING_LINES) : first + SURROUNDING_LINES]
+    named = "\n".join([path, candidate.operator, after, *surroundings])
     return Mutant(hashlib.sha256(named.encode()).hexdigest()[:12], path, candidate, changed, before, after)

@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
@@ -135,6 +135,16 @@ def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.
     assert f"{found} found." in said
     (messages,) = re.findall(r"In queues ([\d,]+)", text)
     assert int(messages) >= 2
+
+
+def test_the_overview_counts_links_to_peers(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def links() -> Generator[Any, Any, list[None]]:  # steps without a statement
+        yield from ()
+        return [None] * 3
+
+    monkeypatch.setattr(dashboard_queries, "links", links)
+    figure = browser.page("").xpath("//dt[.='Links to peers']/following-sibling::dd")[0]
+    assert figure.text_content().strip() == "3"
 
 
 def test_rates_are_of_the_last_seconds(database: sb.Database, browser: Browser) -> None:

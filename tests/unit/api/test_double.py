@@ -107,6 +107,17 @@ def test_a_queue_that_is_on_again_gets_messages_of_open_dialogs_first(database: 
     assert [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)] == [[b"of the open one"], [b"of a new dialog"]]
 
 
+def test_a_conversation_that_has_failed_already_keeps_no_error_from_the_next_one(database: double.Database) -> None:
+    for _ in range(2):
+        database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"")
+    failed = database.receive(STOCK_QUEUE)[0].conversation_handle
+    database.end_conversation(failed, error=(5, "failed"))
+    assert len(database.receive(ORDERS_QUEUE)) == 1
+    database.alter(error_broker_conversations=True)
+    (message,) = database.receive(ORDERS_QUEUE)
+    assert "-9719" in (message.message_body or b"").decode("utf-16")
+
+
 def test_there_is_no_connection(database: double.Database) -> None:
     with database.transaction() as tx:
         for missing in (lambda: tx.connection, lambda: database.connection, lambda: database.join(object())):

@@ -153,6 +153,15 @@ def test_a_seed_draws_the_same_mutants_again(project: Project) -> None:
     assert len({mutant.identifier for mutant in first}) == len(first) > 10
 
 
+def test_a_mutant_is_the_same_when_the_file_changes_elsewhere() -> None:
+    text = FILES[TILL]
+    longer = f"import os\n{text}"
+    mutants = [[plant(TILL, one, place) for place in candidates(TILL, one)] for one in (text, longer)]
+    names, others = ([mutant.identifier for mutant in some if mutant] for some in mutants)
+    assert set(others) >= set(names[-5:]), "faults far from the change keep their names"
+    assert len(set(names)) == len(names), "each fault of a file has a name of its own"
+
+
 @pytest.mark.parametrize(
     ("operator", "before", "after"),
     [
