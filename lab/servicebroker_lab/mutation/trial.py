@@ -22,6 +22,7 @@ UNREACHED = "unreached"  # no recorded test runs the line
 UNJUDGED = "unjudged"  # the tests could not run: a fault of the run, not of the mutant
 DEAD = {KILLED, HUNG}
 
+_ALL_PASSED = re.compile(r"^\d+ passed(?:, \d+ (?:skipped|deselected|warnings?))* in ", re.MULTILINE)
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -44,7 +45,7 @@ def run_trial(copy: Copy, mutant: Mutant, choice: Choice) -> Outcome:
     except Ended:
         return Outcome(HUNG, "", time.monotonic() - began)
     seconds = time.monotonic() - began
-    if done.returncode == pytest.ExitCode.OK:
+    if done.returncode == pytest.ExitCode.OK or _ALL_PASSED.search(done.stdout):  # or pytest failed at its own end
         return Outcome(SURVIVED, "", seconds)
     if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED or "ERROR: not found:" in done.stdout:
         return Outcome(UNJUDGED, done.stdout[-500:], seconds)

@@ -179,7 +179,7 @@ def test_while_a_batch_is_unanswered_the_next_conversation_gets_the_other_form(p
     acquaint(pair)
     begin(pair, 1)
     assert [one.siblings is None for one in exchanged(pair)] == [False]
-    for _ in range(6):  # nothing arrives
+    for _ in range(6):  # the frames are lost
         pair.west.out.frames.clear()
         pair.pass_time(9)
         if [one.siblings for one in exchanged(pair)] == [None]:

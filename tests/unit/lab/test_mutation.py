@@ -118,6 +118,14 @@ def test_a_mutant_that_survives(project: Project, copy: Copy, reach: Reach) -> N
     assert tried(project, copy, reach, "ReplaceComparisonOperator_Gt_GtE", 10).outcome == trial.SURVIVED
 
 
+def test_a_run_that_fails_after_its_tests_kills_nothing(
+    project: Project, copy: Copy, reach: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], 1, "..\n2 passed, 1 deselected in 0.1s\nResourceWarning: not closed\n")
+    monkeypatch.setattr(copy, "run_tests", lambda *arguments: done)
+    assert tried(project, copy, reach, "DropStatement", 6).outcome == trial.SURVIVED
+
+
 def test_a_mutant_that_hangs(project: Project, copy: Copy, reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "STARTUP_S", 3.0)
     assert tried(project, copy, reach, "DropStatement", 14).outcome == trial.HUNG
