@@ -29,6 +29,7 @@ from support import (
     bodies,
     define_standard_set,
     leftovers,
+    open_dialog,
     query,
     queue_number,
     state,
@@ -250,6 +251,20 @@ def test_unread_messages_go_with_the_end(own_database: sb.Database) -> None:
         transaction.end_conversation(message.conversation_handle)
     assert database.receive(STOCK_QUEUE) == []
     assert [m.is_end_dialog for m in finish(database)] == [True]
+
+
+def test_the_second_end_writes_its_own_row_only(own_database: sb.Database) -> None:
+    """The first END notes what the other side has sent, which is final then."""
+    initiator, target = open_dialog(own_database)
+    own_database.send(initiator, ORDER, b"more")
+    written = (
+        "select xmin::text, receive_sequence from servicebroker.conversation_endpoints where conversation_handle = %s"
+    )
+    own_database.end_conversation(target)
+    before = query(own_database, written, target)
+    assert before[0][1] == 2
+    own_database.end_conversation(initiator)
+    assert query(own_database, written, target) == before
 
 
 def test_a_queue_that_was_dropped_meanwhile(own_database: sb.Database) -> None:
