@@ -109,6 +109,17 @@ return (select coalesce(case part[1] when '-' then -1 else 1 end * (part[2]::int
 create or replace function tsql.offset_text(minutes integer) returns text language sql immutable strict parallel safe
 return case when minutes < 0 then '-' else '+' end || lpad((abs(minutes) / 60)::text, 2, '0') || ':' || lpad((abs(minutes) % 60)::text, 2, '0');
 
+-- A pattern of FORMAT in which z, zz, zzz and K are written out for an offset.
+create or replace function tsql.offset_mask(mask text, minutes integer) returns text language sql immutable strict parallel safe
+return (select string_agg(case
+            when part in ('zzz', 'K') then '"' || tsql.offset_text(minutes) || '"'
+            when part = 'zz' then '"' || left(tsql.offset_text(minutes), 3) || '"'
+            when part = 'z' then '"' || left(tsql.offset_text(minutes), 1) || abs(minutes) / 60 || '"'
+            else part end, '' order by place)
+          from regexp_matches(case when mask in ('o', 'O') then 'yyyy-MM-ddTHH:mm:ss.fffffffzzz' else mask end,
+                              '(''[^'']*''|"[^"]*"|\\.|z{1,3}|K|.)', 'g')
+               with ordinality found(groups, place), lateral (select groups[1] as part) one);
+
 create or replace function tsql.scaled_text(moment timestamptz, scale integer, minutes integer) returns text language sql immutable strict parallel safe
 return tsql.scaled_text(tsql.own_clock(moment, minutes), scale) || ' ' || tsql.offset_text(minutes);
 create or replace function tsql.offset_styled(moment timestamptz, scale integer, minutes integer, style integer) returns text

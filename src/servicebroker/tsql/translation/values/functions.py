@@ -79,6 +79,8 @@ def _write_function(writer: Writer, function: Function, nodes: list[exp.Expressi
     letters += letters[-1:] * (len(nodes) - len(letters))
     values = [write_value(writer, node) for node in nodes]
     texts = [write_argument(value, letter) for value, letter in zip(values, letters, strict=False)]
+    if function.name == "FORMAT" and values[0].type is not None and values[0].type.name == "datetimeoffset":
+        texts[1] = f"tsql.offset_mask({texts[1]}, {values[0].offset() if values[0].offset else 0})"
     every = ", ".join(texts)
     text = function.text.format(
         *texts,

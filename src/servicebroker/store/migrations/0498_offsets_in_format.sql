@@ -1,0 +1,1 @@
+-- tsql.offset_mask in store/tsql/time_zones.sql: a migration makes it.
