@@ -86,6 +86,7 @@ def test_a_fault_in_one_file_does_not_stop_the_others(tmp_path: Path, monkeypatc
         "ALTER USER ann",
         "CREATE DATABASE d ON PRIMARY (NAME = a) LOG",
         "SELECT JSON_OBJECTAGG(NULL ON NULL)",
+        "ALTER TABLE t ADD DEFAULT 0 FOR",
         "EXEC p 1e999",
         "EXECUTE AS USER = " + "1" * 39,
         "DBCC INPUTBUFFER (1e999)",

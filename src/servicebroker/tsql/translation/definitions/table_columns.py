@@ -476,7 +476,7 @@ def _add_constraint(writer: Writer, reader: PieceReader, table_elements: Element
     elif reader.take("DEFAULT"):
         columns = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
         place = reader.piece.find("FOR", after=reader.at)
-        if place is None:
+        if place is None or place + 1 >= len(reader.piece.words):
             raise reader.failure()
         name = unquote(reader.tokens.text(place + 1))
         column = columns.get(name.lower(), Column(name, SqlType("unknown")))
