@@ -119,7 +119,8 @@ class Dashboard:
             Route("/i/{instance:index}/{page}", self._page),
             Mount("/static", StaticFiles(packages=[("servicebroker.dashboard", "static")])),
         ]
-        self._door = AccessControl(Starlette(routes=routes, lifespan=self._lifespan), self._sessions, hosts)
+        application = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={404: self._not_found})
+        self._door = AccessControl(application, self._sessions, hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -308,6 +309,12 @@ class Dashboard:
     def _observed(self, request: Request) -> ObservedInstance | None:
         number = request.path_params["instance"]
         return self._instances[number] if number < len(self._instances) else None
+
+    async def _not_found(self, request: Request, problem: Exception) -> Response:
+        """Return the page of an address that leads nowhere; a stranger, who may only load styles, gets a sentence."""
+        if not hasattr(request.state, "session"):
+            return PlainTextResponse("Not found.", 404)
+        return self._missing(request, "There is no such page.")
 
     def _missing(self, request: Request, text: str) -> Response:
         context = self._context(request, "missing", "Not found", {})

@@ -320,6 +320,20 @@ def test_switching_a_queue(database: sb.Database, browser: Browser) -> None:
     assert database.receive(STOCK_QUEUE) == []
 
 
+def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Browser) -> None:
+    """The button is below a second press, and names the object."""
+    handle = begin(database)
+    database.send(handle, ORDER, b"1")
+    database.process(STOCK_QUEUE, lambda tx, messages: 1 / 0, poison=lambda failure: sb.SetAside())
+    pages = [
+        browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}"),
+        browser.page("i/0/conversation", handle=handle),
+        browser.page("i/0/poison"),
+    ]
+    asked = [words(one) for page in pages for one in page.xpath("//details[contains(@class, 'asks')]//button")]
+    assert asked == [f"Switch off dbo.{STOCK_QUEUE}", f"End {handle}", f"Remove {handle}", "Discard message 1"]
+
+
 def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database, browser: Browser) -> None:
     handle = sent(database, (ORDER, b"first"), (ORDER, b"second"))
     far = far_handle(database, handle)
@@ -563,6 +577,9 @@ def test_what_is_not_there_is_said(database: sb.Database, browser: Browser) -> N
     for beyond in (1, 7):  # one instance is observed, of the number 0
         assert "no such page" in browser.text(f"i/{beyond}/queues", 404)
     assert "no such page" in browser.text("i/0/queue", 404, database=database.name)
+    for nowhere in ("nowhere", "i/0", "i/x/queues", "i/0/queues/more"):
+        assert "no such page" in browser.text(nowhere, 404)
+    assert browser.get("/static/nothing.css").status_code == 404
     assert "must be an identifier" in browser.text("i/0/conversation", 404, handle="x' or 1=1")
     assert MARKUP in browser.text("i/0/queue", 404, database=database.name, queue=MARKUP)
 
