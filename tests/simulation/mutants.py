@@ -433,7 +433,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        146,
+        94,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
@@ -451,28 +451,28 @@ MUTANTS = [
         "broker.sharing.lifecycle",
         "    (Stage.SERVING, Event.ERROR): _FAILURE,\n",
         "    (Stage.SERVING, Event.ERROR): Step(Stage.ENDED, (Act.CLOSE,)),\n",
-        306,
+        123,
     ),
     Mutant(
         "relays remember what they knew before conversations were divided anew",
         "broker.sharing.share",
         "        store.division = Division(0, count)\n        self.forget()\n",
         "        store.division = Division(0, count)\n",
-        103,
+        57,
     ),
     Mutant(
         "what a process says goes to the first link",
         "broker.sharing.remote_relay",
         "                link = self._known.get(number)\n                if link",
         "                link = next(iter(self._known.values()), None)\n                if link",
-        37,
+        126,
     ),
     Mutant(
         "a process serves although another one has the lease",
         "broker.sharing.takeover",
         "    (Phase.STANDING_BY, Event.HELD): Step(Phase.STANDING_BY, _WAIT_FOR_LEASE),\n",
         "    (Phase.STANDING_BY, Event.HELD): _PROVE,\n",
-        208,
+        304,
     ),
     Mutant(
         "what the peer once had is relied on",

@@ -17,7 +17,7 @@ from servicebroker.protocol.freshness import CLOCK_ALLOWANCE
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 if TYPE_CHECKING:
-    from servicebroker_lab.simulation.links import SimulatedLink
+    from servicebroker.broker.transport.links import Link
     from servicebroker_lab.simulation.simulated_instance import Instance, World
 
 MOST_KEPT = 6  # frames of a conversation: opening one takes a third of a millisecond
@@ -34,7 +34,7 @@ class _Kept(NamedTuple):
     """A frame, and where it has come."""
 
     instance: Instance
-    link: SimulatedLink
+    link: Link
     came: Arrived
 
 
@@ -46,7 +46,7 @@ class HoardingForwarder:
         self._kept: defaultdict[UUID, list[_Kept]] = defaultdict(list)
         self.brought = 0
 
-    def keep(self, instance: Instance, link: SimulatedLink, came: Arrived) -> None:
+    def keep(self, instance: Instance, link: Link, came: Arrived) -> None:
         """Keep a frame that came to an instance, if it opens a secured conversation."""
         try:
             header = parse(unwrap(came.body)[1] if came.is_forwarded else came.body).header

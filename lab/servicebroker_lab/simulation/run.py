@@ -159,6 +159,12 @@ class Run:
         corrupted += sum(one.corrupted for one in self.world.instances)
         return Outcome(received, corrupted, self._hostile.frames, self._forwarder.brought)
 
+    def close(self) -> None:
+        """End what waits in the event loops of daemons."""
+        for instance in self.world.instances:
+            for daemon in instance.daemons:
+                daemon.links.crash()
+
     def _look_around(self) -> None:
         """Every ten seconds something may have changed."""
         if self.loop.now >= self._seconds:
@@ -173,6 +179,8 @@ class Run:
             instance.usurp()
         if instance.daemons and self.loop.happens(faults.divided):
             instance.divide()
+        if instance.daemons and self.loop.happens(faults.stopped):
+            instance.daemons[-1].stop_endpoint()
         if self.loop.happens(faults.promoted):
             instance.promote()
         if self.loop.happens(faults.replaced):
@@ -386,7 +394,11 @@ def run(case: Case, trace: Callable[[str], object] | None = None) -> Outcome:
     Raises:
         Lost: a promise was broken; the same case breaks it again.
     """
-    return Run(case, trace).finish()
+    made = Run(case, trace)
+    try:
+        return made.finish()
+    finally:
+        made.close()
 
 
 class Failure(NamedTuple):

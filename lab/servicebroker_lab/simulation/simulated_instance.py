@@ -20,7 +20,7 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.broker.transport.links import Links as AnyLinks
 from servicebroker.broker.transport.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
@@ -39,9 +39,10 @@ from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.contenders import Contender
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
-from servicebroker_lab.simulation.links import Links, NetworkEvent, SimulatedLink, address_of
+from servicebroker_lab.simulation.links import Links, NetworkEvent, address_of
 from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
 from servicebroker_lab.simulation.simulated_network import OTHER_HALF_OFFSET, Network, Stream, flip
+from servicebroker_lab.simulation.simulated_sockets import ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT, Loop
 from servicebroker_lab.simulation.store import Endpoint, Key, Lost, MemoryStore, Tables
 
@@ -134,17 +135,21 @@ class Daemon:
         self.loop = instance.world.loop
         self._capacity = capacity
         self._is_narrow = capacity != MAX_CONVERSATIONS or instance.world.network.faults.narrow > 0
-        world, random = instance.world, instance.world.loop.random
+        random = instance.world.loop.random
         seat = UUID(int=instance.tables.broker.int ^ random.getrandbits(32))
         me = Myself(seat, UUID(int=random.getrandbits(128)), instance=instance.identifier)
-        shown, policy = identity(instance.index).own.facts.der, instance.policy()
-        self.links = Links(
-            world.network, me, instance.index, shown, policy, instance.standing(), self.tell, self._bring, self.poke
-        )
+        self.links = self.make_links(me)
         self.chance = Random(random.getrandbits(64))
         self.is_over = False
         self.has_lease = True
         self.begin()
+
+    def make_links(self, me: Myself) -> Links | ShippedNetwork:
+        """The connections of this daemon."""
+        instance = self.instance
+        shown, policy = identity(instance.index).own.facts.der, instance.policy()
+        network, standing = instance.world.network, instance.standing()
+        return Links(network, me, instance.index, shown, policy, standing, self.tell, self.bring, self.poke)
 
     def make_relay(
         self,
@@ -206,7 +211,7 @@ class Daemon:
         self._inbox.append(happening)
         self.poke()
 
-    def _bring(self, link: SimulatedLink, came: Arrived) -> None:
+    def bring(self, link: Link, came: Arrived) -> None:
         """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
         network, random = self.instance.world.network, self.loop.random
         faults, happens = network.faults, self.loop.happens
@@ -228,7 +233,7 @@ class Daemon:
         else:
             arrive(body)
 
-    def take(self, link: SimulatedLink, body: bytes, *, is_forwarded: bool) -> None:
+    def take(self, link: Link, body: bytes, *, is_forwarded: bool) -> None:
         """A message is there, for the next round."""
         if not self.is_over:
             self._inbox.append(Arrival(link, body, is_forwarded))
@@ -245,6 +250,9 @@ class Daemon:
 
     def want(self, count: int | None) -> None:
         """Do nothing: it has one relay."""
+
+    def stop_endpoint(self) -> None:
+        """Do nothing: its connections are those of any policy."""
 
     def _round(self) -> None:
         try:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
-from servicebroker.broker.inboxes import Inbox, Inboxes
+from servicebroker.broker.inboxes import Inbox
+from servicebroker.broker.policy import Policy
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.shares import RESTART_INTERVAL_S
 from servicebroker.broker.sharing.growth import Growth, Load
@@ -24,11 +25,14 @@ from servicebroker.broker.sharing.messages import ProcessExited, Question, Statu
 from servicebroker.broker.sharing.pace import DaemonPace, Mode, SharePace, Wait
 from servicebroker.broker.sharing.remote_relay import RemoteRelay
 from servicebroker.broker.sharing.share import Share, ShareSet
+from servicebroker.broker.sharing.takeover import Challenges
 from servicebroker.broker.sharing.worker import Calls, Surroundings, Worker
-from servicebroker.broker.transport.links import Arrival
+from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.adjacent import Myself
 from servicebroker.protocol.division import Division
-from servicebroker_lab.simulation.links import NetworkEvent, SimulatedLink
+from servicebroker.protocol.mirroring import IN_DOUBT, Standing
+from servicebroker_lab.simulation.links import Links
 from servicebroker_lab.simulation.simulated_instance import (
     RECONNECT_DELAY_S,
     ROUND_DELAY_S,
@@ -37,6 +41,7 @@ from servicebroker_lab.simulation.simulated_instance import (
     Killed,
     checked_haste,
 )
+from servicebroker_lab.simulation.simulated_sockets import FaultyInboxes, Happening, ShippedNetwork
 from servicebroker_lab.simulation.simulated_time import Loop
 
 MOST_SHARES = 3
@@ -305,12 +310,24 @@ class ShareTask:
 class DividedDaemon(Daemon):
     """The daemon, whose number of shares follows load, or is what the run wants."""
 
-    def begin(self) -> None:
-        """Make the inboxes and the first share, and serve."""
-        self._in_processes = self.instance.world.in_processes
+    def make_links(self, me: Myself) -> Links | ShippedNetwork:
+        """The connections as they ship, where nothing is proved."""
         self._taker = 0
-        self.inboxes = Inboxes(lambda: self.loop.now, lambda: self._taker)
-        self.links.inboxes = self.inboxes
+        self.inboxes = FaultyInboxes(lambda: self.loop.now, lambda: self._taker, self.tell, self.bring)
+        if self.instance.world.proves:
+            links = super().make_links(me)
+            assert isinstance(links, Links)
+            links.inboxes = self.inboxes
+            return links
+        network = self.instance.world.network
+        shipped = ShippedNetwork(network, self.instance.index, me, self.inboxes, self.instance.clock)
+        shipped.obey(self.instance.policy())
+        return shipped
+
+    def begin(self) -> None:
+        """Make the first share, and serve."""
+        self._in_processes = self.instance.world.in_processes
+        self._challenges = Challenges()
         self._apart = Random(self.chance.getrandbits(64))
         self._passed = 0.0  # seconds of rounds
         self.shares = ShareSet(self._make, self.inboxes, in_processes=self._in_processes)
@@ -347,6 +364,19 @@ class DividedDaemon(Daemon):
         self._growth.fixed = count
         self._is_heavy = self._apart.random() < 0.6
 
+    def stop_endpoint(self) -> None:
+        """Stop the endpoint or disable it, and start it again."""
+        links, random = self.links, self.loop.random
+        if isinstance(links, ShippedNetwork):
+            self.instance.trace("its endpoint is stopped")
+            links.obey(random.choice((Policy(silence=9748), Policy(refusal=28080, silence=9666))))
+            self.loop.after(10 * random.random(), lambda: self._start_endpoint(links))
+
+    def _start_endpoint(self, links: ShippedNetwork) -> None:
+        if not self.is_over:
+            self.instance.trace("its endpoint is started")
+            links.obey(self.instance.policy())
+
     def _new_load(self) -> Load:
         return Load(MOST_SHARES, self.loop.now, 0.0, in_processes=self._in_processes)
 
@@ -364,6 +394,8 @@ class DividedDaemon(Daemon):
         self._store = FaultyStore(self.instance, self, Division())
         self._growth.begin(self._new_load())
         self.all[0].store = self._store
+        self._challenges.refute()
+        self._stand(self.instance.standing())
         self._divide([])
         self._pace = DaemonPace(POLL_INTERVAL_S)
         self._rest.begin(Wait(0.0, hears_bell=False))
@@ -380,6 +412,11 @@ class DividedDaemon(Daemon):
         for task in self._tasks:
             task.begin()
 
+    def _stand(self, standing: Standing) -> None:
+        """Tell peers what the server is."""
+        if isinstance(self.links, ShippedNetwork):
+            self.links.stand(standing)
+
     def _stop(self) -> None:
         for task in self._tasks:
             task.end()
@@ -387,6 +424,7 @@ class DividedDaemon(Daemon):
 
     def _begin_anew(self, problem: Exception) -> None:
         self.instance.trace("begins anew:", problem)
+        self._stand(IN_DOUBT)
         self._stop()
         self._rest.cancel()
         self._connections += 1
@@ -421,16 +459,16 @@ class DividedDaemon(Daemon):
         if not self.is_polling:
             self.poke()
 
-    def tell(self, happening: NetworkEvent) -> None:
+    def tell(self, happening: Happening) -> None:
         """Something has happened to a link."""
         self.instance.trace(*happening)
-        self.inboxes.put(happening)
+        self.inboxes.enter(happening)
         self._hear()
 
-    def take(self, link: SimulatedLink, body: bytes, *, is_forwarded: bool) -> None:
+    def take(self, link: Link, body: bytes, *, is_forwarded: bool) -> None:
         """A message is there, for the next round of its share."""
         if not self.is_over:
-            self.inboxes.put(Arrival(link, body, is_forwarded))
+            self.inboxes.enter(Arrival(link, body, is_forwarded))
             self._hear()
 
     def _hear(self) -> None:
@@ -460,7 +498,7 @@ class DividedDaemon(Daemon):
         self._running.append(share)
         is_in_vain = not len(share.inbox)
         try:
-            share.carry(self._watch, lambda known: None)
+            share.carry(self._watch, self._challenges.take)
         finally:
             self._running.pop()
             self._taker = taker
@@ -533,6 +571,12 @@ class DividedDaemon(Daemon):
             self.instance.trace("has lost its lease")
             self.instance.crash(self)
             return
+        self._stand(self.instance.standing())
+        if isinstance(self.links, ShippedNetwork):
+            self.links.observe()
+            self.links.backlog()
+            self.links.take_refused()
+            self.links.refusals.take()
         for share in self.all:
             share.worked += HEAVY_LOAD if self._is_heavy else 0.0
         for task in self._tasks:

@@ -623,7 +623,7 @@ def test_what_waits_between_sockets_and_rounds(two: Two) -> None:
     connected = two.west.daemon._network
     stream = next(one for one in list(connected.streams) if one.observed().login_state == 12)  # online
     gate = threading.Event()
-    connected._loop.call_soon_threadsafe(gate.wait, 60)
+    connected.loop.call_soon_threadsafe(gate.wait, 60)
     try:
         stream.send(b"nonsense")
         assert (connected.backlog().ready_bytes, connected.backlog().ready) == (8, 1)

@@ -34,14 +34,14 @@ def test_a_connection_that_is_made_after_the_endpoint_was_stopped_carries_nothin
         assert port is not None
         address = Address("127.0.0.1", port)
         west.obey(Policy(encryption="REQUIRED"))
-        connect, made = west._loop.create_connection, []
+        connect, made = west.loop.create_connection, []
 
         async def late(*values: Any) -> object:
             await asyncio.sleep(0.3)
             made.append(await connect(*values))
             return made[0]
 
-        west._loop.create_connection = late  # type: ignore[method-assign, assignment]
+        west.loop.create_connection = late  # type: ignore[method-assign, assignment]
         assert west.reach(address) == ""
         west.obey(Policy(silence=9748))
         eventually(lambda: bool(made))

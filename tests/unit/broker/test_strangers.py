@@ -170,8 +170,8 @@ def test_who_does_not_read_the_end_is_not_waited_for(site: Site, monkeypatch: py
     (online,) = site.network.streams
     transport = online._transport
     assert transport is not None
-    site.network._loop.call_soon_threadsafe(transport.write, bytes(16 * 1024 * 1024))
-    site.network._loop.call_soon_threadsafe(online.shut, 0, "")
+    site.network.loop.call_soon_threadsafe(transport.write, bytes(16 * 1024 * 1024))
+    site.network.loop.call_soon_threadsafe(online.shut, 0, "")
     eventually(lambda: online._transport is None)
 
 

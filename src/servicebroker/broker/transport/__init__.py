@@ -10,7 +10,8 @@ the relay.
 
 **The rules.**
 
-* `tls.py` and `stream.py` do no I/O: bytes in, bytes out. The simulator runs them as they are.
+* `tls.py` and `stream.py` do no I/O: bytes in, bytes out. The simulator runs `stream.py` and `sockets.py` in an event
+  loop of its own, with time and connect as it gives them.
 * Who has not proved who it is holds a place, memory and time within bounds (`accepting.py`).
 * Between two daemons one connection stays: the protocol says which, so that both close the same.
 * A connection whose inbox is full is not read.

@@ -11,9 +11,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
@@ -75,6 +75,8 @@ _NONE = Attempt(0.0, 0.0, "")
 class Network:
     """The connections of one instance: those it opens, and those it accepts where it listens, as its policy says.
 
+    `seconds` never goes back.
+
     Attributes:
         is_mirror: the server is a standby, and no message is taken.
         unreachable: where the last attempts to connect have failed.
@@ -87,9 +89,11 @@ class Network:
         inbox: Inboxes,
         clock: Callable[[], datetime],
         instance: UUID | None = None,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inbox = inbox
         self.clock = clock
+        self.seconds = seconds
         self.policy = OFF
         self.me = Myself(seat, incarnation, instance=instance)
         self.peers = Peers(instance)
@@ -116,12 +120,17 @@ class Network:
         self._refused: dict[int, Counted] = {}
         self.refusals = Refusals()
         self._listening: tuple[str, int | None] = "", None
-        self._loop = asyncio.new_event_loop()
         inbox.relieved = self._resume_soon
         self._acceptor: Acceptor | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, name="servicebroker network", daemon=True)
+        self.loop = self._start_loop()
+        self.loop.call_soon_threadsafe(self._tick)
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        """Start the event loop, in a thread of its own."""
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="servicebroker network", daemon=True)
         self._thread.start()
-        self._loop.call_soon_threadsafe(self._tick)
+        return loop
 
     # ---------------------------------------------------------------- for the relay's thread
 
@@ -131,7 +140,7 @@ class Network:
         Raises:
             InstanceError: the address cannot be had; the rest of the policy holds, and `obey` may be tried again.
         """
-        return asyncio.run_coroutine_threadsafe(self._obey(policy), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(self._obey(policy), self.loop).result()
 
     def observe(self) -> list[Observed]:
         """The connections, as sys.dm_broker_connections shows them."""
@@ -158,7 +167,7 @@ class Network:
             link = None if peer is None else self.arbiter.find(peer)
             if link is not None:
                 return link
-            now = time.monotonic()
+            now = self.seconds()
             self._asked[address] = now
             attempt = self._attempts.get(address, _NONE)
             if now >= attempt.again_at:
@@ -174,23 +183,23 @@ class Network:
                 del self._questions[next(iter(self._questions))]
         link = self.reach(address)
         if isinstance(link, Stream):
-            self._loop.call_soon_threadsafe(link.ask, known)
+            self.loop.call_soon_threadsafe(link.ask, known)
         elif link:
             self.inbox.put(Unreached(address, str(link)))
 
     def stand(self, standing: Standing) -> None:
         """State our role. It must be stated again within `RELAY_TIMEOUT_S` seconds, or it is not believed."""
-        self._standing, self._seen_at = standing, time.monotonic()
+        self._standing, self._seen_at = standing, self.seconds()
         self.is_mirror = standing.role is Role.MIRROR
         in_doubt = standing.role is Role.IN_DOUBT
         self._away_at = min(self._away_at, self._seen_at + DOUBT_TIMEOUT_S) if in_doubt else NEVER
         if standing != self._told:
-            self._loop.call_soon_threadsafe(self._tell)
+            self.loop.call_soon_threadsafe(self._tell)
 
     @property
     def standing(self) -> Standing:
         """Our role now."""
-        is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + RELAY_TIMEOUT_S
+        is_silent = self._standing.role is Role.PRINCIPAL and self.seconds() > self._seen_at + RELAY_TIMEOUT_S
         return IN_DOUBT if is_silent else self._standing
 
     @property
@@ -199,14 +208,14 @@ class Network:
 
         A peer that kept one would send on it, also when the name that it connects to leads elsewhere by now.
         """
-        return time.monotonic() > self._away_at
+        return self.seconds() > self._away_at
 
     def close(self) -> None:
         """Tell every peer, and stop."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(timeout=10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(timeout=10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self._loop.close()
+        self.loop.close()
 
     # ---------------------------------------------------------------- in the loop
 
@@ -248,11 +257,15 @@ class Network:
         """The caller has the lock."""
         if address not in self._connecting and not self.is_away:
             self._connecting.add(address)
-            asyncio.run_coroutine_threadsafe(self._connect(address), self._loop)
+            self._start(self._connect(address))
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have the loop do something, and do not wait for it."""
+        asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def _try_again(self) -> None:
         """Connect to those that are wanted and were not reached: whoever waits need not ask first."""
-        now = time.monotonic()
+        now = self.seconds()
         with self._lock:
             self._asked = {address: at for address, at in self._asked.items() if at + WANTED_S > now}
             self._attempted({address: one for address, one in self._attempts.items() if address in self._asked})
@@ -264,7 +277,7 @@ class Network:
         journal.connection("Connecting", str(address))
         try:
             await asyncio.wait_for(
-                self._loop.create_connection(lambda: Stream(self, address), address.host, address.port), CONNECT_TIME
+                self.loop.create_connection(lambda: Stream(self, address), address.host, address.port), CONNECT_TIME
             )
         except UnicodeError:
             self.failed(address, f"{RULES[9753].text} {address}: No host can have this name.")
@@ -300,7 +313,7 @@ class Network:
             self._connecting.discard(address)
             before = self._attempts.get(address, _NONE)
             pause = min(before.pause * 2, LAST_PAUSE) or FIRST_PAUSE
-            self._attempted({**self._attempts, address: Attempt(time.monotonic() + pause, pause, status)})
+            self._attempted({**self._attempts, address: Attempt(self.seconds() + pause, pause, status)})
         self.inbox.put(Unreached(address, status))
 
     def _attempted(self, attempts: dict[Address, Attempt]) -> None:
@@ -347,7 +360,7 @@ class Network:
             loser.shut(28033, RULES[28033].text)
         if stream.address is not None:
             self.inbox.put(Reached(stream.address))
-        self._loop.call_soon(self._ask_again, peer)
+        self.loop.call_soon(self._ask_again, peer)
 
     def _ask_again(self, peer: Peer) -> None:
         """A half of a mirrored pair is reached."""
@@ -425,7 +438,7 @@ class Network:
             self.failed(stream.address, closed.text)
 
     def _tick(self) -> None:
-        self._loop.call_later(TICK_INTERVAL_S, self._tick)  # first: whatever a peer brings about, there is a next one
+        self.loop.call_later(TICK_INTERVAL_S, self._tick)  # first: whatever a peer brings about, there is a next one
         if self.inbox.forgive():
             self._resume()
         if self.is_away:
@@ -442,13 +455,13 @@ class Network:
         if not stream.has_brought_more():
             return
         identity, here = Identity(stream.owner, stream.instance), stream.where
-        there = self._twins.heard(identity, stream.incarnation, here, time.monotonic())
+        there = self._twins.heard(identity, stream.incarnation, here, self.seconds())
         if there is not None:
             self.peers.mistrust(Mistrust(stream.owner, TWINS, str(stream.instance)), f"one at {there}, one at {here}")
 
     def _resume_soon(self) -> None:
         """The inbox has room again: after what the loop is at, which may be to pause a stream."""
-        self._loop.call_soon_threadsafe(self._resume)
+        self.loop.call_soon_threadsafe(self._resume)
 
     def _resume(self) -> None:
         for stream in list(self.streams):  # frames not read yet may end some of them

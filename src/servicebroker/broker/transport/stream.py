@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -68,7 +67,7 @@ class Stream(asyncio.Protocol):
         self.network = network
         self._visitor = visitor  # of a connection that we accepted, until it is online
         self.address = address  # to which we connected; None if we accepted the connection
-        self.connection = Connection(network.me, is_opener=address is not None, now=time.monotonic())
+        self.connection = Connection(network.me, is_opener=address is not None, now=network.seconds())
         self.moment = 0
         self.where = str(address or "")  # the peer is, for who reads of it
         self._channel: Channel | None = None
@@ -82,7 +81,7 @@ class Stream(asyncio.Protocol):
         self._sending = threading.Lock()  # among the threads of shares, and the loop
         self._flush_due = False
         self._handed = 0  # fragments that the socket was given since it last had taken all
-        self._loop = asyncio.get_running_loop()
+        self._loop = network.loop
         self._id = uuid4()
         self._connected_at = self._active_at = network.clock()
         self._online_at: datetime | None = None
@@ -229,10 +228,10 @@ class Stream(asyncio.Protocol):
 
     def _hear(self, said: bytes) -> None:
         """Handle received bytes, with the rest of those before, as far as the peer is listened to."""
-        events = self.connection.receive(said, time.monotonic(), FRAMES_AT_ONCE)
+        events = self.connection.receive(said, self.network.seconds(), FRAMES_AT_ONCE)
         self._handle(events)
         while len(events) >= FRAMES_AT_ONCE and not self.network.inbox.is_noisy(self):
-            events = self.connection.resume(time.monotonic(), FRAMES_AT_ONCE)
+            events = self.connection.resume(self.network.seconds(), FRAMES_AT_ONCE)
             self._handle(events)
         if self.network.inbox.is_noisy(self) or self.network.inbox.is_full(self):
             self._pause()
@@ -264,7 +263,7 @@ class Stream(asyncio.Protocol):
             self.shut(28035, BrokerError(28035, why).text)
         if self._owes:
             self.tell(self.network.standing)
-        self._handle(self.connection.tick(time.monotonic()))
+        self._handle(self.connection.tick(self.network.seconds()))
 
     def _pause(self) -> None:
         if self._transport is not None and self._transport.is_reading():
@@ -281,21 +280,21 @@ class Stream(asyncio.Protocol):
     def shut(self, number: int, text: str) -> None:
         """End the connection, and tell the peer why."""
         if self.connection.phase is not Phase.CLOSED:
-            self._handle([self.connection.close(number, text, time.monotonic())])
+            self._handle([self.connection.close(number, text, self.network.seconds())])
 
     def refuse(self, why: str) -> None:
         """The peer is not believed to be who it says; it is not told whose that is."""
         if self.phase is Phase.ARBITRATING:
-            self.connection.reject(BrokerError(28035, CLAIM), time.monotonic())
+            self.connection.reject(BrokerError(28035, CLAIM), self.network.seconds())
         elif self.phase is not Phase.CLOSED:
-            self.connection.close(28035, BrokerError(28035, CLAIM).text, time.monotonic())
+            self.connection.close(28035, BrokerError(28035, CLAIM).text, self.network.seconds())
         self._handle([Closed(28035, BrokerError(28035, why).text)])
 
     def _turn_away(self, why: BrokerError) -> None:
         """The peer is not let in, or does not let us in; it is told so without the names that we have for it."""
         if self.phase is not Phase.CLOSED:
             told = why.text if self._untimely else _TOLD.get(why.number, why.text)
-            self.connection.close(why.number, told, time.monotonic())
+            self.connection.close(why.number, told, self.network.seconds())
             self._handle([Closed(why.number, why.text)])
 
     def _give_up(self, why: Why) -> None:
@@ -311,7 +310,7 @@ class Stream(asyncio.Protocol):
             return
         self._transport.abort()
         if self.phase is not Phase.CLOSED:
-            closed = self.connection.close(28029, text, time.monotonic())
+            closed = self.connection.close(28029, text, self.network.seconds())
             journal.login(journal.AUDITED[28029], self.where, error=text)
             self.network.refuse(28029, self.where)
             self.network.over(self, closed, was_online=False)
@@ -323,7 +322,7 @@ class Stream(asyncio.Protocol):
     def ask(self, known: Known) -> None:
         """Ask the peer whether it is the principal."""
         if self.connection.phase is Phase.ONLINE:
-            self._handle(self.connection.ask(known, time.monotonic()))
+            self._handle(self.connection.ask(known, self.network.seconds()))
 
     def tell(self, standing: Standing) -> None:
         """Tell the peer what we are, if it has asked: only the last of it, when it does not read."""
@@ -331,7 +330,7 @@ class Stream(asyncio.Protocol):
             self._owes = self.room <= 0
             if self._owes:
                 return
-            self.connection.tell(self.network.evident(standing), time.monotonic())
+            self.connection.tell(self.network.evident(standing), self.network.seconds())
             self._write()
 
     @property
@@ -408,9 +407,9 @@ class Stream(asyncio.Protocol):
         """We spoke TLS and the peer does not: all that is believed of such an answer is that it is a refusal."""
         assert self.address is not None
         self.network.takes_no_tls(self.address)
-        opened = Connection(self.network.me, is_opener=True, now=time.monotonic())
-        opened.begin(0, time.monotonic())
-        for event in opened.receive(data, time.monotonic()):
+        opened = Connection(self.network.me, is_opener=True, now=self.network.seconds())
+        opened.begin(0, self.network.seconds())
+        for event in opened.receive(data, self.network.seconds()):
             if isinstance(event, Closed) and event.number in (28027, 28036, 28080):
                 raise BrokerError(event.number, "encryption algorithm")
         raise BrokerError(9758)
@@ -419,7 +418,7 @@ class Stream(asyncio.Protocol):
         self._is_begun = True
         self._expect_next_step()
         self.moment = self.network.arbiter.moment()
-        self.connection.begin(self.moment, time.monotonic())
+        self.connection.begin(self.moment, self.network.seconds())
 
     def _count(self, direction: int, data: bytes) -> None:
         self._bytes[direction] += len(data)
@@ -477,7 +476,7 @@ class Stream(asyncio.Protocol):
         self._write()
 
     def _greeted(self, event: Greeted) -> None:
-        now = time.monotonic()
+        now = self.network.seconds()
         why = self.network.doubt(self)
         if why is not None:
             self.refuse(why)
@@ -529,7 +528,7 @@ class Stream(asyncio.Protocol):
     def _flush(self) -> None:
         if not self._unsent:
             self._handed = 0
-        now = time.monotonic()
+        now = self.network.seconds()
         with self._sending:
             was_full = self.room <= 0
             self._flush_due, self._outgoing = False, 0

@@ -1,0 +1,308 @@
+"""The network of a daemon as it ships, over simulated streams: an event loop in the time of the run, and transports.
+
+`broker/transport/sockets.py` and `stream.py` run as they are, without TLS: connecting, arbitration, turns of peers and
+the end of connections. `links.py` stands for them where certificates are shown, since handshakes take longer than runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from datetime import datetime
+from typing import Any, TypeVarTuple
+
+from servicebroker.broker.inboxes import Answered, Inboxes, Lost, NetworkEvent, Outdated, Reached, Unreached
+from servicebroker.broker.policy import Policy
+from servicebroker.broker.transport.links import Arrival, Link
+from servicebroker.broker.transport.sockets import Network
+from servicebroker.broker.transport.stream import Stream
+from servicebroker.protocol.adjacent import Arrived, Myself
+from servicebroker.protocol.routing import Address
+from servicebroker_lab.simulation.links import index_of
+from servicebroker_lab.simulation.simulated_network import Network as SimulatedNetwork
+from servicebroker_lab.simulation.simulated_network import Stream as Bytes
+from servicebroker_lab.simulation.simulated_time import Loop
+
+PORT = 4022
+
+Ts = TypeVarTuple("Ts")
+Happening = Answered | Lost | Reached | Unreached | Outdated
+
+
+class EventLoop(asyncio.AbstractEventLoop):
+    """What the network needs of an event loop, in the time of a run."""
+
+    def __init__(self, loop: Loop, connect: Callable[[Address, Callable[[Bytes | None], None]], None]) -> None:
+        self._loop = loop
+        self._connect = connect
+        self.streams: list[Bytes] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.is_over = False
+
+    def time(self) -> float:
+        """The time of the run."""
+        return self._loop.now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call something at once, after what runs now."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._loop.after(0.0, lambda: self._run(handle))
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call something in so many seconds."""
+        return self.call_at(self._loop.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call something at that time."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._loop.at(when, lambda: self._run(handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Coroutine[Any, Any, Any], **named: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+        """A task of this loop."""
+        task = asyncio.Task(coro, loop=self, **named)
+        self._tasks = [one for one in self._tasks if not one.done()] + [task]
+        return task
+
+    def end(self) -> None:
+        """Nothing happens any more."""
+        self.is_over = True
+        for stream in self.streams:
+            stream.close()
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                task.get_coro().close()
+
+    def get_debug(self) -> bool:
+        """Say that nothing is to be looked at."""
+        return False
+
+    def is_closed(self) -> bool:
+        """Say that it goes on; what is due after the end does not happen."""
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: a cancelled one is passed over when its time comes."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Let the run fail."""
+        raise context.get("exception") or RuntimeError(context["message"])
+
+    async def create_connection(  # type: ignore[override]
+        self, factory: Callable[[], Stream], host: str, port: int
+    ) -> tuple[asyncio.Transport, Stream]:
+        """Connect to an instance of the run.
+
+        Raises:
+            OSError: nobody is there.
+        """
+        address = Address(host, port)
+        future: asyncio.Future[Bytes | None] = self.create_future()
+
+        def connected(stream: Bytes | None) -> None:
+            if not future.done() and not self.is_over:
+                future.set_result(stream)
+            elif stream is not None:
+                stream.close()
+
+        self._connect(address, connected)
+        stream = await future
+        if stream is None or not stream.twin_is_open:
+            raise OSError(errno.ECONNREFUSED, "refused")
+        protocol = factory()
+        transport = Transport(self, stream, protocol)
+        return transport, protocol
+
+    def _run(self, handle: asyncio.Handle) -> None:
+        if handle.cancelled() or self.is_over:
+            return
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            handle._run()
+        finally:
+            events._set_running_loop(before)
+
+
+class Transport(asyncio.Transport):
+    """A socket, over one side of a simulated stream."""
+
+    def __init__(self, loop: EventLoop, stream: Bytes, protocol: Stream) -> None:
+        super().__init__()
+        self._loop = loop
+        self._stream = stream
+        self._protocol = protocol
+        loop.streams.append(stream)
+        self._is_closing = False
+        self._is_reading = True
+        self._unread: list[bytes] = []
+        stream.on_bytes, stream.on_end = self._received, self._ended
+        protocol.connection_made(self)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return where the peer is."""
+        return (f"sim{self._stream.other}", PORT) if name == "peername" else default
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes."""
+        self._stream.write(bytes(data))
+
+    def write_eof(self) -> None:
+        """Do nothing: the end comes with `close`."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return 0: the stream takes all bytes."""
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Do nothing, for the same reason."""
+
+    def is_closing(self) -> bool:
+        """Return whether it is over."""
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        """Return whether the protocol is given what comes."""
+        return self._is_reading
+
+    def pause_reading(self) -> None:
+        """Keep what comes."""
+        self._is_reading = False
+
+    def resume_reading(self) -> None:
+        """Give the protocol what has come."""
+        self._is_reading = True
+        unread, self._unread = self._unread, []
+        for data in unread:
+            self._received(data)
+
+    def close(self) -> None:
+        """End the stream."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._stream.close()
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        """End the stream."""
+        self.close()
+
+    def _received(self, data: bytes) -> None:
+        if self._loop.is_over or self._is_closing:
+            return
+        if self._is_reading:
+            self._protocol.data_received(data)
+        else:
+            self._unread.append(data)
+
+    def _ended(self) -> None:
+        if not self._loop.is_over:
+            self._protocol.eof_received()
+            self.close()
+
+
+class InOrder(dict[Stream, None]):
+    """A set that keeps the order, and all that were in it: what a seed does, it does again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Stream] = []  # weak references to a stream end with the run, and not at a collection
+
+    def add(self, stream: Stream) -> None:
+        """Add one."""
+        self[stream] = None
+        self.all.append(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """Remove one, if it is there."""
+        self.pop(stream, None)
+
+
+class FaultyInboxes(Inboxes):
+    """The inboxes of a daemon behind the last hop: `tell` and `bring` decide what becomes of an event or a message."""
+
+    def __init__(
+        self,
+        seconds: Callable[[], float],
+        taker: Callable[[], int],
+        tell: Callable[[Happening], None],
+        bring: Callable[[Link, Arrived], None],
+    ) -> None:
+        super().__init__(seconds, taker)
+        self._tell = tell
+        self._bring = bring
+
+    def put(self, item: NetworkEvent) -> None:
+        """Something has come."""
+        if isinstance(item, Arrival):
+            self._bring(item.link, Arrived(item.body, item.is_forwarded))
+        else:
+            self._tell(item)
+
+    def enter(self, item: NetworkEvent) -> None:
+        """Add one, and ring where it is for."""
+        super().put(item)
+
+
+class ShippedNetwork(Network):
+    """The network of a daemon that listens under the number of an instance of the run."""
+
+    def __init__(
+        self, network: SimulatedNetwork, index: int, me: Myself, inboxes: Inboxes, clock: Callable[[], datetime]
+    ) -> None:
+        self._simulated = network
+        self._index = index
+        self._events = EventLoop(network.loop, self._open)  # type: ignore[abstract]
+        super().__init__(me.seat, me.incarnation, inboxes, clock, me.instance, lambda: network.loop.now)
+        self.streams = InOrder()  # type: ignore[assignment]
+        self.corrupted = 0  # is not counted
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        return self._events
+
+    def _open(self, address: Address, done: Callable[[Bytes | None], None]) -> None:
+        self._simulated.connect(self._index, index_of(address), done)
+
+    def obey(self, policy: Policy) -> int | None:
+        """Do as the policy says, at once: where nothing is listened on, there is nothing to wait for."""
+        try:
+            self._obey(policy).send(None)
+        except StopIteration as done:
+            port: int | None = done.value
+            return port
+        raise AssertionError
+
+    def accept(self, stream: Bytes) -> None:
+        """A peer has connected."""
+        Transport(self._events, stream, Stream(self, None))
+
+    def crash(self) -> None:
+        """The streams end, and nobody is told anything more."""
+        self._events.end()
+
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        self._events.create_task(work)
