@@ -26,14 +26,14 @@ from servicebroker_lab.simulation.simulated_network import Network as SimulatedN
 from servicebroker_lab.simulation.simulated_network import Stream as Bytes
 from servicebroker_lab.simulation.simulated_time import Loop
 
-PORT = 4022
+PEER_PORT = 4022
 
 Ts = TypeVarTuple("Ts")
 Happening = Answered | Lost | Reached | Unreached | Outdated
 
 
 class EventLoop(asyncio.AbstractEventLoop):
-    """What the network needs of an event loop, in the time of a run."""
+    """An event loop in the time of a run, as far as the network needs one."""
 
     def __init__(self, loop: Loop, connect: Callable[[Address, Callable[[Bytes | None], None]], None]) -> None:
         self._loop = loop
@@ -85,7 +85,7 @@ class EventLoop(asyncio.AbstractEventLoop):
         return task
 
     def end(self) -> None:
-        """Nothing happens any more."""
+        """End all streams and tasks."""
         self.is_over = True
         for stream in self.streams:
             stream.close()
@@ -161,8 +161,8 @@ class Transport(asyncio.Transport):
         protocol.connection_made(self)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return where the peer is."""
-        return (f"sim{self._stream.other}", PORT) if name == "peername" else default
+        """Return the address of the peer."""
+        return (f"sim{self._stream.other}", PEER_PORT) if name == "peername" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes."""
