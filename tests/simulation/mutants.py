@@ -433,7 +433,7 @@ MUTANTS = [
         "        self.forwarding.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        94,
+        76,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
@@ -451,7 +451,7 @@ MUTANTS = [
         "broker.sharing.lifecycle",
         "    (Stage.SERVING, Event.ERROR): _FAILURE,\n",
         "    (Stage.SERVING, Event.ERROR): Step(Stage.ENDED, (Act.CLOSE,)),\n",
-        123,
+        37,
     ),
     Mutant(
         "relays remember what they knew before conversations were divided anew",
@@ -465,14 +465,14 @@ MUTANTS = [
         "broker.sharing.remote_relay",
         "                link = self._known.get(number)\n                if link",
         "                link = next(iter(self._known.values()), None)\n                if link",
-        126,
+        37,
     ),
     Mutant(
         "a process serves although another one has the lease",
         "broker.sharing.takeover",
         "    (Phase.STANDING_BY, Event.HELD): Step(Phase.STANDING_BY, _WAIT_FOR_LEASE),\n",
         "    (Phase.STANDING_BY, Event.HELD): _PROVE,\n",
-        304,
+        199,
     ),
     Mutant(
         "what the peer once had is relied on",

@@ -15,11 +15,13 @@ from servicebroker.broker.sharing.takeover import (
     Phase,
     Takeover,
 )
+from servicebroker.model.daemon_reports import Subject
 
 if TYPE_CHECKING:
     from servicebroker_lab.simulation.simulated_instance import Instance
 
 RECONNECT_INTERVAL_S = 1.0  # seconds
+UNPROVED = "The synchronous standby does not confirm what is committed here."
 PAUSES = {
     Act.WAIT_FOR_PROMOTION: PROMOTION_INTERVAL_S,
     Act.WAIT_FOR_LEASE: LEASE_INTERVAL_S,
@@ -78,6 +80,7 @@ class Contender:
                 return Event.MIRROR
             case Act.PROVE:
                 is_late = loop.happens(instance.world.network.faults.unproved)
+                instance.reports.tell(Subject.PRINCIPAL, UNPROVED if is_late else "")
                 return Event.UNPROVED if is_late else Event.PROVED
             case Act.SERVE:
                 instance.contenders.remove(self)

@@ -38,6 +38,7 @@ class Faults(NamedTuple):
     share_killed: float = 0.0  # the process of a share, before or after an operation of the store
     unstartable: float = 0.0  # a process, or another connection, cannot be had
     stopped: float = 0.0  # an endpoint is stopped or disabled for up to ten seconds, looked at every ten seconds
+    retired: float = 0.0  # a daemon is told to stop, looked at every ten seconds
     contended: float = 0.0  # several processes want to serve an instance
     unproved: float = 0.0  # a commit by which a process proves that its server is the principal does not go through
     unrouted: float = 0.0  # a route is missing, or expires, looked at every ten seconds
@@ -93,6 +94,7 @@ class Faults(NamedTuple):
         drawn = drawn._replace(share_killed=apart.random() * 0.01 if apart.random() < 0.7 and drawn.processes else 0.0)
         drawn = drawn._replace(unstartable=apart.random() * 0.5 if apart.random() < 0.4 else 0.0)
         drawn = drawn._replace(stopped=apart.random() * 0.5 if apart.random() < 0.5 else 0.0)
+        drawn = drawn._replace(retired=apart.random() * 0.5 if apart.random() < 0.5 else 0.0)
         drawn = drawn._replace(contended=1.0 if apart.random() < 0.6 else 0.0)
         return drawn._replace(unproved=apart.random() * 0.5 if drawn.contended else 0.0)
 

@@ -179,6 +179,8 @@ class Run:
             instance.usurp()
         if instance.daemons and self.loop.happens(faults.divided):
             instance.divide()
+        if instance.daemons and self.loop.happens(faults.retired):
+            instance.daemons[-1].retire()
         if instance.daemons and self.loop.happens(faults.stopped):
             instance.daemons[-1].stop_endpoint()
         if self.loop.happens(faults.promoted):

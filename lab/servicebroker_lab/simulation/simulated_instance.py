@@ -20,6 +20,7 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import Policy, trusted
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.self_report import SelfReport
 from servicebroker.broker.transport.links import Arrival, Link
 from servicebroker.broker.transport.links import Links as AnyLinks
 from servicebroker.broker.transport.tls import Tls
@@ -27,6 +28,7 @@ from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.remote.departing import Settled
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.security.transport_certificates import TransportCertificate
+from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.security.peers import Answer, Proved
@@ -251,6 +253,10 @@ class Daemon:
     def want(self, count: int | None) -> None:
         """Do nothing: it has one relay."""
 
+    def retire(self) -> None:
+        """End at once: what the relay has not sent yet, its successor finds in the database."""
+        self.instance.crash(self)
+
     def stop_endpoint(self) -> None:
         """Do nothing: its connections are those of any policy."""
 
@@ -323,6 +329,7 @@ class Instance:
         self._answers: dict[Address, Answer] = {}  # the stored answers, by address
         self.daemons: list[Daemon] = []
         self.contenders: list[Contender] = []
+        self.reports = SelfReport(self.clock)  # of its daemons, for doctor
         self.half = 0  # which of its two servers is the principal
         self._timeline = 1
         self.step = timedelta()  # of the server's clock
@@ -425,6 +432,8 @@ class Instance:
             if one.half == self.half:
                 one.lose()
         self.half, self._timeline = OTHER_HALF_OFFSET - self.half, self._timeline + 1
+        if self.world.contends and not any(one.half == self.half for one in self.contenders):
+            self._contend(self.half)
 
     def accept(self, stream: Stream) -> None:
         """The network brings a new stream, to who began to listen last."""
@@ -538,7 +547,7 @@ class Instance:
 
     def leaks(self) -> list[str]:
         """Return the remains in an instance that has nothing to do."""
-        found = []
+        found = [f"doctor still says that {subject}" for subject in Subject if self.reports.has(subject)]
         is_held = any(is_waiting(one) for there in self.world.instances for one in there.tables.endpoints.values())
         for one in self.tables.endpoints.values():
             if one.conversation in self.world.parted and (is_waiting(one) or one.is_over):

@@ -28,6 +28,7 @@ from servicebroker.broker.sharing.share import Share, ShareSet
 from servicebroker.broker.sharing.takeover import Challenges
 from servicebroker.broker.sharing.worker import Calls, Surroundings, Worker
 from servicebroker.broker.transport.links import Arrival, Link
+from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.adjacent import Myself
 from servicebroker.protocol.division import Division
@@ -49,6 +50,7 @@ LOOK_INTERVAL_S = 1.0  # seconds
 POLL_INTERVAL_S = 30.0  # seconds: a daemon's is one second, and rounds in calm time would be most of a run
 OPENING_TIME_S = 2.0  # seconds that connections and processes take at most
 ROUND_TIME_S = 0.01  # seconds that a round takes at most, as far as turns are concerned
+CLOSING_TIME_S = 0.1  # seconds that a daemon takes to stop
 HEAVY_LOAD = 0.9  # part of the time that each share is in rounds, while there is load
 INTERLEAVING_PROBABILITY = 0.1  # probability of a round between two operations of another one
 IDLE_DEATHS = 5.0  # a process is so many times as likely to be killed in an idle second as between two operations
@@ -369,10 +371,23 @@ class DividedDaemon(Daemon):
         links, random = self.links, self.loop.random
         if isinstance(links, ShippedNetwork):
             self.instance.trace("its endpoint is stopped")
+            self.instance.reports.tell(Subject.ENDPOINT, "It is stopped.")
             links.obey(random.choice((Policy(silence=9748), Policy(refusal=28080, silence=9666))))
             self.loop.after(10 * random.random(), lambda: self._start_endpoint(links))
 
+    def retire(self) -> None:
+        """Stop as the daemon does: shares end their rounds, and peers are told."""
+        self.instance.trace("is told to stop")
+        self._stop()
+        self._rest.cancel()
+        self._connections += 1
+        self.shares.unite()
+        if isinstance(self.links, ShippedNetwork):
+            self.links.begin_to_close()
+        self.loop.after(CLOSING_TIME_S, lambda: self.instance.crash(self))
+
     def _start_endpoint(self, links: ShippedNetwork) -> None:
+        self.instance.reports.tell(Subject.ENDPOINT, "")
         if not self.is_over:
             self.instance.trace("its endpoint is started")
             links.obey(self.instance.policy())
@@ -577,6 +592,8 @@ class DividedDaemon(Daemon):
             self.links.backlog()
             self.links.take_refused()
             self.links.refusals.take()
+        self.remembered = sum(share.relay.remembered for share in self.all)
+        self.forwarded = [row for share in self.all for row in share.relay.forwarding.observed()]
         for share in self.all:
             share.worked += HEAVY_LOAD if self._is_heavy else 0.0
         for task in self._tasks:

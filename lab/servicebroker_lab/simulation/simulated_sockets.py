@@ -300,6 +300,10 @@ class ShippedNetwork(Network):
         """A peer has connected."""
         Transport(self._events, stream, Stream(self, None))
 
+    def begin_to_close(self) -> None:
+        """Tell every peer that the daemon stops."""
+        self._start(self._close())
+
     def crash(self) -> None:
         """The streams end, and nobody is told anything more."""
         self._events.end()
