@@ -203,7 +203,7 @@ def _programs_of(folder: Path | None) -> Iterator[None]:
         return
     answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
     version = re.findall(r"\d+", answer)[0]
-    changed: dict[str, Any] = {"programs": lambda: folder, "VERSION": version}
+    changed: dict[str, Any] = {"programs": lambda: folder, "POSTGRES_VERSION": version}
     if int(version) < 17:  # before the builtin provider of locales
         changed["LOCALE_OPTIONS"] = ("--encoding=UTF8", "--locale=C.UTF-8")
     with mock.patch.multiple(cluster, **changed):
