@@ -59,6 +59,25 @@ def test_an_upgraded_instance_of_the_landed_version_has_the_schema_of_a_new_one(
     assert {name: text for name, text in upgraded.items() if text != new[name]} == {}
 
 
+def test_a_view_with_for_xml_outlives_an_upgrade(make_instance_url: Callable[[], str]) -> None:
+    """Functions of the library call each other, and views of applications call them: none can simply be dropped."""
+    url = make_instance_url()
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "create function tsql.refuse_zero(number integer, said text) returns text language sql return said; "
+            "create or replace function tsql.xml_document(said text) returns text language sql immutable parallel safe "
+            "return tsql.refuse_zero(6841, said); "
+            "create or replace function tsql.xml_value(said text) returns text language sql immutable parallel safe "
+            "return tsql.refuse_zero(9420, said); "
+            "create view public.documents as select tsql.xml_document('<a>' || chr(1) || '</a>') as document; "
+            "delete from servicebroker.migrations where number = 496"
+        )
+    sb.open(url, upkeep=None).close()
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select document from public.documents").fetchall() == [("<a>&#x01;</a>",)]
+        assert connection.execute("select from pg_proc where proname = 'refuse_zero'").fetchall() == []
+
+
 @pytest.mark.parametrize("last", [7, BASELINE_NUMBER - 1])
 def test_an_instance_from_before_the_baseline_is_left_alone(
     make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path, last: int

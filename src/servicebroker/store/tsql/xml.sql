@@ -163,6 +163,9 @@ begin
     return said;
 end $$;
 
+-- Views that were made by a version whose migrations end before 0496 call this one.
+create or replace function tsql.xml_document(said text) returns text language sql immutable parallel safe return tsql.xml_document(said, false);
+
 -- The character that a reference means: its number, or behind an x its hexadecimal one.
 create or replace function tsql.xml_character(reference text, tokens text[], place integer) returns text
 language plpgsql immutable parallel safe as $$
