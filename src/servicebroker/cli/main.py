@@ -54,7 +54,9 @@ COMMANDS = {
         "Show every queue: its services, how many messages wait, since when, and its conversations by state.",
     ),
     "check": Place(
-        "instance", "check", "Check the consistency of everything stored; exit code 1 if something is wrong."
+        "instance",
+        "check",
+        "Check the consistency of everything stored; exit code 1 if something is wrong or could not be checked.",
     ),
     "doctor": Place(
         "doctor", "doctor", "Diagnose an instance: say what is wrong and what to do; exit code 1 if something is found."

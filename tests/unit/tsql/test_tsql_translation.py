@@ -46,7 +46,7 @@ def translated(text: str) -> Translation:
         ),
         (
             "UPDATE Items SET Name = @n WHERE Handle = @s",
-            'UPDATE "shop_dbo"."items" AS "items" SET "name" = tsql.to_nvarchar($1::integer) '
+            'UPDATE "shop_dbo"."items" AS "items" SET "name" = left(tsql.to_nvarchar($1::integer), 50) '
             'WHERE "handle" = tsql.to_uniqueidentifier($2::text)',
         ),
         (
