@@ -354,7 +354,7 @@ MUTANTS = [
         "broker.mirrors",
         '        self._told = dict.fromkeys(self._pairs, "")\n',
         "        self._told.clear()\n",
-        5602,
+        7172,
     ),
     Mutant(
         "who is under way does not follow the principal",
