@@ -78,6 +78,26 @@ def test_a_view_with_for_xml_outlives_an_upgrade(make_instance_url: Callable[[],
         assert connection.execute("select from pg_proc where proname = 'refuse_zero'").fetchall() == []
 
 
+def test_views_on_the_catalog_outlive_an_upgrade(make_instance_url: Callable[[], str]) -> None:
+    """The order of their making does not count. Rights and comments stay, too."""
+    url = make_instance_url()
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "create view public.second as select 'none'::text collate \"C\" as name; "
+            "create view public.first as select name from tsql.objects; "
+            "create or replace view public.second as select name from public.first; "
+            "grant select on public.second to pg_monitor; comment on view public.second is 'told'; "
+            "delete from servicebroker.migrations where number = 496"
+        )
+    sb.open(url, upkeep=None).close()
+    with psycopg.connect(url) as connection:
+        (found,) = connection.execute(
+            "select count(*) > 0, has_table_privilege('pg_monitor', 'public.second', 'select'), "
+            "obj_description('public.second'::regclass) from public.second"
+        ).fetchall()
+    assert found == (True, True, "told")
+
+
 @pytest.mark.parametrize("last", [7, BASELINE_NUMBER - 1])
 def test_an_instance_from_before_the_baseline_is_left_alone(
     make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path, last: int

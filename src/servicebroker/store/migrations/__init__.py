@@ -33,6 +33,7 @@ from servicebroker.store.running import execute, run
 from servicebroker.store.server_errors import explain_lock_refusal, in_our_words
 from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
+from servicebroker.store.tsql.dependent_views import find_views, restore_views
 
 BASELINE_NUMBER = 296  # the number of the schema that `baseline/` makes
 # the files of the baseline, in the order of their references
@@ -257,6 +258,7 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
 
 
 def _make_anew(connection: psycopg.Connection[object]) -> None:
+    kept = find_views(connection)
     connection.execute(sql.SQL(verbs()))
     queues = execute(
         connection,
@@ -269,6 +271,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         execute(connection, statement.name, statement.sql)
     for text in library():
         connection.execute(sql.SQL(text))
+    restore_views(connection, kept)
     connection.execute(sql.SQL(audit()))
     connection.execute(sql.SQL(trail()))
     connection.execute(sql.SQL(fence()))

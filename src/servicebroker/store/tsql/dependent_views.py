@@ -1,0 +1,82 @@
+"""Views of applications on views of the catalog: a migration drops those of the schema tsql, and these with them.
+
+`find_views` remembers them before, and `restore_views` makes those that are gone again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from servicebroker.store.connection import one_line
+from servicebroker.store.running import execute
+
+_LOG = logging.getLogger("servicebroker")
+
+
+class DependentView(NamedTuple):
+    """A view of an application: its name, and the statements that make it."""
+
+    name: str
+    statements: list[str]
+
+
+def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
+    """Return the views of applications that read views of ours, also by way of others, in the order of their making."""
+    rows = execute(
+        connection,
+        "dependent_views.find_views",
+        "with recursive ours as (select c.oid from pg_class c where c.relkind = 'v' "
+        "  and c.relnamespace in (to_regnamespace('tsql'), to_regnamespace('sys'), to_regnamespace('servicebroker'))), "
+        "readers (oid) as (select o.oid from ours o union select r.ev_class from readers p "
+        "  join pg_depend d on d.refclassid = 'pg_class'::regclass and d.refobjid = p.oid "
+        "  and d.classid = 'pg_rewrite'::regclass join pg_rewrite r on r.oid = d.objid), "
+        "views as (select c.*, format('%I.%I', c.relnamespace::regnamespace::text, c.relname) as name "
+        "  from readers join pg_class c using (oid) where c.relkind = 'v' and oid not in (select oid from ours)) "
+        "select v.name, array_remove(array["
+        "  format('create view %s%s as %s', v.name, ' with (' || array_to_string(v.reloptions, ', ') || ')', "
+        "         pg_get_viewdef(v.oid)), "
+        "  'comment on view ' || v.name || ' is ' || quote_literal(obj_description(v.oid, 'pg_class')), "
+        "  case when v.relowner <> current_user::regrole "
+        "       then format('alter view %s owner to %s', v.name, v.relowner::regrole) end] "
+        "|| array(select format('comment on column %s.%I is %L', v.name, a.attname, col_description(v.oid, a.attnum)) "
+        "  from pg_attribute a where a.attrelid = v.oid and col_description(v.oid, a.attnum) is not null) "
+        "|| array(select format('grant %s on %s to %s%s', g.privilege_type, v.name, "
+        "    case g.grantee when 0 then 'public' else g.grantee::regrole::text end, "
+        "    case when g.is_grantable then ' with grant option' else '' end) "
+        "  from aclexplode(v.relacl) g where g.grantee <> v.relowner) "
+        "|| array(select pg_get_triggerdef(t.oid) from pg_trigger t where t.tgrelid = v.oid and not t.tgisinternal), "
+        "null) from views v order by v.oid",
+    )
+    return [DependentView(*row) for row in rows]
+
+
+def restore_views(connection: psycopg.Connection[Any], views: list[DependentView]) -> None:
+    """Make those views again that are gone. One that PostgreSQL refuses is told of in the log, with its text."""
+    left = [(view, "") for view in views if not _is_there(connection, view)]
+    while left:  # a view may read one that was made after it
+        refused = [(view, problem) for view, _ in left if (problem := _make(connection, view))]
+        if len(refused) == len(left):
+            for view, problem in refused:
+                _LOG.error("The view %s could not be made again: %s. %s", view.name, problem, view.statements[0])
+            return
+        left = refused
+
+
+def _is_there(connection: psycopg.Connection[Any], view: DependentView) -> bool:
+    ((is_there,),) = execute(connection, "dependent_views.is_there", "select to_regclass($1) is not null", view.name)
+    return bool(is_there)
+
+
+def _make(connection: psycopg.Connection[Any], view: DependentView) -> str:
+    """Make a view. Returns why PostgreSQL refuses it, or ''."""
+    try:
+        with connection.transaction():
+            for statement in view.statements:
+                connection.execute(sql.SQL(statement))
+    except psycopg.Error as problem:
+        return one_line(problem)
+    return ""
