@@ -105,9 +105,9 @@ def _pydantic(model: Any) -> Codec:
     names = {"by_alias": True, "by_name": True} if "by_name" in known else {}
     for name, field in model.model_fields.items():
         written_as = field.serialization_alias or name
-        read_as = {*getattr(field.validation_alias, "choices", [field.validation_alias or name])}
+        read_as = [*getattr(field.validation_alias, "choices", [field.validation_alias or name])]
         if names or model.model_config.get("populate_by_name"):
-            read_as.add(name)
+            read_as.append(name)
         if written_as not in read_as:
             found = f"{model.__name__}, which writes {name} as {written_as} and does not read it"
             raise BrokerError(
