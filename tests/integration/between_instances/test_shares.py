@@ -198,6 +198,7 @@ def test_messages_large_and_small_come_once_and_in_order(
         converse(west, east)
 
 
+@pytest.mark.sampled(1)
 @in_threads_and_processes
 def test_conversations_that_are_secured(
     make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
@@ -219,6 +220,7 @@ def test_conversations_that_are_secured(
         assert set(query(east.database, "select security::text from servicebroker.conversation_endpoints")) == {("F",)}
 
 
+@pytest.mark.sampled(1)
 @in_threads_and_processes
 def test_messages_that_are_forwarded(
     make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
@@ -436,6 +438,7 @@ HINDRANCES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled(1)
 @HINDRANCES
 def test_where_no_process_can_take_its_place_the_daemon_does_its_work(
     served: tuple[Site, Site],
@@ -458,6 +461,7 @@ def test_where_no_process_can_take_its_place_the_daemon_does_its_work(
     assert told.startswith(f"What process 2 of 2 did is done in the first: {said}")
 
 
+@pytest.mark.sampled(1)
 @HINDRANCES
 def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
     make_instance_url: Callable[..., str],

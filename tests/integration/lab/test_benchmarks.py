@@ -273,6 +273,7 @@ def test_how_many_cores_are_measured() -> None:
     ]
 
 
+@pytest.mark.full
 def test_beside_a_large_message_and_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "SETTLE_TIME_S", 0.1)
     monkeypatch.setattr(remote, "AT_REST", 0.1)

@@ -300,6 +300,7 @@ def landed(tmp_path):
 
 
 @pytest.mark.spark
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("deliver", ["messages", "parts"])
 def test_a_checkpoint_that_is_one_batch_old_loses_nothing(feed, land, tmp_path, deliver):
     said(feed, *range(10))
