@@ -91,12 +91,12 @@ COUNTS = {
     "other-seeds": Count(30, 100, "histories of the simulator that the seed of the run draws"),
     "chaos-seconds": Count(8, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
-    "store-operations": Count(1_500, 20_000, "operations on the simulator's store beside PostgreSQL"),
+    "store-operations": Count(800, 20_000, "operations on the simulator's store beside PostgreSQL"),
     "table-histories": Count(3, 30, "histories of a table whose rule changes while messages land"),
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
     "process-kills": Count(2, 20, "how often test_processes.py kills one of several processes"),
-    "late-requests": Count(300, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
+    "late-requests": Count(150, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
     "late-programs": Count(
         40, 1_000, "programs of test_late_answers.py, which leave before their answers or with them"
     ),

@@ -58,8 +58,9 @@ def at_signal(ask: Callable[[], None], hurry: Callable[[], None], *, patience: f
 
     def handle(number: int, frame: object) -> None:
         global _signals_received
+        is_first = not _signals_received  # known before the count rises: the second signal may interrupt this handler
         _signals_received += 1
-        (ask if _signals_received == 1 else hurry)()
+        (ask if is_first else hurry)()
 
     for number in _SIGNALS:
         signal.signal(number, handle)

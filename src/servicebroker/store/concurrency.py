@@ -80,9 +80,7 @@ class Background:
         self._thread.join(patience)
 
 
-def current_work() -> object:
-    """Identify concurrent work: return the current thread's id."""
-    return threading.get_ident()
+current_work: Callable[[], object] = threading.get_ident  # identifies concurrent work
 
 
 def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:

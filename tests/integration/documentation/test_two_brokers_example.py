@@ -11,6 +11,7 @@ from support import run_example
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_example_runs_and_leaves_nothing(tmp_path: Path) -> None:
     first, second = run_example("two-brokers/run.py", folder=tmp_path)

@@ -22,6 +22,7 @@ from servicebroker_lab.benchmarks.report import Report
 from servicebroker_lab.benchmarks.scenarios import BARE, SCENARIOS
 
 NOT_HERE = ("pipeline", "storage-", "remote-", "scale-", "cpu-")
+SHORT = ["send-one", "send-batch", "receive-one", "receive-batch", "worker", "dialog-begin", "request-one", "poison"]
 ON_THE_SERVER = [*[name for name in SCENARIOS if not name.startswith(NOT_HERE)], "cpu-receive-one", "cpu-poison"]
 
 # Has the signatures of pgmq's functions that are measured, and the lines that only psql understands.
@@ -52,12 +53,17 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(stand_in: Path) -> Report:
-    return benchmarks.run(ON_THE_SERVER, pgmq_sql=stand_in, scale=0.01, rounds=1)
+def scenarios(pytestconfig: pytest.Config) -> list[str]:
+    return ON_THE_SERVER if pytestconfig.option.full else SHORT
 
 
-def test_every_scenario_measures_us_and_every_peer(report: Report) -> None:
-    for name in ON_THE_SERVER:
+@pytest.fixture(scope="module")
+def report(stand_in: Path, scenarios: list[str]) -> Report:
+    return benchmarks.run(scenarios, pgmq_sql=stand_in, scale=0.01, rounds=1)
+
+
+def test_every_scenario_measures_us_and_every_peer(report: Report, scenarios: list[str]) -> None:
+    for name in scenarios:
         systems = {line.system for line in report.lines if line.scenario == name}
         assert systems - {BARE} == {"servicebroker", *SCENARIOS[name].goals} - {BARE}
     for line in report.lines:
@@ -83,10 +89,11 @@ def test_ratios_are_ours_over_theirs(report: Report) -> None:
         assert line.goal == SCENARIOS[line.scenario].goals.get(line.system)
 
 
-def test_the_bound_stands_beside_what_commits_each_message(report: Report) -> None:
+def test_the_bound_stands_beside_what_commits_each_message(report: Report, scenarios: list[str]) -> None:
     bounded = {line.scenario: line.figures for line in report.lines if line.system == BARE}
     single = ["send-one", "receive-one", "worker", "workers", "dialog-begin", "dialog-answer", "dialog-end"]
-    assert list(bounded) == [*single, "request-one", "request", "cpu-receive-one"]
+    committing = [*single, "request-one", "request", "cpu-receive-one"]
+    assert list(bounded) == [name for name in committing if name in scenarios]
     for scenario, figures in bounded.items():
         assert figures
         assert 0.99 < figures.commits < 1.01 + others(report, scenario)
@@ -111,10 +118,10 @@ def test_our_commits_and_wal_per_message(report: Report, scenario: str, messages
     assert ours.wal_bytes > 30
 
 
-def test_the_page_and_the_chart(report: Report, tmp_path: Path) -> None:
+def test_the_page_and_the_chart(report: Report, scenarios: list[str], tmp_path: Path) -> None:
     report.write(tmp_path / "benchmarks.md")
     page = (tmp_path / "benchmarks.md").read_text()
-    for name in ON_THE_SERVER:
+    for name in scenarios:
         assert SCENARIOS[name].title in page
         if not SCENARIOS[name].is_of_cost:
             assert f">{SCENARIOS[name].title}<" in (tmp_path / "benchmarks.svg").read_text()

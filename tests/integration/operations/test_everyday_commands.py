@@ -192,7 +192,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["poison", "replay", "1", "--body", "nowhere.json"], "'nowhere.json': No such file or directory."),
     (["instance", "restore", "nowhere.dump", "--instance", "copy", "--identifier", "new"], "There is no file 'nowhere"),
     (["instance", "dump", "nowhere/x.dump"], "nowhere/x.dump"),
-    (["tsql", "check", "nowhere.sql"], "'nowhere.sql': No such file or directory."),
     (["certificate", "import", "peer", "nowhere.pem"], "'nowhere.pem': No such file or directory."),
     (["certificate", "export", "nothing", "x.pem"], "Cannot find the certificate 'nothing'"),
     (["rights", "grant", "nobody_at_all", "--receive", "StockQueue"], "create role"),

@@ -129,6 +129,7 @@ def in_json(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_what_goes_into_quarantine_is_told_and_fails_the_run_where_it_is_to(feed, write):
     feed.dialog(*(b'{"id": %d}' % number for number in range(10)), *[b"?"] * 50)
@@ -220,6 +221,7 @@ def until(events, event):
     return next(one for one in events if one.get("event") == event)
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_queue_that_fails_is_started_again_while_the_others_go_on_and_all_is_told(database, feed, write):
     other = Feed(database)

@@ -317,6 +317,7 @@ def test_a_checkpoint_that_is_one_batch_old_loses_nothing(feed, land, tmp_path, 
     assert (landed(tmp_path), feed.left()) == ([*range(70)], 0)
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_checkpoint_from_before_the_first_batch_loses_nothing(feed, land, tmp_path):
     land()
@@ -334,6 +335,7 @@ def test_a_checkpoint_from_before_the_first_batch_loses_nothing(feed, land, tmp_
     assert (landed(tmp_path), feed.left()) == ([*range(60)], 0)
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_an_old_checkpoint_of_a_batch_that_is_not_acknowledged_goes_on(feed, land, tmp_path):
     said(feed, *range(10))

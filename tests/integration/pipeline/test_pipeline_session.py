@@ -74,6 +74,7 @@ def runs_in_silence(script, folder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     script = (

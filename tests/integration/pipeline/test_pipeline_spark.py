@@ -210,6 +210,7 @@ def test_a_pipeline_in_a_session_of_somebody_else_leaves_it_running(feed, spark,
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.full
 def test_several_queues_of_one_source_land_with_their_names(feed, spark, tmp_path):
     other = Feed(feed.database)
     feeds = (feed, other)

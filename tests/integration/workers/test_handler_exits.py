@@ -102,6 +102,7 @@ def is_on(database: sb.Database) -> bool:
     return bool(query(database, "select is_receive_enabled from sys.service_queues where name = %s", STOCK_QUEUE)[0][0])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ENDS)
 def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, name: str) -> None:
     done: list[bytes | None] = []
@@ -120,6 +121,7 @@ def test_a_worker_goes_on_whatever_its_handler_ends_by(database: sb.Database, na
     assert is_on(database)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ENDS)
 def test_an_asyncio_worker_goes_on_whatever_its_handler_ends_by(
     make_instance_url: Callable[..., str], name: str

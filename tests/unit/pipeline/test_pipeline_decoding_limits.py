@@ -125,6 +125,7 @@ def attack(given, body, told):
         told.send(repr(other))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_body_that_would_cost_much_is_refused(name):
     given, body, reason = ATTACKS[name]

@@ -124,7 +124,8 @@ def dashboard(
         running = threading.Thread(target=server.run, args=([listening],))
         shutdown.at_signal(partial(setattr, server, "should_exit", True), partial(setattr, server, "force_exit", True))
         running.start()
-        running.join()
+        while running.is_alive():  # a signal that another thread has received wakes no thread from an endless wait
+            running.join(SIGNAL_POLL_S)
 
 
 def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
@@ -166,6 +167,7 @@ def _network(text: str) -> IPv4Network | IPv6Network:
         raise typer.BadParameter(f"--proxy-address {text} is no address and no network") from None
 
 
+SIGNAL_POLL_S = 0.2  # between two looks for signals
 _MAY = {
     RoleName.SEE: "see everything but bodies",
     RoleName.BODIES: "see everything",

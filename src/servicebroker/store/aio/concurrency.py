@@ -121,9 +121,7 @@ class Background:
         await asyncio.wait({self._task}, timeout=patience)
 
 
-def current_work() -> object:
-    """Identify concurrent work: return the current task."""
-    return asyncio.current_task()
+current_work: Callable[[], object] = asyncio.current_task  # identifies concurrent work
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
