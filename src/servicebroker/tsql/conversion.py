@@ -415,7 +415,10 @@ def _to_datetimeoffset(value: object, source: SqlType | None, target: SqlType) -
     zone, clock = timezone(timedelta(minutes=offset_minutes(value) or 0)), value
     if isinstance(value, str) and (match := _OFFSET.search(value)):
         sign, hours, minutes = match.groups()
-        zone = timezone(timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1))
+        ahead = timedelta(hours=int(hours), minutes=int(minutes))
+        if ahead > _LARGEST_OFFSET:
+            raise _no_date_in_text()
+        zone = timezone(-ahead if sign == "-" else ahead)
         clock = value[: match.start()]
     elif isinstance(value, str) and ":" in value and value.rstrip().endswith(("Z", "z")):
         clock = value.rstrip()[:-1]
@@ -427,6 +430,7 @@ def _to_datetimeoffset(value: object, source: SqlType | None, target: SqlType) -
 
 
 _OFFSET = re.compile(r"(?<=\d)\s*([+-])(\d{1,2}):(\d\d)\s*$")
+_LARGEST_OFFSET = timedelta(hours=14)
 
 
 def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> object:
@@ -497,7 +501,11 @@ def _parse_datetime(text: str, target: SqlType) -> datetime:
     except ValueError:
         if target.name in _LEGACY_DATETIMES and _DATETIME_SHAPE.fullmatch(text):
             raise _date_out_of_range(text, target) from None
-        raise TsqlError(241, "Conversion failed when converting date and/or time from character string.") from None
+        raise _no_date_in_text() from None
+
+
+def _no_date_in_text() -> TsqlError:
+    return TsqlError(241, "Conversion failed when converting date and/or time from character string.")
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:

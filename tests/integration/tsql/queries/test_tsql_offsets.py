@@ -91,6 +91,10 @@ def test_what_offsets_and_gzip_refuse(db: sb.Database, text: str, number: int) -
     assert error_number(db, f"SELECT {text}") == number
 
 
+def test_a_text_with_a_larger_offset_than_a_clock_has_is_no_date(db: sb.Database) -> None:
+    assert error_number(db, "DECLARE @d datetimeoffset = '2026-01-02 10:00 +99:00'") == 241
+
+
 def test_an_offset_stays_in_variables_and_a_column_has_utc(db: sb.Database) -> None:
     script = f"""
     DECLARE @a datetimeoffset = '2024-02-03 10:00:00 -09:30', @b datetimeoffset(0)

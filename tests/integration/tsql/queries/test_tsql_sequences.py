@@ -39,6 +39,16 @@ def test_it_counts_as_it_was_made(db: sb.Database) -> None:
     assert drawn(db, "[dbo].[Plain]") == [-(2**63)]
 
 
+def test_a_number_that_becomes_text_is_drawn_once(db: sb.Database) -> None:
+    """The check of its length draws no other one."""
+    db.execute_tsql("CREATE SEQUENCE Ids START WITH 9; CREATE TABLE T (Code varchar(2), Fixed char(3))")
+    db.execute_tsql("INSERT T VALUES (NEXT VALUE FOR Ids, NEXT VALUE FOR Ids)")
+    assert db.execute_tsql("SELECT Code, Fixed FROM T").rows == [("9", "9  ")]
+    assert db.execute_tsql("SELECT 'A' + CAST(NEXT VALUE FOR Ids AS varchar(5))").rows == [("A10",)]
+    db.execute_tsql("ALTER SEQUENCE Ids RESTART WITH 100")
+    assert error_number(db, "INSERT T (Code) VALUES (NEXT VALUE FOR Ids)") == 8115
+
+
 def test_where_it_may_stand(db: sb.Database) -> None:
     db.execute_tsql("""
         CREATE SEQUENCE dbo.Ids AS int START WITH 1

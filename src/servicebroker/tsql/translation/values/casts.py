@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.text_writer import Sql, not_supported
+from servicebroker.tsql.translation.text_writer import DRAW, Sql, not_supported
 from servicebroker.tsql.types import (
     APPROXIMATE,
     BINARIES,
@@ -147,6 +147,9 @@ def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_v
         return _fit_size(text, to)
     if to.length is None or to.length < 0 or to.length >= most_characters(source):
         return _fit_size(text, to)
+    if DRAW in value.text:  # written once, since each place draws another number; PostgreSQL refuses one of more digits
+        narrow = f"({value.text})::numeric({to.length}, 0)::{postgres_type(source)}"
+        return _fit_size(text._replace(text=text.text.replace(value.text, narrow)), to)
     refusal = no_room(source, to)
     if refusal is None:
         instead = f"'{NO_ROOM}'"
