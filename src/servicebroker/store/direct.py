@@ -373,9 +373,18 @@ class DirectPool(ConnectionPool[DirectConnection]):
             self.putconn(left)
         super().close(timeout)
 
-    def drop(self) -> None:
-        """Close the pool without waiting, from a finalizer: that may run while this thread holds the pool's lock."""
-        threading.Thread(target=self.close, name="servicebroker drops a pool", daemon=True).start()
+    def drop(self, *stops: Callable[[], None]) -> None:
+        """Stop the work that uses the pool, and close it, without waiting.
+
+        A finalizer calls this, and may run while its thread holds a lock of the pool or of that work.
+        """
+
+        def work() -> None:
+            for stop in stops:
+                stop()
+            self.close()
+
+        threading.Thread(target=work, name="servicebroker drops a pool", daemon=True).start()
 
 
 def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:

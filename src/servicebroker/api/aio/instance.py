@@ -149,10 +149,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         pool = getattr(self, "_pool", None)
         if pool is not None and not (self._is_closed or self.is_forked):
             with suppress(RuntimeError):  # its event loop is gone, and all of its work, or the interpreter ends
-                pool.drop()
-                if self._upkeep is not None:
-                    self._upkeep.stop()
-                self.doorbell.stop()
+                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.doorbell.stop)
             warnings.warn(_NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
 
     async def open(self) -> Self:

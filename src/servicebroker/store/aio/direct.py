@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import psycopg
@@ -109,8 +109,10 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
             await self.putconn(left)
         await super().close(timeout)
 
-    def drop(self) -> None:
-        """Leave the pool to the end of its event loop, which a finalizer cannot wait for."""
+    def drop(self, *stops: Callable[[], None]) -> None:
+        """Stop the work that uses the pool, and leave the pool to the end of its event loop."""
+        for stop in stops:
+            stop()
 
 
 class _BlockingView(DirectConnection):
