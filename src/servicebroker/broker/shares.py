@@ -345,10 +345,13 @@ class _ShareThread:
     def run(self) -> None:
         """Carry out the acts of one step after the other."""
         life, acts = ShareLife(), list(FIRST_ACTS)
-        while acts:
-            event = self._attempt(acts.pop(0))
-            if event is not None:
-                acts = list(life.happens(event))
+        try:
+            while acts:
+                event = self._attempt(acts.pop(0))
+                if event is not None:
+                    acts = list(life.happens(event))
+        except RuntimeError as problem:  # an event that cannot be: a share that nobody serves must not go unnoticed
+            self._shares.fail(problem)
 
     def _attempt(self, act: Act) -> Event | None:
         try:

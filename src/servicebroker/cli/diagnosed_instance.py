@@ -24,7 +24,7 @@ from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.facts import find_timeouts
 from servicebroker.engine.diagnosis.findings import HostFacts, UnseenFacts
 from servicebroker.engine.remote.mirrored_pairs import find_standing
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.protocol.mirroring import Role
 from servicebroker.store.connection import connect, is_url, one_line, urls_of_hosts
 from servicebroker.store.direct import DirectConnection, run_command
@@ -89,11 +89,16 @@ class DiagnosedInstance:
 
     def find_timeouts(self) -> dict[str, int]:
         """Return the timeouts that interrupt applications of this role, in milliseconds."""
-        with (
-            self._noting("timeouts of the role"),
-            connect(self.url, application_name=self._program, keeps_timeouts=True) as connection,
-        ):
-            return run(connection, find_timeouts())
+        subject = "timeouts of the role"
+        try:
+            with (
+                self._noting(subject),
+                connect(self.url, application_name=self._program, keeps_timeouts=True) as connection,
+                self._deadline(connection),
+            ):
+                return run(connection, find_timeouts())
+        except Unreachable as problem:  # the server may have no room for a second connection
+            self._note(subject, str(problem))
         return {}
 
     def find_hosts(self) -> list[HostFacts]:

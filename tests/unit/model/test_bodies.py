@@ -44,7 +44,9 @@ class Named(pydantic.BaseModel):
     order_id: int = pydantic.Field(alias="orderId")
     note: str = pydantic.Field("", validation_alias="remark")
     item: str = pydantic.Field(
-        "", serialization_alias="article", validation_alias=pydantic.AliasChoices("article", "art")
+        "",
+        serialization_alias="article",
+        validation_alias=pydantic.AliasChoices("article", "art", pydantic.AliasPath("goods", 0)),
     )
 
     @pydantic.computed_field  # type: ignore[prop-decorator]
