@@ -24,7 +24,7 @@ over rows in memory. The next statement sees committed rows, as in READ COMMITTE
 * Nothing waits. Where PostgreSQL would wait for another transaction, the verb does nothing and raises `WouldWait`.
 * The time is the instance's clock, which stands still until a test moves it.
 
-Begin with `memory.py`, then `delivery.py`. `failures.py` has the policies of workers, `pytest_plugin.py` the fixtures.
+Begin with `memory.py`, then `delivery.py`. `failures.py` has the policies of workers.
 """
 
 from servicebroker.testing.asyncio_instance import AsyncDatabase, AsyncInstance, AsyncTransaction, open_async

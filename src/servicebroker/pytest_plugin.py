@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def broker() -> Iterator[Instance]:
     """An instance in memory, new for each test."""
-    from servicebroker import testing  # not for the runs of other packages
+    from servicebroker import testing  # here: runs of other packages do not need it
 
     with testing.open() as instance:
         yield instance
