@@ -221,8 +221,9 @@ def server(pytestconfig: pytest.Config) -> Iterator[EmbeddedServer]:
         with server:
             with psycopg.connect(server.url, autocommit=True) as connection:
                 connection.execute("alter system set fsync = off")  # no power failure in tests
-                connection.execute("alter system set full_page_writes = off")
                 connection.execute("alter system set max_wal_size = '256MB'")  # the server may lie in memory
+                # after each copy of a database, which is a checkpoint, every page goes into the log as a whole
+                connection.execute("alter system set wal_compression = off")
                 # a look at each of its many databases, of which most are gone after some seconds
                 connection.execute("alter system set autovacuum_naptime = '60s'")
                 connection.execute("alter role all set servicebroker.allow_data_loss = on")
