@@ -325,13 +325,20 @@ def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Br
     handle = begin(database)
     database.send(handle, ORDER, b"1")
     database.process(STOCK_QUEUE, lambda tx, messages: 1 / 0, poison=lambda failure: sb.SetAside())
+    (letter,) = database.set_aside_messages()
     pages = [
         browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}"),
         browser.page("i/0/conversation", handle=handle),
         browser.page("i/0/poison"),
     ]
     asked = [words(one) for page in pages for one in page.xpath("//details[contains(@class, 'asks')]//button")]
-    assert asked == [f"Switch off dbo.{STOCK_QUEUE}", f"End {handle}", f"Remove {handle}", "Discard message 1"]
+    assert asked == [
+        f"Switch off dbo.{STOCK_QUEUE}",
+        f"End {handle}",
+        f"Remove {handle}",
+        f"Discard message {letter.set_aside_id}",
+    ]
+    database.discard_message(letter.set_aside_id)  # the page shows those of all tests
 
 
 def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database, browser: Browser) -> None:

@@ -32,4 +32,4 @@ def test_an_exception_is_a_failure(corpus: Corpus, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(trials, "check", fail)
     (failure,) = judge_case(corpus, 0, tmp_path, None)
-    assert (failure.judge, failure.problem) == ("check", "IndexError: no such token in test_script_fuzzing.py fail")
+    assert (failure.judge, failure.problem) == ("check", "IndexError: no such token in test_script_mutations.py fail")
