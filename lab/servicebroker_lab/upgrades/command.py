@@ -29,7 +29,7 @@ from servicebroker_lab.upgrades.application import CONVERSATION_COUNT, EAST, WES
 STEP_TIMEOUT_S = 300.0  # for a part of the exchange
 POLL_INTERVAL_S = 0.1
 PROCESS_TIMEOUT_S = 60.0  # for a process to end
-PORTS = 20_000, 32_000  # of daemons
+PORT_RANGE = 20_000, 32_000  # of daemons
 LOG_CHARACTERS = 2_000  # of the log of a side whose process has failed
 
 
@@ -206,7 +206,7 @@ def _database(server: str, name: str) -> str:
 def _free_port() -> int:
     """Return a free port that an endpoint may have: a dynamic one may not."""
     while True:
-        port = random.SystemRandom().randrange(*PORTS)
+        port = random.SystemRandom().randrange(*PORT_RANGE)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
