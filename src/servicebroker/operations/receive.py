@@ -10,6 +10,7 @@ from servicebroker.model.arguments import check_count, check_wait
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
+from servicebroker.model.workers import Worker
 from servicebroker.operations.operation import Operation
 
 
@@ -43,6 +44,11 @@ class Receive(Operation[list[Message]]):
     conversation_handle: UUID | None = None
     conversation_group_id: UUID | None = None
     wait: float = 0.0
+
+    @classmethod
+    def of_worker(cls, worker: Worker, wait: float = 0.0) -> Receive:
+        """Return the RECEIVE of a worker, which waits `wait` seconds for a message."""
+        return cls(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=wait)
 
     @property
     def patience(self) -> float:

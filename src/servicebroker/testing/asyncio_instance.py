@@ -190,10 +190,10 @@ class AsyncDatabase(_AwaitableMethods):
 
     async def _run_worker_once(self, worker: Worker, raises: bool) -> bool:
         if not raises:
-            operation = worker_calls.receive_of(worker)
+            operation = Receive.of_worker(worker)
             return bool(await self._take(operation, partial(worker_calls.handle, worker), worker.poison))
         async with self.transaction() as transaction:
-            messages = await transaction.run(worker_calls.receive_of(worker))
+            messages = await transaction.run(Receive.of_worker(worker))
             for group_of_messages in worker_calls.group_messages(messages):
                 await worker_calls.handle(worker, transaction, group_of_messages)
         return bool(messages)

@@ -257,14 +257,14 @@ class Database(Verbs):
             BrokerError: 402 no worker, or one that a database cannot run.
         """
         worker_calls.check([worker], 1, is_async=False)
-        return self._take(worker_calls.receive_of(worker), partial(worker_calls.handle, worker), worker.poison)
+        return self._take(Receive.of_worker(worker), partial(worker_calls.handle, worker), worker.poison)
 
     def _run_worker_once(self, worker: Worker, raises: bool) -> bool:
         """Process the messages of one RECEIVE. Returns True if there were any."""
         if not raises:
             return bool(self.run_worker_once(worker))
         with self.transaction() as transaction:
-            messages = transaction.run(worker_calls.receive_of(worker))
+            messages = transaction.run(Receive.of_worker(worker))
             for group_of_messages in worker_calls.group_messages(messages):
                 worker_calls.run_to_end(worker_calls.handle(worker, transaction, group_of_messages))
         return bool(messages)

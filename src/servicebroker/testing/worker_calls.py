@@ -14,7 +14,6 @@ from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
 from servicebroker.model.workers import Worker
-from servicebroker.operations.receive import Receive
 
 T = TypeVar("T")
 
@@ -33,11 +32,6 @@ def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> Non
         if not isinstance(worker, Worker):
             raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=is_async)
-
-
-def receive_of(worker: Worker) -> Receive:
-    """Return the RECEIVE of a worker."""
-    return Receive(worker.queue, top=worker.batch or 1, groups=worker.groups)
 
 
 def group_messages(messages: Iterable[Message]) -> list[list[Message]]:

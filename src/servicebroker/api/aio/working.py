@@ -85,7 +85,7 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
     guard = AsyncFailureHandler(
         database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends
     )
-    operation = Receive(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=_IDLE_WAIT_S)
+    operation = Receive.of_worker(worker, _IDLE_WAIT_S)
     stop = StopDetector()
     while not over.is_set():
         began = time.monotonic()
