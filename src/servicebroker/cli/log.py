@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from servicebroker.cli import shutdown
-from servicebroker.cli.output import block, errors_into, log_handler
+from servicebroker.cli.output import block, errors_into, hidden, log_handler
 from servicebroker.model.wording import cleaned, counted
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
@@ -136,7 +136,7 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, in which nothing steers a terminal or looks like another record."""
-        text = cleaned(" ".join(record.getMessage().split()), _MAX_LINE_CHARACTERS)
+        text = cleaned(" ".join(hidden(record.getMessage()).split()), _MAX_LINE_CHARACTERS)
         said = self._template.format(time=_time(record), level=record.levelname, text=text)
         return block(f"{said}\n{self.formatException(record.exc_info)}") if record.exc_info else said
 
@@ -149,7 +149,7 @@ class _Json(logging.Formatter):
         told |= getattr(record, "fields", {})
         if record.exc_info:
             told["trace"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+        return json.dumps({key: hidden(value) if type(value) is str else value for key, value in told.items()})
 
 
 def _time(record: logging.LogRecord) -> str:

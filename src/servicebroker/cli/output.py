@@ -35,19 +35,35 @@ class _StandardError:
     log: Callable[[str], None] | None = None
 
 
+class _Mask:
+    """The function that hides secrets of this process in what it prints."""
+
+    hide: Callable[[str], str] = staticmethod(lambda text: text)
+
+
 _standard_error = _StandardError()
 
 HANGING = "  "  # begins each further line of a text from outside: no line of ours begins so where one could be forged
 
 
+def mask_with(hide: Callable[[str], str]) -> None:
+    """Hide secrets from now on, in lines, in blocks and in the log: `hide` returns a text without them."""
+    _Mask.hide = staticmethod(hide)
+
+
+def hidden(text: str) -> str:
+    """Return text without secrets."""
+    return _Mask.hide(text)
+
+
 def line(text: object) -> str:
     """Return text as one line that steers no terminal."""
-    return cleaned(str(text), None)
+    return cleaned(hidden(str(text)), None)
 
 
 def block(text: str, *, hanging: str = HANGING) -> str:
     """Return text of several lines; every line after the first begins with `hanging`, and tabs stay."""
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = hidden(text).replace("\r\n", "\n").split("\n")
     return f"\n{hanging}".join(cleaned(part, None, keep="\t") for part in lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from servicebroker.pipeline.definition import (
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
+from servicebroker.pipeline.variables import masked, resolved
 from servicebroker.store.connection import is_url
 
 _SOURCE_OPTIONS = {
@@ -61,7 +63,7 @@ def read_pipeline(path: Path) -> Pipeline:
         return parse_pipeline(text, path.resolve().parent)
     except DefinitionError as problem:
         line = line_of(text, problem.place)
-        raise InstanceError(f"{path}:{line}: {_path_prefix(problem.place)}{problem}.") from None
+        raise InstanceError(f"{path}:{line}: {_path_prefix(problem.place)}{masked(str(problem))}.") from None
     except ValueError as problem:
         raise InstanceError(f"{path}: {problem}.") from None
 
@@ -69,11 +71,13 @@ def read_pipeline(path: Path) -> Pipeline:
 def parse_pipeline(text: str, folder: Path) -> Pipeline:
     """Return the pipeline that a text describes. Paths in the text are relative to `folder`.
 
+    `${NAME}` in a text is the value of an environment variable (`variables.py`).
+
     Raises:
         ValueError: the text is not TOML.
         DefinitionError: the TOML is not a valid pipeline.
     """
-    document = TomlTable(parse_toml(text))
+    document = TomlTable(resolved(parse_toml(text), os.environ))
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),

@@ -19,7 +19,8 @@ from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.quarantine_counts import describe as describe_counts
-from servicebroker.pipeline.queue_run import QueueRun
+from servicebroker.pipeline.queue_run import QueueRun, QueueState
+from servicebroker.pipeline.variables import masked
 
 FILE_NAME = "_last_run.json"
 WRITE_INTERVAL_S = 1.0  # between two writes of the file during a run
@@ -61,13 +62,13 @@ class LastRun:
             "process": os.getpid(),
             "began": self.began,
             "ended": ended,
-            "error": error or None,
+            "error": masked(error) or None,
             "queues": [
                 {
                     "queue": queue_run.label,
                     "state": str(queue_run.state),
                     **queue_run.counts(),
-                    "reason": queue_run.reason or None,
+                    "reason": masked(queue_run.reason) or None,
                 }
                 for queue_run in self.queues
             ],
@@ -95,6 +96,9 @@ def read_last_run(pipeline: Pipeline) -> dict[str, Any] | None:
         return None
     if content["ended"] is None and content["host"] == socket.gethostname() and not _is_alive(content["process"]):
         content["error"] = f"It was killed: its process {content['process']} is gone, and has noted no end."
+        for queue in content["queues"]:
+            if queue["state"] in (QueueState.RUNNING, QueueState.WAITING):
+                queue["state"] = str(QueueState.STOPPED)
     return content
 
 

@@ -12,6 +12,7 @@ from servicebroker.engine.catalog.catalog import Catalog, find_queue
 from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.names import split_queue_name
+from servicebroker.pipeline.held_back import HeldBack, Holder
 from servicebroker.pipeline.open_database import OpenDatabase, has_table
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.pipeline.stream import frontier
@@ -212,6 +213,31 @@ class QueueLease:
         )[:1]:
             progress |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return progress
+
+    def find_held_back(self, before: HeldBack | None = None) -> HeldBack | None:
+        """Return the committed messages that the oldest open transaction holds back; None if there are none.
+
+        `before`: only those of an earlier look that are still in the queue, whoever holds them back now.
+        """
+        ((oldest, following, drawn),) = execute(
+            self.connection,
+            "queue_lease.find_held_back.find_frontier",
+            "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint, last_value "
+            f"from servicebroker.queue_{self.queue_id}_order, pg_current_snapshot() s",
+        )
+        if before is None and oldest == following:  # no transaction is open, so nothing has to be counted
+            return None
+        first, upto = (before.frontier, before.upto) if before else (oldest, drawn)
+        ((messages,),) = execute(
+            self.connection,
+            "queue_lease.find_held_back.count",
+            frontier.held_back_sql(self.queue_id),
+            *(str(first), upto),
+        )
+        if not messages:
+            return None
+        holders = execute(self.connection, "queue_lease.find_held_back.find_holder", frontier.HOLDER)
+        return HeldBack(first, upto, messages, Holder(*holders[0]) if holders else None, oldest < following)
 
     def measure(self, window_slice: Slice, *, system_messages: bool) -> tuple[int, int]:
         """Return the number of messages of a batch, and the bytes of their bodies."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
+from servicebroker.pipeline.held_back import DEFAULT_WAIT_S, HeldBack
 from servicebroker.pipeline.quarantine_counts import Counts, by_message_type, describe
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_DELAY_S = 1.0  # from a failure to the next start; doubled with each further failure
 MAX_RETRY_DELAY_S = 60.0
+HELD_BACK_POLL_INTERVAL_S = 0.5  # between two looks at the messages that an open transaction holds back
 MAX_STARTS_WITHOUT_BATCH = 5  # a query that is to end fails for good after so many starts without progress
 
 _log = logging.getLogger("servicebroker.pipeline")
@@ -32,6 +34,8 @@ class QueueState(StrEnum):
     WAITING = "waits for its start"
     RUNNING = "runs"
     ENDED = "ended"
+    HELD_BACK = "ended with messages held back"
+    STOPPED = "was stopped"
     FAILED = "failed"
 
 
@@ -60,6 +64,9 @@ class QueueRun:
         on_event: called with each event.
         read_quarantine: returns the quarantine counts of the sink since the run began.
         quarantined: quarantine counts; they may be known before Spark reports their batch.
+        find_held_back: returns the messages that an open transaction holds back (`QueueLease.find_held_back`).
+        wait_s: a query that is to end starts so much later at most, if messages are held back.
+        held_back: these messages, if the wait was in vain.
     """
 
     queue: QueueRule
@@ -76,6 +83,9 @@ class QueueRun:
     behind: dict[str, Any] = field(default_factory=dict)
     on_event: EventListener = lambda queue_run, event: None
     read_quarantine: Callable[[], Counts] = Counter
+    find_held_back: Callable[[HeldBack | None], HeldBack | None] = lambda before: None
+    wait_s: float = DEFAULT_WAIT_S
+    held_back: HeldBack | None = None
     quarantined: Counts = field(default_factory=Counter)
     _started: Started | None = None
     _next_start: float = 0.0  # by `clock`
@@ -83,6 +93,8 @@ class QueueRun:
     _batch: int = -1
     _read: tuple[int, int] = (0, 0)  # messages and bytes that the reader has counted since the last start
     _last_timestamp: object = None  # of the last progress that was taken in
+    _wait_end: float | None = None  # by `clock`, of the wait for an open transaction
+    _start_s: float | None = None  # duration of the last start, until its event is logged
     _logged: Counts = field(default_factory=Counter)  # the part of `quarantined` that batch events have reported
 
     @property
@@ -93,7 +105,12 @@ class QueueRun:
     @property
     def is_over(self) -> bool:
         """True if the query will not be started again."""
-        return self.state in (QueueState.ENDED, QueueState.FAILED)
+        return self.state in (QueueState.ENDED, QueueState.HELD_BACK, QueueState.STOPPED, QueueState.FAILED)
+
+    @property
+    def has_run(self) -> bool:
+        """True if the last start of the query has succeeded."""
+        return self.state in (QueueState.RUNNING, QueueState.ENDED, QueueState.HELD_BACK)
 
     @property
     def is_due(self) -> bool:
@@ -101,7 +118,9 @@ class QueueRun:
         return self.state is QueueState.WAITING and self.clock() >= self._next_start
 
     def start_query(self) -> None:
-        """Start the query."""
+        """Start the query. One that is to end first waits for messages that an open transaction holds back."""
+        if self.once and self._must_wait():
+            return
         started_at = self.clock()
         try:
             self._started = self.start()
@@ -111,7 +130,20 @@ class QueueRun:
             return
         self.state = QueueState.RUNNING
         self._batch, self._read, self._last_timestamp = -1, (0, 0), None
-        self._log_event(logging.INFO, "queue started", "is read", seconds=round(self.clock() - started_at, 1))
+        self._start_s = round(self.clock() - started_at, 1)
+
+    def _must_wait(self) -> bool:
+        """Return True, and plan another look, while messages are held back and `wait_s` is not over."""
+        self.held_back = self.find_held_back(None)
+        if self.held_back is None:
+            return False
+        now = self.clock()
+        if self._wait_end is None:
+            self._wait_end = now + self.wait_s
+            text = f"waits up to {self.wait_s:g} s: {self.held_back}"
+            self._log_event(logging.WARNING, "queue waits", text, held_back=self.held_back.messages)
+        self._next_start = now + HELD_BACK_POLL_INTERVAL_S
+        return now < self._wait_end
 
     def poll(self) -> None:
         """Take in progress that Spark has reported since the last poll."""
@@ -122,6 +154,9 @@ class QueueRun:
         query = self._started.query
         is_active = query.isActive  # asked first: a query that fails in between is noticed at the next poll
         problem = query.exception()
+        if self._start_s is not None and problem is None and (not is_active or _is_open(query)):
+            self._log_event(logging.INFO, "queue started", "is read", seconds=self._start_s)
+            self._start_s = None
         self._take_in(query)
         self.take_quarantined()
         if problem is not None:
@@ -129,14 +164,28 @@ class QueueRun:
             self._fail(reason(problem), final=is_final(problem))
         elif not is_active:
             self._clear()
+            self._end()
+
+    def _end(self) -> None:
+        """Log the end of a query that has read what it could."""
+        if self.held_back is not None:
+            self.held_back = self.find_held_back(self.held_back)
+        if self.held_back is None:
             self.state = QueueState.ENDED
-            text = f"has nothing more: {self.describe_landed()}"
-            self._log_event(logging.INFO, "queue ended", text, **self.counts())
+            self._log_event(
+                *(logging.INFO, "queue ended", f"has nothing more: {self.describe_landed()}"), **self.counts()
+            )
+            return
+        self.state = QueueState.HELD_BACK
+        self.reason = f"{self.held_back}: {self.held_back.remedy}"
+        text = f"has landed {self.describe_landed()}, and {self.reason}"
+        self._log_event(logging.WARNING, "queue ended", text, **self.counts())
 
     def stop(self) -> None:
         """Stop the query, if it runs."""
         if not self.is_over:
             self.on_event(self, "queue stopped")
+            self.state = QueueState.STOPPED
         if self._started is not None:
             self._started.query.stop()
             self._clear()
@@ -152,8 +201,9 @@ class QueueRun:
         }
 
     def counts(self) -> dict[str, Any]:
-        """Return the totals, and the quarantine counts by message type and reason."""
-        return self.totals() | {"quarantined_by_rule": by_message_type(self.quarantined)}
+        """Return the totals, the messages held back, and the quarantine counts by message type and reason."""
+        held_back = self.held_back.messages if self.held_back else 0
+        return self.totals() | {"held_back": held_back, "quarantined_by_rule": by_message_type(self.quarantined)}
 
     def describe_landed(self) -> str:
         """Return the totals since the run began as a phrase."""
@@ -229,6 +279,12 @@ class QueueRun:
         event_fields = {"event": event, "queue": self.label, **fields}
         _log.log(level, "The queue '%s' %s", self.label, f"{text}.".replace("..", "."), extra={"fields": event_fields})
         self.on_event(self, event)
+
+
+def _is_open(query: StreamingQuery) -> bool:
+    """True if the process that plans the query has found the queue: Spark has asked for offsets and got them."""
+    message = query.status["message"]
+    return not message.startswith(("Initializing", "Getting offsets"))
 
 
 def _in_quarantine(counts: Counts) -> str:

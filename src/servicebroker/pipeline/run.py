@@ -7,14 +7,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from servicebroker.model.errors import InstanceError, Unreachable
+import psycopg
+
+from servicebroker.model.errors import InstanceError, ServiceBrokerError, Unreachable
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.held_back import DEFAULT_WAIT_S, HeldBack, MessagesHeldBack
 from servicebroker.pipeline.last_run import LastRun
 from servicebroker.pipeline.lineage import lineage_listener
 from servicebroker.pipeline.options import source_options
@@ -93,6 +96,7 @@ class Run:
         Raises:
             InstanceError: Java has ended, or a query has failed for good.
             TooManyQuarantined: more messages are in quarantine than allowed.
+            MessagesHeldBack: an open transaction holds back committed messages.
         """
         while not self.is_over:
             self.poll()
@@ -100,11 +104,12 @@ class Run:
         self.check()
 
     def check(self) -> None:
-        """Report queries that have failed for good, then check the quarantine.
+        """Report queries that have failed for good, then check the quarantine, then messages that are held back.
 
         Raises:
             InstanceError: some have failed; the text has the reason of each.
             TooManyQuarantined: more messages are in quarantine than allowed.
+            MessagesHeldBack: an open transaction holds back committed messages.
         """
         failed_queues = [queue for queue in self.queues if queue.state is QueueState.FAILED]
         if failed_queues:
@@ -115,6 +120,9 @@ class Run:
                 )
             )
         self.check_quarantine()
+        held_back = [queue for queue in self.queues if queue.state is QueueState.HELD_BACK]
+        if held_back:
+            raise MessagesHeldBack(" ".join(f"The queue '{queue.label}': {queue.reason}." for queue in held_back))
 
     def check_quarantine(self) -> None:
         """Compare the quarantine with its limits.
@@ -128,12 +136,17 @@ class Run:
 
 @contextmanager
 def running(
-    pipeline: Pipeline, *, once: bool, master: str | None = None, fails_on_quarantine: bool = False
+    pipeline: Pipeline,
+    *,
+    once: bool,
+    master: str | None = None,
+    fails_on_quarantine: bool = False,
+    wait_s: float = DEFAULT_WAIT_S,
 ) -> Iterator[Run]:
     """Run the pipeline's queries for the block, and stop them at its end.
 
-    With `once` the queries end when they have read what was available. A Spark session that ran before goes on; our own
-    ends.
+    With `once` the queries end when they have read what was available. They first wait up to `wait_s` for an open
+    transaction that holds back committed messages. A Spark session that ran before goes on; our own ends.
     The state of the run is recorded beside the checkpoints (`LastRun`).
 
     Raises:
@@ -153,7 +166,13 @@ def running(
             path = counts_path(pipeline, queue)
             remove_counts(path)
             queue_runs.append(
-                QueueRun(queue, start, once, on_event=on_event, read_quarantine=partial(read_counts, path))
+                QueueRun(
+                    *(queue, start, once),
+                    on_event=on_event,
+                    read_quarantine=partial(read_counts, path),
+                    find_held_back=partial(_find_held_back, queue),
+                    wait_s=wait_s,
+                )
             )
         run = Run(queue_runs, limits_of(pipeline), fails_on_quarantine, pipeline.quarantine)
         last_run.queues = run.queues
@@ -187,15 +206,24 @@ def _end(run: Run, spark: SparkSession | None) -> None:
     from pyspark.errors import PySparkException
 
     errors_of_dead_java = PySparkException, Py4JError, OSError  # of Java that has ended
+    has_planners = [queue_run for queue_run in run.queues if queue_run.has_run]
     for queue_run in run.queues:
         with contextlib.suppress(*errors_of_dead_java):
             queue_run.stop()
     if spark is not None:
         with contextlib.suppress(*errors_of_dead_java):
             spark.stop()
-    for queue_run in run.queues:
-        if queue_run.state in (QueueState.RUNNING, QueueState.ENDED):
-            _wait_until_free(queue_run.queue)
+    for queue_run in has_planners:
+        _wait_until_free(queue_run.queue)
+
+
+def _find_held_back(queue: QueueRule, before: HeldBack | None) -> HeldBack | None:
+    """Return the messages of a queue that an open transaction holds back; `before` if the server cannot be asked."""
+    try:
+        with closing(QueueLease.open(source_options(queue.source_options()))) as lease:
+            return lease.find_held_back(before)
+    except (ServiceBrokerError, psycopg.Error):
+        return before
 
 
 def _wait_until_free(queue: QueueRule) -> None:

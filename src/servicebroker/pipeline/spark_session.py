@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -50,13 +51,19 @@ def spark_session(
             outlives a killed driver for a moment.
 
     Raises:
-        InstanceError: pyspark or Java is missing, Java is too old, or Spark does not start.
+        InstanceError: pyspark or Java is missing, Java is too old, Spark does not start, or this process is a client of
+            Spark Connect.
     """
     try:
         from pyspark import SparkConf, SparkContext
-        from pyspark.sql import SparkSession
+        from pyspark.sql import SparkSession, is_remote
     except ImportError:
         raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
+    if is_remote() or "SPARK_REMOTE" in os.environ:
+        raise InstanceError(
+            "This process is a client of Spark Connect, and a pipeline starts its queries in a Spark of its own: run "
+            "it without SPARK_REMOTE and without a remote session, for example by 'servicebroker pipeline run'."
+        )
     if is_running():
         # The session of another thread is not active in this one.
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
@@ -105,6 +112,7 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(tasks),
         # Few large batches cost less between Java and Python than many small ones.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.sql.redaction.options.regex": "(?i)url|^instance$|^pipeline$",  # a plan shows other options
         "spark.sql.streaming.stopTimeout": "10s",  # the default is no timeout, and a query that hangs would never stop
         "spark.python.authenticate.socketTimeout": "120s",  # 15 s are too few for Python on a busy machine
         "spark.python.daemon.module": "servicebroker.pipeline.worker_daemon",
@@ -163,6 +171,19 @@ def register_formats(session: SparkSession) -> None:
 
     for source in (ServiceBrokerSource, DeltaSink, WarehouseSink):
         session.dataSource.register(source)
+
+
+def check_modules(table_format: str) -> None:
+    """Find the modules that a run imports, some of them only in the processes of Spark.
+
+    Raises:
+        InstanceError: one is missing.
+    """
+    extra = "spark,iceberg" if table_format == "iceberg" else "spark"
+    library = "pyiceberg" if table_format == "iceberg" else "deltalake"
+    for module in ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_postgresql", library):
+        if find_spec(module) is None:
+            raise InstanceError(f"{module} is not installed: pip install 'servicebroker[{extra}]'.")
 
 
 def check_java() -> None:

@@ -317,9 +317,26 @@ def test_the_status_looks_again_and_tells_of_a_server_that_is_away(feed, write, 
         assert (here["behind"]["messagesBehind"], here["problem"]) == (2, None)
         assert (there["queue"], there["behind"]) == ("Shop.Away", {})
         assert str(unused_port) in there["problem"]
-    shown = " ".join(pipeline("status", path).stdout.split())
+    shown = " ".join(pipeline("status", path, code=1).stdout.split())
     assert f"Shop.Away: {there['problem']}"[:60] in shown
     assert str(unused_port) in pipeline("check", path, code=1).stderr
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_run_with_an_end_names_the_transaction_that_holds_messages_back(feed, write):
+    path = write(feed)
+    with feed.database.transaction() as slow:
+        slow.send(feed.dialog(), LINE, b"{}")
+        feed.dialog(*(b'{"id": %d}' % number for number in range(10)))
+        done = pipeline("run", path, "--once", "--wait", "1", "--json", code=4)
+        assert until(iter(in_json(done.stderr)), "queue waits")["held_back"] == 10
+        assert "10 committed messages are held back by process" in in_json(done.stderr)[-1]["message"]
+        (result,) = json.loads(done.stdout)["queues"]
+        assert (result["messages"], result["held_back"]) == (0, 10)
+        assert "10 committed messages are held back" in pipeline("status", path).stdout
+    pipeline("run", path, "--once")
+    assert len(rows(path, "lines")) == 10
 
 
 @pytest.mark.full
@@ -399,6 +416,11 @@ def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
     path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
     assert "Nowhere" in pipeline("check", path, code=1).stderr
     assert "could run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
+    secret = write(feed)
+    secret.write_text(secret.read_text().replace("tables", "ftp://${SECRET_PLACE}/x"))
+    refused = ran("pipeline", "check", secret, env=os.environ | {"SECRET_PLACE": "hush-hush"}, timeout=60)
+    assert "hush" not in refused.stderr
+    assert "tables are in local folders" in refused.stderr
     other = write(feed)
     other.write_text(other.read_text().replace(f'type = "{LINE}"', 'type = "Lien"'))
     assert told("check", other)["unknown_types"] == ["Lien"]

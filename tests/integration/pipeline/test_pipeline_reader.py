@@ -146,6 +146,26 @@ def test_an_unfinished_transaction_holds_back_only_what_came_later(feed, reader)
     assert sorted(bodies(reader, end, later)) == [b"fast", b"slow"]
 
 
+def test_committed_messages_that_an_open_transaction_holds_back_are_counted_and_its_holder_named(feed):
+    handle = feed.dialog(b"before")
+    with contextlib.closing(QueueLease.open(source_options(feed.options))) as lease:
+        assert lease.find_held_back() is None
+        with feed.database.transaction() as slow:
+            slow.send(feed.dialog(), "Line", b"not committed")
+            feed.database.send(handle, "Line", b"held back")
+            held = lease.find_held_back()
+            assert (held.messages, held.holder.state, held.is_open) == (1, "idle in transaction", True)
+            assert str(held).startswith(f"1 committed message is held back by process {held.holder.process} of the")
+            assert (
+                held.remedy == f"end it there, or by select pg_terminate_backend({held.holder.process}), then run again"
+            )
+        assert lease.find_held_back() is None
+        left = lease.find_held_back(held)
+        assert "by a transaction that has ended meanwhile" in str(left)
+        feed.database.send(handle, "Line", b"after the first look")
+        assert lease.find_held_back(held) == left
+
+
 def test_available_now_stops_at_what_was_there(feed, reader):
     handle = feed.dialog(b"before")
     start = reader.initialOffset()

@@ -9,7 +9,22 @@ pytest.importorskip("pyspark")
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import spark_session as spark_session_module
-from servicebroker.pipeline.spark_session import check_java
+from servicebroker.pipeline.spark_session import check_java, check_modules
+
+
+def test_a_client_of_spark_connect_is_told_what_to_do(monkeypatch):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://elsewhere")
+    with pytest.raises(InstanceError, match="This process is a client of Spark Connect, and a pipeline starts"):
+        spark_session_module.spark_session("orders")
+
+
+def test_a_driver_that_only_a_task_imports_is_missed_by_name(monkeypatch):
+    check_modules("delta")
+    monkeypatch.setattr(spark_session_module, "find_spec", lambda name: None if name.startswith("adbc") else name)
+    with pytest.raises(
+        InstanceError, match=r"adbc_driver_postgresql is not installed: pip install 'servicebroker\[spark"
+    ):
+        check_modules("delta")
 
 
 def java_that_says(folder, text):

@@ -9,6 +9,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.file import line_of, read_pipeline
+from servicebroker.pipeline.variables import masked
 
 WHOLE = """\
 [pipeline]
@@ -61,6 +62,36 @@ def write(tmp_path, monkeypatch):
         return path
 
     return write
+
+
+def test_environment_variables_are_values_that_no_text_shows(write, tmp_path, monkeypatch):
+    text = WHOLE.replace("postgresql://shop", "postgresql://loader:${SHOP_PASSWORD}@shop").replace(
+        'name = "second shop"', 'name = "$${second} ${EMPTY}shop"'
+    )
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.delenv("SHOP_PASSWORD", raising=False)
+    with pytest.raises(InstanceError, match=r"toml:7: queue 1: the environment has no variable 'SHOP_PASSWORD'\."):
+        read_pipeline(write(text))
+    monkeypatch.setenv("SHOP_PASSWORD", "s3cret")
+    pipeline = read_pipeline(write(text))
+    assert pipeline.queues[0].instance == "postgresql://loader:s3cret@shop/broker"
+    assert pipeline.queues[1].label == "${second} shop"
+    assert masked(f"No route to {pipeline.queues[0].instance}") == (
+        "No route to postgresql://loader:${SHOP_PASSWORD}@shop/broker"
+    )
+    with pytest.raises(InstanceError) as refused:
+        read_pipeline(
+            write(text.replace('"//shop/Order"\nformat = "json"', '"//shop/Order"\nformat = "${SHOP_PASSWORD}"'))
+        )
+    assert "not '${SHOP_PASSWORD}'" in str(refused.value)
+    with pytest.raises(InstanceError, match=r"'\$\{' begins no \$\{NAME\}"):
+        read_pipeline(write(WHOLE.replace('"orders"', '"${env:X}"')))
+
+
+@pytest.mark.parametrize("warehouse", ["dbfs:/tables", "wasbs://x@y/z", "s3:/bucket/x"])
+def test_a_place_that_is_no_folder_of_this_machine_is_refused(write, warehouse):
+    with pytest.raises(InstanceError, match="tables are in local folders, or at s3://"):
+        read_pipeline(write(WHOLE.replace('"tables"', f'"{warehouse}"')))
 
 
 def test_a_whole_file_is_read(write, tmp_path):

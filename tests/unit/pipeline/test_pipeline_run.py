@@ -14,6 +14,8 @@ from pyspark.sql.pandas.utils import require_minimum_pandas_version
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import run as pipeline_run
 from servicebroker.pipeline.definition import OldCheckpoint, QueueRule
+from servicebroker.pipeline.failed_query import reason
+from servicebroker.pipeline.held_back import HeldBack, Holder, MessagesHeldBack
 from servicebroker.pipeline.metrics import Metrics
 from servicebroker.pipeline.queue_run import MAX_RETRY_DELAY_S, MAX_STARTS_WITHOUT_BATCH, QueueRun, QueueState, Started
 from servicebroker.pipeline.run import Run
@@ -33,8 +35,9 @@ class Progress:
 class Query:
     """As far as it is looked at."""
 
-    def __init__(self, is_active=False, problem=None, told=()):
+    def __init__(self, is_active=False, problem=None, told=(), message="Waiting for data to arrive"):
         self.isActive = is_active
+        self.status = {"message": message}
         self._problem = problem and StreamingQueryException(problem)
         self.recentProgress = list(told)
 
@@ -77,6 +80,84 @@ def test_it_has_ended_when_it_is_not_active():
     queries.run._started.query.isActive = False
     queries.poll()
     assert (queries.run.state, queries.cleared) == (QueueState.ENDED, 1)
+
+
+def test_a_queue_is_told_to_be_read_when_it_was_found(caplog):
+    caplog.set_level(logging.INFO, "servicebroker.pipeline")
+    refused = Query(problem=BROKEN, message="Getting offsets from servicebroker")
+    opening = Query(is_active=True, message="Getting offsets from servicebroker")
+    queries = Queries(refused, opening)
+    queries.poll()
+    queries.now = 1
+    queries.poll()
+    events = [record.fields["event"] for record in caplog.records]
+    assert events == ["queue restarts"]
+    opening.status = {"message": "Waiting for data to arrive"}
+    for _ in range(2):
+        queries.poll()
+    assert [record.fields["event"] for record in caplog.records][1:] == ["queue started"]
+
+
+HOLDER = Holder(4711, "psql", "shop", "broker", "idle in transaction", 75)
+
+
+def test_a_query_with_an_end_waits_for_a_transaction_that_holds_messages_back_and_names_it(caplog):
+    queries = Queries(Query(is_active=True), once=True)
+    held = [HeldBack(800, 20, 10, HOLDER, True)]
+    queries.run.find_held_back = lambda before: held[0]
+    for second in range(31):
+        queries.now = second
+        queries.poll()
+        assert queries.run.state is (QueueState.WAITING if second < 30 else QueueState.RUNNING)
+    queries.run._started.query.isActive = False
+    run = Run([queries.run])
+    queries.poll()
+    assert (queries.run.state, run.is_over) == (QueueState.HELD_BACK, True)
+    with pytest.raises(
+        MessagesHeldBack, match=r"10 committed messages are held back by process 4711 of the server"
+    ) as told:
+        run.check()
+    assert told.value.exit_code == 4
+    assert [record.fields["event"] for record in caplog.records] == ["queue waits", "queue ended"]
+    assert queries.run.counts()["held_back"] == 10
+
+    waiting = Queries(Query(is_active=True), once=True)
+    waiting.run.find_held_back = lambda before: held[0]
+    waiting.poll()
+    held[0], waiting.now = None, 1
+    waiting.poll()
+    waiting.run._started.query.isActive = False
+    waiting.poll()
+    assert waiting.run.state is QueueState.ENDED
+
+
+def test_a_queue_that_is_stopped_does_not_run_any_more():
+    queries = Queries(Query(is_active=True))
+    queries.poll()
+    queries.run._started.query.stop = lambda: None
+    queries.run.stop()
+    assert queries.run.state is QueueState.STOPPED
+
+
+PYTHON_FAILURE = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_ERROR] \
+Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):
+  File "/opt/pyspark/runner.py", line 1, in main
+    latest_offset_func(reader, outfile)
+{kind}: {text}
+. SQLSTATE: 38000"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("psycopg.errors.AdminShutdown", "terminating connection", "AdminShutdown: terminating connection"),
+        ("KeyError", "'x'", "KeyError: 'x'"),
+        ("servicebroker.model.errors.Unreachable", "It is away.", "It is away."),
+        ("servicebroker.pipeline.sinks.tables.Conflict", "Another commit.", "Another commit."),
+    ],
+)
+def test_a_failure_in_python_is_told_without_its_traceback(kind, text, told):
+    assert reason(StreamingQueryException(PYTHON_FAILURE.format(kind=kind, text=text))) == told
 
 
 def test_pauses_grow_up_to_a_minute_and_a_batch_makes_them_short_again(caplog):

@@ -21,7 +21,7 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.metrics_server import served
 from servicebroker.cli.options import JsonOption
-from servicebroker.cli.output import line, say, say_json
+from servicebroker.cli.output import line, mask_with, say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from servicebroker.pipeline.definition import Pipeline
     from servicebroker.pipeline.queue_run import QueueRun
     from servicebroker.pipeline.run import Run
+    from servicebroker.pipeline.sinks.maintenance import Status
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues into tables of a warehouse, through Spark.")
 
@@ -58,6 +59,12 @@ def run(
         bool,
         typer.Option("--fail-on-quarantine", help="Exit code 3 when a message of this run went into quarantine."),
     ] = False,
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="With --once: how long to wait for open transactions that hold back messages."
+        ),
+    ] = 30.0,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the result as one JSON object on standard output, the log as JSON lines."),
@@ -66,7 +73,7 @@ def run(
     """Land messages in the pipeline's tables, each once.
 
     A terminal shows a live line; elsewhere each start, batch, restart and end is a line of the log. Exit code 3 when
-    more messages went into quarantine than the limits allow.
+    more messages went into quarantine than the limits allow, 4 when an open transaction held back committed messages.
     """
     console = Terminal(error=True)
     shows = console.is_terminal and not as_json
@@ -97,7 +104,7 @@ def run(
         with (
             nullcontext() if metrics_port is None else served(metrics.registry, metrics_host, metrics_port),
             console.status("Starting Spark") if shows else nullcontext() as live,
-            running(pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine) as found,
+            running(pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait) as found,
         ):
             metrics.queues = found.queues
             while not found.is_over and not over.is_set():
@@ -170,9 +177,10 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     from servicebroker.pipeline.schema_registry import check_registry
     from servicebroker.pipeline.sinks.maintenance import status as look
     from servicebroker.pipeline.sinks.maintenance import unknown_types
-    from servicebroker.pipeline.spark_session import check_java
+    from servicebroker.pipeline.spark_session import check_java, check_modules
 
     check_java()
+    check_modules(pipeline.format)
     for url in {rule.registry for rule in pipeline.messages} - {""}:
         check_registry(url)
     changes = _changes(pipeline)
@@ -207,27 +215,34 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the last run, the tables, what lies in quarantine and why, and how far behind each queue is."""
+    """Show the last run, the tables, what lies in quarantine and why, and how far behind each queue is.
+
+    Exit code 1 if a queue cannot be reached; the rest is shown.
+    """
     pipeline = _read(file)
+    from servicebroker.pipeline.sinks.maintenance import status as look
+
     if not watch:
-        say_json(_status_told(pipeline)) if as_json else Terminal().print(_status(pipeline))
+        found = look(pipeline)
+        say_json(_status_told(pipeline, found)) if as_json else Terminal().print(_status(pipeline, found))
+        if any(queue.problem for queue in found.queues):
+            raise typer.Exit(1)
         return
     with suppress(KeyboardInterrupt):
         if as_json or not Terminal().is_terminal:
             while True:
-                say_json(_status_told(pipeline)) if as_json else Terminal().print(_status(pipeline))
+                found = look(pipeline)
+                say_json(_status_told(pipeline, found)) if as_json else Terminal().print(_status(pipeline, found))
                 time.sleep(WATCH_INTERVAL_S)
-        with Live(_status(pipeline), console=Terminal(), screen=True, auto_refresh=False) as page:
+        with Live(_status(pipeline, look(pipeline)), console=Terminal(), screen=True, auto_refresh=False) as page:
             while True:
                 time.sleep(WATCH_INTERVAL_S)
-                page.update(_status(pipeline), refresh=True)
+                page.update(_status(pipeline, look(pipeline)), refresh=True)
 
 
-def _status_told(pipeline: Pipeline) -> dict[str, Any]:
+def _status_told(pipeline: Pipeline, found: Status) -> dict[str, Any]:
     from servicebroker.pipeline.last_run import read_last_run
-    from servicebroker.pipeline.sinks.maintenance import status as look
 
-    found = look(pipeline)
     return {
         "run": read_last_run(pipeline),
         "tables": [table._asdict() for table in found.tables],
@@ -236,11 +251,9 @@ def _status_told(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _status(pipeline: Pipeline) -> Group:
+def _status(pipeline: Pipeline, found: Status) -> Group:
     from servicebroker.pipeline.last_run import describe, read_last_run
-    from servicebroker.pipeline.sinks.maintenance import status as look
 
-    found = look(pipeline)
     shown = [
         (
             queue.queue,
@@ -343,6 +356,9 @@ def _read(file: Path) -> Pipeline:
         from servicebroker.pipeline.file import read_pipeline
     except ImportError:
         raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
+    from servicebroker.pipeline.variables import masked
+
+    mask_with(masked)
     return read_pipeline(file)
 
 

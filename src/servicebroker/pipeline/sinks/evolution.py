@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _REBUILD = "rebuild the table from bronze: servicebroker pipeline rebuild"
+_OTHER_FOLDER = "write to another folder"
 _WIDER = {("integer", "long"), ("float", "double")}
 
 
@@ -45,19 +46,27 @@ class SchemaChange:
 
 
 def plan_change(
-    name: str, table: pa.Schema, wanted: pa.Schema, optional: Container[str], *, has_rows: bool
+    name: str,
+    table: pa.Schema,
+    wanted: pa.Schema,
+    optional: Container[str],
+    *,
+    has_rows: bool,
+    is_of_pipeline: bool = True,
 ) -> SchemaChange:
     """Return the changes that the table `name` with the columns `table` needs for rows with the columns `wanted`.
 
     Args:
         optional: columns of `wanted` that may be null.
         has_rows: the table has rows; else it takes any type.
+        is_of_pipeline: a pipeline writes the table and can rebuild it; else a query of the user's own does.
 
     Raises:
         InstanceError: the change is impossible; the text names the column.
     """
     added: list[tuple[str, str]] = []
     widened: list[Widened] = []
+    rebuild = _REBUILD if is_of_pipeline else _OTHER_FOLDER
     spelled = {existing.lower(): existing for existing in table.names}
     for field in wanted:
         new = kind_of(field.type)
@@ -68,7 +77,7 @@ def plan_change(
             if has_rows and not _holds(new, old):
                 raise InstanceError(
                     f"The column '{field.name}' of the table '{name}' is {old} and cannot become {new}: keep {old}, "
-                    f"give the new column another name, or {_REBUILD}."
+                    f"give the new column another name, or {rebuild}."
                 )
             widened.append(Widened(field.name, old, new))
         elif field.name.lower() in spelled:
@@ -80,7 +89,7 @@ def plan_change(
         elif has_rows and field.name not in optional:
             raise InstanceError(
                 f"The column '{field.name}' is new in the table '{name}', whose rows have no value for it: make it "
-                f'optional, "{new}?", or {_REBUILD}.'
+                f'optional, "{new}?", or {rebuild}.'
             )
         else:
             added.append((field.name, new))

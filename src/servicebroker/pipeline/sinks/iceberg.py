@@ -145,8 +145,10 @@ class IcebergLocation:
 
 
 def _is_foreign(problem: Exception) -> bool:
-    """True if a catalog, its driver or a store raised the error, so that it is no mistake of ours."""
-    return isinstance(problem, OSError | ValueError) or type(problem).__module__.partition(".")[0] in (
+    """True if a catalog, its driver or a store raised the error, or the driver is missing: no mistake of ours."""
+    return isinstance(problem, OSError | ValueError | ModuleNotFoundError) or type(problem).__module__.partition(".")[
+        0
+    ] in (
         "pyiceberg",
         "requests",
         "sqlalchemy",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 STORE_SCHEMES = ("s3", "s3a", "gs", "abfss", "hdfs")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # dbfs:/ and s3://; a single letter is a drive
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # deltalake draws chains of causes with colours and arrows
 
 
@@ -49,11 +50,12 @@ def folder_at(text: str, base: Path) -> Folder:
     parts = urlsplit(text)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
-    if "://" not in text:
+    scheme = _SCHEME.match(text)
+    if scheme is None:
         return base / text
-    if parts.scheme not in STORE_SCHEMES:
+    if "://" not in text or parts.scheme not in STORE_SCHEMES:
         stores = ", ".join(f"{store}://" for store in STORE_SCHEMES)
-        raise ValueError(f"tables are in local folders, or at {stores}, not at {parts.scheme}://")
+        raise ValueError(f"tables are in local folders, or at {stores}, not at {scheme[0]}")
     if parts.password is not None or (parts.username is not None and parts.scheme != "abfss"):
         raise ValueError("credentials belong in the environment, not in a URL")
     if parts.query or parts.fragment:

@@ -201,7 +201,7 @@ def open_or_alter(
         Conflict: another writer has changed the table meanwhile.
     """
     table = location.open_or_create(mark_own_columns(schema), partition_by)
-    change = plan_schema_change(location, table, schema, partition_by, schema.names if optional is None else optional)
+    change = plan_schema_change(location, table, schema, partition_by, optional)
     if change and optional is None:
         sentences = ", it ".join(change.sentences())
         raise InstanceError(
@@ -216,9 +216,9 @@ def plan_schema_change(
     table: TableVersion,
     schema: pa.Schema,
     partition_by: Sequence[str],
-    optional: Container[str],
+    optional: Container[str] | None,
 ) -> SchemaChange:
-    """Return the changes that the table needs for rows with these columns.
+    """Return the changes that the table needs for rows with these columns. `optional` is as for `open_or_alter`.
 
     Raises:
         InstanceError: the table does not fit these rows; the text names the column.
@@ -227,7 +227,11 @@ def plan_schema_change(
     columns = table.columns
     types = {field.name: field.type for field in columns}
     has_differences = any(field.name not in types or types[field.name] != field.type for field in schema)
-    return plan_change(str(location), columns, schema, optional, has_rows=has_differences and bool(table.files()))
+    return plan_change(
+        *(str(location), columns, schema, schema.names if optional is None else optional),
+        has_rows=has_differences and bool(table.files()),
+        is_of_pipeline=optional is not None,
+    )
 
 
 def check_partitions(location: TableLocation, table: TableVersion, partition_by: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from servicebroker.store.queue import retain_gone
 
 OFFSET_VERSION = 1
 PRIORITIES = range(1, 11)
+_EVERY_PRIORITY = f"{{{','.join(map(str, PRIORITIES))}}}"  # as an array of SQL
 SYSTEM_TYPES = (names.ERROR_ID, names.END_DIALOG_ID, names.DIALOG_TIMER_ID)
 
 
@@ -389,6 +390,26 @@ BLOCKING = (
 )
 
 
+# The oldest open transaction: process, name, user, database, state, seconds. Session or prepared transaction.
+HOLDER = (
+    "with oldest as (select mod(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, 4294967296) as xid) "
+    "select pid, application_name, usename::text, datname::text, state, "
+    "extract(epoch from clock_timestamp() - xact_start)::bigint from pg_stat_activity, oldest "
+    "where backend_xid::text::bigint = xid and pid <> pg_backend_pid() "
+    "union all select null, gid, owner::text, database::text, null, "
+    "extract(epoch from clock_timestamp() - prepared)::bigint from pg_prepared_xacts, oldest "
+    "where transaction::text::bigint = xid"
+)
+
+
+def held_back_sql(queue_id: int) -> str:
+    """Select the number of messages that a frontier holds back. Parameters: the frontier, the last queuing_order."""
+    return (
+        f"select count(*) from servicebroker.queue_{queue_id} where priority = any ('{_EVERY_PRIORITY}') "
+        "and queuing_order <= $2 and stamp >= $1::text::xid8"
+    )
+
+
 def _merged_sql(queue_id: int, columns: str, where: str, archived: bool = False, direction: str = "") -> str:
     """Merge an index scan of each priority in the order of arrival. Nothing is sorted, so rows flow at once.
 
@@ -412,4 +433,4 @@ def _in_slice_sql(window_slice: Slice) -> str:
 
 def _scanned_slice_sql(window_slice: Slice) -> str:
     """Return the condition of a slice, with the column that the arrival index begins with."""
-    return f"priority = any ('{{{','.join(map(str, PRIORITIES))}}}') and {_in_slice_sql(window_slice)}"
+    return f"priority = any ('{_EVERY_PRIORITY}') and {_in_slice_sql(window_slice)}"

@@ -44,6 +44,11 @@ class Budget(NamedTuple):
         pairs = zip(self, used, strict=True)
         return Budget(*(None if limit is None else max(0, limit - amount) for limit, amount in pairs))
 
+    def plus(self, messages: int, size: int) -> Budget:
+        """Return a larger budget."""
+        pairs = zip(self, (messages, size), strict=True)
+        return Budget(*(None if limit is None else limit + amount for limit, amount in pairs))
+
     @property
     def is_spent(self) -> bool:
         """True if nothing more fits."""
@@ -201,6 +206,16 @@ class QueueStream:
         window_slice = slice_between(page_start, end)
         assert window_slice is not None
         return BatchPlan(offset, end, window_slice, may_wait)
+
+    def has_more(self, plan: BatchPlan) -> bool:
+        """True if the window of a plan has further rows."""
+        return self._owned_queue().has_more_rows(plan.end)
+
+    def extend(self, plan: BatchPlan, budget: Budget) -> BatchPlan:
+        """Return the plan with so many rows of its window as the budget allows."""
+        page_start = plan.end.read_to(plan.window_slice.after)
+        end = self._owned_queue().find_page_end(page_start, *budget) or plan.end
+        return plan._replace(end=end, window_slice=plan.window_slice._replace(upto=end.queuing_order))
 
     def measure(self, window_slice: Slice) -> tuple[int, int]:
         """Return the number of messages of a batch, and the bytes of their bodies. The last answer is cached."""

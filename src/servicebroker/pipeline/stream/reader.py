@@ -241,7 +241,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, BatchPlan]:
         """Return the plan of each queue for the next batch.
 
-        Unused budget goes to the others, and queues begin in turn.
+        Unused budget goes to the others, and queues begin in turn. What is left in the end goes to queues that have
+        more: else a batch would be smaller whenever an empty queue comes last.
         """
         names = list(streams)
         self._turn += 1
@@ -258,6 +259,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 plans[name] = plan
                 if len(names) > 1:
                     budget = budget.without(*stream.measure(plan.window_slice))
+        for name, plan in plans.items() if len(names) > 1 else ():
+            stream = streams[name]
+            if not budget.is_spent and stream.has_more(plan):
+                plans[name] = stream.extend(plan, budget.plus(*stream.measure(plan.window_slice)))
+                before, after = stream.measure(plan.window_slice), stream.measure(plans[name].window_slice)
+                budget = budget.without(after[0] - before[0], after[1] - before[1])
         return plans
 
     def _must_wait(self, plans: Mapping[str, BatchPlan], *, is_all: bool) -> bool:
