@@ -41,7 +41,7 @@ class Holder(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """How to end the transaction."""
+        """The way to end the transaction, as a clause."""
         if self.process is None:
             return "COMMIT PREPARED or ROLLBACK PREPARED ends it"
         return f"end it there, or by select pg_terminate_backend({self.process})"
@@ -72,5 +72,5 @@ class HeldBack(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """The next steps of an operator, as a clause."""
         return f"{self.holder.advice}, then run again" if self.holder else "run again once it has ended"
