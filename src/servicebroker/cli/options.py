@@ -33,6 +33,15 @@ KeysOption = Annotated[
         help="The folder of private keys. Default: keys in the data folder, for a URL in the user's own data.",
     ),
 ]
+HealthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--health",
+        envvar="SERVICEBROKER_HEALTH",
+        metavar="HOST:PORT",
+        help="Answer http://HOST:PORT/livez and /readyz, for an orchestrator; :8080 means all interfaces.",
+    ),
+]
 PatienceOption = Annotated[
     float,
     typer.Option(

@@ -15,7 +15,7 @@ import servicebroker as sb
 from forked import Command, ran
 from remote_support import Wire
 from servicebroker.broker import journal, metrics
-from servicebroker.cli.metrics_server import served
+from servicebroker.cli.http_server import served
 from servicebroker.model.events import ACTIVATION_CLASS, QUEUE_DISABLED_CLASS, Events
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
@@ -124,14 +124,20 @@ def test_the_daemon_serves_them(fresh_database: sb.Database) -> None:
     command = ["serve", "--instance", fresh_database.instance.url]
     wrong = ran(*command, "--metrics", "everywhere")
     assert (wrong.returncode, "--metrics" in wrong.stderr) == (1, True)
-    with Command(*command, "--metrics", "127.0.0.1:0", stderr=subprocess.PIPE) as daemon:
+    health = ("--health", "127.0.0.1:0")
+    with Command(*command, *health, "--metrics", "127.0.0.1:0", stderr=subprocess.PIPE) as daemon:
         assert daemon.stderr is not None
         try:
+            line = next(line for line in daemon.stderr if "/readyz" in line)
+            probed = re.search(r"http://[\d.:]+/", line)
+            assert probed is not None
             line = next(line for line in daemon.stderr if "/metrics" in line)
             address = re.search(r"http://\S+/metrics", line)
             assert address is not None
             with urllib.request.urlopen(address[0], timeout=20) as answer:
                 assert parsed(answer.read().decode())["servicebroker_up"] == 1
+            with urllib.request.urlopen(f"{probed[0]}readyz", timeout=20) as answer:
+                assert answer.read() == b"ok\n"
         finally:
             daemon.terminate()
             daemon.communicate(timeout=20)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,12 @@ def started(folder: Path) -> int:
 def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb.Database, tmp_path: Path) -> None:
     path = configuration(watched, tmp_path, min=1, max=2)
     (tmp_path / "hold").touch()
-    with Command("activator", path, stderr=subprocess.PIPE) as process:
+    with Command("activator", path, "--health", "127.0.0.1:0", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "/readyz" in line)
         eventually(lambda: started(tmp_path) == 1)  # the minimum
+        with urllib.request.urlopen(line.split()[-3].replace("/livez", "/readyz"), timeout=20) as answer:
+            assert answer.read() == b"ok\n"
         for number in range(4):
             watched.send(begin(watched), ORDER, f"message-{number}")
         eventually(lambda: started(tmp_path) == 2)
@@ -76,7 +81,6 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb
         eventually(lambda: len(list(tmp_path.glob("message-*"))) == 4)
         eventually(lambda: started(tmp_path) >= 3)  # they have left, and the minimum is kept
         process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
         log = process.stderr.read()
         assert process.wait(30) == 0
     assert "3 run" not in log

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -55,6 +57,17 @@ class Started:
         eventually(lambda: self.log.read_text().count(words) >= times or self.process.poll() is not None, 60)
         assert self.log.read_text().count(words) >= times, self.log.read_text()
 
+    def probe(self, path: str) -> int:
+        """Ask for its health. Return the status of the answer."""
+        address = re.search(r"http://[\d.:]+/", self.log.read_text())
+        assert address is not None
+        try:
+            with urllib.request.urlopen(f"{address[0]}{path}", timeout=20) as answered:
+                return int(answered.status)
+        except HTTPError as refused:
+            refused.close()
+            return refused.code
+
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
@@ -86,8 +99,9 @@ def test_sigterm_lets_it_finish_what_it_is_at(
     database: sb.Database, tmp_path: Path, start: Callable[..., Started], program: str
 ) -> None:
     (tmp_path / "app.py").write_text(program)
-    worker = start("app:stock", "--concurrency", "2")
+    worker = start("app:stock", "--concurrency", "2", "--health", "127.0.0.1:0")
     worker.says("Reading StockQueue of")
+    eventually(lambda: worker.probe("readyz") == 200)
     assert answer(database, b"1") == [b"A1"]
     handle = begin(database)
     database.send(handle, ORDER, b"slow")
@@ -95,6 +109,7 @@ def test_sigterm_lets_it_finish_what_it_is_at(
     worker.process.send_signal(signal.SIGTERM)
     if program is APP:  # a handler that blocks holds up the event loop, and with it what is told
         worker.says("Ending")
+        assert (worker.probe("livez"), worker.probe("readyz")) == (200, 503)
     (tmp_path / "go on").touch()
     assert worker.process.wait(60) == 0
     assert bodies(database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [b"Aslow"]
@@ -118,8 +133,9 @@ def test_a_changed_file_begins_it_anew_and_a_broken_one_is_waited_for(
 
 def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, start: Callable[..., Started]) -> None:
     (tmp_path / "app.py").write_text(APP)
-    worker = start("app", "--processes", "2")
+    worker = start("app", "--processes", "2", "--health=127.0.0.1:0")
     worker.says("Reading StockQueue of", 2)
+    eventually(lambda: worker.probe("readyz") == 200)
     handle = begin(database)
     database.send(handle, ORDER, b"die")
     worker.says("has ended with code 9")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,8 +19,9 @@ from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import open_existing
+from servicebroker.cli.health import health_served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import PatienceOption
+from servicebroker.cli.options import HealthOption, PatienceOption
 from servicebroker.cli.programs import POLL_S, RETRY_PAUSE_S, Running, end
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
@@ -134,15 +135,20 @@ class Activator:
         """End `run` soon."""
         self._stopped.set()
 
+    def is_stopped(self) -> bool:
+        """Return whether `run` is to end."""
+        return self._stopped.is_set()
+
     def hurry(self) -> None:
         """Wait for no program any more."""
         self._hurries = True
 
-    def run(self) -> None:
-        """Read notifications and mind the programs."""
+    def run(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Read notifications and mind the programs. `beat` is called in each turn."""
         operation = Receive(self._queue, top=1, wait=POLL_S)
         try:
             while not self._stopped.is_set():
+                beat()
                 self._mind()
                 try:
                     process(self._database, operation, self._take, stopping=self._stopped.is_set)
@@ -182,6 +188,7 @@ class Activator:
 def activator(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
     patience: PatienceOption = shutdown.PATIENCE_S,
+    health: HealthOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Start programs when event notifications ask for readers of their queues, until SIGTERM or Ctrl-C."""
@@ -190,5 +197,7 @@ def activator(
     with open_existing(config.instance) as instance:
         found = Activator(instance.database(config.database), config, patience)
         shutdown.at_signal(found.stop, found.hurry, patience=patience)
-        _log.info("Programs are started as the notifications in %s say.", config.queue)
-        found.run()
+        with health_served(health, found.is_stopped) as program:
+            _log.info("Programs are started as the notifications in %s say.", config.queue)
+            program.begin(instance.url)
+            found.run(program.beat)

@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from servicebroker.cli import shutdown
+from servicebroker.cli.http_server import served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.metrics_server import served
 from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import line, mask_with, say, say_json
 from servicebroker.cli.tables import Listing, Terminal
@@ -83,6 +83,8 @@ def run(
         log_to_standard_error(as_json=as_json)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of a Java that has ended we tell ourselves
     pipeline = _read(file)
+    from prometheus_client import make_wsgi_app
+
     from servicebroker.pipeline.metrics import Metrics
     from servicebroker.pipeline.run import POLL_INTERVAL_S, Run, running
 
@@ -102,7 +104,9 @@ def run(
     found = Run([])
     try:
         with (
-            nullcontext() if metrics_port is None else served(metrics.registry, metrics_host, metrics_port),
+            nullcontext()
+            if metrics_port is None
+            else served(make_wsgi_app(metrics.registry), metrics_host, metrics_port),
             console.status("Starting Spark") if shows else nullcontext() as live,
             running(pipeline, once=once, master=master, fails_on_quarantine=fails_on_quarantine, wait_s=wait) as found,
         ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -24,9 +23,10 @@ from servicebroker.broker.shares import are_many_cores
 from servicebroker.cli import shutdown
 from servicebroker.cli.descriptor_limit import raise_limit
 from servicebroker.cli.existing_instance import must_exist
+from servicebroker.cli.health import health_served
+from servicebroker.cli.http_server import HOST_AND_PORT, parse_address, served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.metrics_server import served
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, HealthOption, InstanceOption, KeysOption, PatienceOption
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -48,7 +48,6 @@ _SEVERAL_HOSTS = (
     "The URL names several hosts: this process serves whichever takes writes, also an old primary that is back. "
     "Give each daemon the URL of its own server."
 )
-_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -92,6 +91,7 @@ def serve(
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
+    health: HealthOption = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -109,38 +109,40 @@ def serve(
     log_to_standard_error(as_json=as_json)
     raise_limit()
     ending = _Ending(patience)
-    while not ending.asked:
-        try:
-            must_exist(instance)
-            with open_instance(instance, keys=keys) as opened:
-                if urls_of_hosts(opened.url):
-                    _log.warning("%s", _SEVERAL_HOSTS)
-                daemon = Daemon(
-                    opened.url,
-                    opened.clock,
-                    listener=listener,
-                    keys=opened.key_folder(),
-                    shares=processes if processes != 1 else None,
-                    in_processes=are_many_cores() if processes is None else processes > 1,
-                )
-                ending.daemon = daemon
-                with contextlib.ExitStack() as running:
-                    running.enter_context(_measured(opened, metrics))
-                    running.enter_context(capturing_stdout())
-                    if not ending.asked and daemon.wait_for_promotion():
-                        running.enter_context(alerts(opened, alert))
-                        readers = activate(
-                            opened, procedures=procedures or (), interval=activation_interval, patience=patience
-                        )
-                        ending.host = running.enter_context(readers)
-                    ending.again()  # for a signal that came before daemon and host existed
-                    daemon.run()
-                return
-        except Unreachable as problem:
-            if not is_url(instance):
-                raise
-            _log.warning("%s It is tried again every %g seconds.", problem, CONNECT_RETRY_S)
-            ending.wait(CONNECT_RETRY_S)
+    with health_served(health, lambda: ending.asked) as program:
+        while not ending.asked:
+            try:
+                must_exist(instance)
+                with open_instance(instance, keys=keys) as opened:
+                    if urls_of_hosts(opened.url):
+                        _log.warning("%s", _SEVERAL_HOSTS)
+                    daemon = Daemon(
+                        opened.url,
+                        opened.clock,
+                        listener=listener,
+                        keys=opened.key_folder(),
+                        shares=processes if processes != 1 else None,
+                        in_processes=are_many_cores() if processes is None else processes > 1,
+                    )
+                    ending.daemon = daemon
+                    program.begin(opened.url)
+                    with contextlib.ExitStack() as running:
+                        running.enter_context(_measured(opened, metrics))
+                        running.enter_context(capturing_stdout())
+                        if not ending.asked and daemon.wait_for_promotion():
+                            running.enter_context(alerts(opened, alert))
+                            readers = activate(
+                                opened, procedures=procedures or (), interval=activation_interval, patience=patience
+                            )
+                            ending.host = running.enter_context(readers)
+                        ending.again()  # for a signal that came before daemon and host existed
+                        daemon.run()
+                    return
+            except Unreachable as problem:
+                if not is_url(instance):
+                    raise
+                _log.warning("%s It is tried again every %g seconds.", problem, CONNECT_RETRY_S)
+                ending.wait(CONNECT_RETRY_S)
 
 
 @contextlib.contextmanager
@@ -149,23 +151,13 @@ def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
     if metrics is None:
         yield
         return
+    from prometheus_client import make_wsgi_app  # imported here: most daemons serve no metrics
+
     host, port = parse_address("--metrics", metrics)
     instance.events.subscribe(count_event)
-    with served(registry(instance.url), host, port) as found:
+    with served(make_wsgi_app(registry(instance.url)), host, port) as found:
         _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", found)
         yield
-
-
-def parse_address(option: str, text: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT; an empty host is every address of the machine.
-
-    Raises:
-        BrokerError: 402 no HOST:PORT.
-    """
-    found = _LISTEN.fullmatch(text)
-    if found is None or int(found["port"]) > HIGHEST_PORT:
-        raise BrokerError(402, option, shown(text), "HOST:PORT")
-    return found["v6"] or found["host"], int(found["port"])
 
 
 def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICATE") -> NetworkEndpoint:
@@ -174,7 +166,7 @@ def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICAT
     Raises:
         BrokerError: 5837 port, 5838 authentication, 402 no HOST:PORT.
     """
-    found = _LISTEN.fullmatch(text)
+    found = HOST_AND_PORT.fullmatch(text)
     if found is None:
         raise BrokerError(402, "--listen", shown(text), "HOST:PORT")
     if not LOWEST_PORT <= int(found["port"]) <= HIGHEST_PORT:

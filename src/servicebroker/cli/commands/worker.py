@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +22,20 @@ from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
 from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import must_exist
+from servicebroker.cli.health import Health, health_served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, KeysOption, PatienceOption
+from servicebroker.cli.options import (
+    DEFAULT_INSTANCE,
+    DatabaseOption,
+    HealthOption,
+    InstanceOption,
+    KeysOption,
+    PatienceOption,
+)
 from servicebroker.cli.programs import POLL_S, Running, end
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.workers import Worker
+from servicebroker.store.connection import is_url
 
 _SPARE_CONNECTIONS = 4  # beside those of readers
 _UNWATCHED = {"__pycache__", "node_modules", "site-packages"}  # folders, beside those that begin with a dot
@@ -46,6 +56,7 @@ def worker(
     ] = False,
     patience: PatienceOption = shutdown.PATIENCE_S,
     keys: KeysOption = None,
+    health: HealthOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Run the workers of a module until SIGTERM or Ctrl-C; messages in progress are finished."""
@@ -57,35 +68,42 @@ def worker(
         shutdown.at_signal(over.set, hurries.set, patience=patience)
         if not reload:
             find_workers(target)
-        _supervise(target, processes, patience, over, hurries, reloads=reload)
+        with health_served(health, over.is_set) as program:
+            _supervise(target, processes, patience, over, hurries, program, instance, reloads=reload)
         return
     workers = find_workers(target)
     shutdown.at_signal(over.set, shutdown.kill_all, patience=patience)
     connections = concurrency * len(workers) + _SPARE_CONNECTIONS
-    if workers[0].is_async:
-        asyncio.run(
-            _run_async(
-                AsyncInstance(instance, connections=connections, keys=keys), database, workers, concurrency, over
-            )
-        )
-        return
-    with (
-        Instance(instance, connections=connections, keys=keys) as opened,
-        opened.database(database).working(*workers, concurrency=concurrency),
-    ):
-        _tell(workers, database, concurrency)
-        over.wait()
-        _log.info("Ending: what is in progress is finished first.")
+    with health_served(health, over.is_set) as program:
+        if workers[0].is_async:
+            opening = AsyncInstance(instance, connections=connections, keys=keys)
+            asyncio.run(_run_async(opening, database, workers, concurrency, over, program))
+            return
+        with (
+            Instance(instance, connections=connections, keys=keys) as opened,
+            opened.database(database).working(*workers, concurrency=concurrency),
+        ):
+            _tell(workers, database, concurrency)
+            program.begin(opened.url)
+            over.wait()
+            _log.info("Ending: what is in progress is finished first.")
 
 
 async def _run_async(
-    instance: AsyncInstance, database: str, workers: list[Worker], concurrency: int, over: threading.Event
+    instance: AsyncInstance,
+    database: str,
+    workers: list[Worker],
+    concurrency: int,
+    over: threading.Event,
+    program: Health,
 ) -> None:
     async with instance as opened:
         found = await opened.database(database)
         async with found.working(*workers, concurrency=concurrency):
             _tell(workers, database, concurrency)
+            program.begin(opened.url)
             while not over.is_set():  # a signal sets it, from outside of the loop
+                program.beat()
                 await asyncio.sleep(POLL_S)
             _log.info("Ending: what is in progress is finished first.")
 
@@ -133,22 +151,47 @@ def _imported(place: str) -> ModuleType:
 
 
 def _supervise(
-    target: str, processes: int, patience: float, over: threading.Event, hurries: threading.Event, *, reloads: bool
+    target: str,
+    processes: int,
+    patience: float,
+    over: threading.Event,
+    hurries: threading.Event,
+    program: Health,
+    instance: str,
+    *,
+    reloads: bool,
 ) -> None:
     """Keep so many processes running, each with this command line but one process; restart them at a change."""
-    options = [argument for argument in sys.argv[1:] if argument != "--reload"]
-    command = [sys.executable, "-m", "servicebroker.cli.main", *options, "--processes", "1"]
+    command = [sys.executable, "-m", "servicebroker.cli.main", *_options_of_a_process(), "--processes", "1"]
+    program.begin(instance if is_url(instance) else None)
     while not over.is_set():
-        running = Running(f"The worker {target}", command, {}, processes, processes)
+        running = Running(f"The worker {target}", command, {"SERVICEBROKER_HEALTH": ""}, processes, processes)
+        program.is_working = partial(_runs, running, processes)
         before = dict(_changed()) if reloads else {}
         try:
             while not over.is_set() and not (reloads and dict(_changed()) != before):
                 running.mind()
+                program.beat()
                 over.wait(POLL_S)
         finally:
             end([running], patience, hurries.is_set)
         if not over.is_set():
             _log.info("A file has changed: the worker %s begins anew.", target)
+
+
+def _options_of_a_process() -> list[str]:
+    """Return the options of this command for one process: this command watches the files, and answers probes."""
+    given, options = iter(sys.argv[1:]), []
+    for argument in given:
+        if argument == "--health":
+            next(given, None)  # its value
+        elif argument != "--reload" and not argument.startswith("--health="):
+            options.append(argument)
+    return options
+
+
+def _runs(program: Running, processes: int) -> bool:
+    return program.count == processes
 
 
 def _changed() -> Iterator[tuple[str, int]]:

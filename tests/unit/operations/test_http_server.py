@@ -1,4 +1,4 @@
-"""The server of /metrics, while strangers hold connections to it or ask all the time."""
+"""The HTTP server of metrics and health, while strangers hold connections to it or ask all the time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from servicebroker.cli import metrics_server
-from servicebroker.cli.metrics_server import served
+from servicebroker.cli import http_server
+from servicebroker.cli.http_server import served
 from support import eventually
 
 
@@ -46,7 +46,7 @@ def port(held: Held) -> Iterator[int]:
     registry = prometheus_client.CollectorRegistry()
     registry.register(held)
     held.asked = 0
-    with served(registry, "127.0.0.1", 0) as found:
+    with served(prometheus_client.make_wsgi_app(registry), "127.0.0.1", 0) as found:
         yield found
         held.is_held.set()
 
@@ -63,7 +63,7 @@ def ask(port: int) -> int:
 
 
 def threads(before: int) -> Callable[[], bool]:
-    return lambda: threading.active_count() - before <= metrics_server.UNASKED.of_network
+    return lambda: threading.active_count() - before <= http_server.UNASKED.of_network
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nx: "], ids=["nothing", "half a request"])
@@ -77,12 +77,12 @@ def test_silent_connections_take_a_few_threads_and_keep_nobody_out(port: int, sa
     eventually(lambda: threading.active_count() == before)
 
 
-def test_as_many_scrapes_are_answered_at_a_time_as_may_be(port: int, held: Held) -> None:
+def test_as_many_requests_are_answered_at_a_time_as_may_be(port: int, held: Held) -> None:
     held.is_held.clear()
     with ThreadPoolExecutor(12) as asking:
         answers = [asking.submit(ask, port) for _ in range(12)]
-        eventually(lambda: sum(answer.done() for answer in answers) == 12 - metrics_server.SCRAPES.of_network)
-        assert held.asked == metrics_server.SCRAPES.of_network
+        eventually(lambda: sum(answer.done() for answer in answers) == 12 - http_server.REQUESTS.of_network)
+        assert held.asked == http_server.REQUESTS.of_network
         held.is_held.set()
         assert Counter(answer.result() for answer in answers) == {200: 4, 503: 8}
     assert ask(port) == 200

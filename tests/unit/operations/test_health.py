@@ -1,0 +1,82 @@
+"""Probes of a program over HTTP, without a database."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable
+from urllib.error import HTTPError
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.cli import health as module
+from servicebroker.cli.health import Health, health_served
+
+NOWHERE = "postgresql://127.0.0.1:1/none"
+
+
+def never() -> bool:
+    return False
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def hangs(health: Health) -> None:
+    health.begin(None)
+    health._beat_at = -module.BEAT_TIMEOUT_S
+
+
+def lacks_processes(health: Health) -> None:
+    health.begin(None)
+    health.is_working = never
+
+
+@pytest.mark.parametrize(
+    ("happens", "is_ending", "live", "ready"),
+    [
+        (lambda health: None, False, "", "has not begun"),
+        (lambda health: health.begin(None), False, "", ""),
+        (lambda health: health.begin(None), True, "", "is ending"),
+        (lambda health: health.begin(NOWHERE), False, "", "Cannot connect to PostgreSQL"),
+        (lacks_processes, False, "", "are missing"),
+        (hangs, False, "has not turned", "has not turned"),
+    ],
+)
+def test_what_probes_are_told(happens: Callable[[Health], None], is_ending: bool, live: str, ready: str) -> None:
+    health = Health(lambda: is_ending)
+    happens(health)
+    for said, expected in ((health.liveness(), live), (health.readiness(), ready)):
+        assert (expected in said) if expected else (said == "")
+
+
+def test_postgres_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(module, "_ask", lambda url: asked.append(url) or "")
+    health = Health(never)
+    health.begin(NOWHERE)
+    assert [health.readiness() for _ in range(10)] == [""] * 10
+    assert asked == [NOWHERE]
+
+
+def test_answers(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "servicebroker")
+    with health_served("127.0.0.1:0", never) as health:
+        port = int(caplog.messages[-1].partition("/livez")[0].rpartition(":")[2])
+        assert ask(port, "/livez") == (200, "ok\n")
+        assert ask(port, "/readyz") == (503, "The program has not begun.\n")
+        health.begin(None)
+        assert ask(port, "/readyz?verbose") == (200, "ok\n")
+        assert ask(port, "/metrics")[0] == 404
+
+
+@pytest.mark.parametrize("address", ["everywhere", "127.0.0.1:70000"])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(sb.BrokerError, match="--health"), health_served(address, never):
+        pass
