@@ -249,7 +249,7 @@ def commands() -> dict[str, Any]:
     for name in COMMANDS:
         command = load(name)
         if words := getattr(command, "commands", None):
-            listed |= {f"{name} {word}": one for word, one in words.items()}
+            listed |= {f"{name} {word}": one for word, one in words.items() if not one.hidden}
         else:
             listed[name] = command
     return listed

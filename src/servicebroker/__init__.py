@@ -19,6 +19,7 @@ from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
 from servicebroker.model.poison import (
+    DeadLetterGroup,
     EndWithError,
     Failure,
     Ignore,
@@ -67,6 +68,7 @@ __all__ = [
     "BrokerEvent",
     "ConversationPool",
     "Database",
+    "DeadLetterGroup",
     "EndWithError",
     "EventInstance",
     "Events",

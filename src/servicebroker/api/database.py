@@ -46,7 +46,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.concurrency import IS_ASYNC, current_work
 from servicebroker.store.keys.x509_certificates import sign
@@ -203,6 +203,8 @@ class Database(
         return define(self, definition)
 
     set_aside_messages = operated(SetAsideMessages)
+
+    dead_letter_groups = operated(DeadLetterGroups)
 
     replay_message = operated(ReplayMessage)
 

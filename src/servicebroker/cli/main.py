@@ -111,7 +111,14 @@ COMMANDS = {
         "The endpoint: the address where `servicebroker serve` accepts connections of other instances.",
     ),
     "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
-    "poison": Place("poison", "app", "Poison messages and dead letters: inspect, end, replay, discard."),
+    "dead-letters": Place(
+        "dead_letters",
+        "app",
+        "Dead letters, messages that failed too often: list, look, replay (requeue), export, discard.",
+    ),
+    "poison": Place(
+        "poison", "app", "Poison messages: find those that fail, look at them, end their conversation, try again."
+    ),
     "rights": Place("rights", "app", "Rights of PostgreSQL roles that may use Service Broker and nothing else."),
     "pipeline": Place("pipeline", "app", "Queues into tables of a warehouse, through Spark."),
     "instance": Place("instance", "app", "An instance as a whole."),
@@ -131,7 +138,7 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 
 GROUPS = {  # as the help shows them
     "Begin": ("init", "define", "demo"),
-    "Messages": ("send", "receive", "peek", "poison"),
+    "Messages": ("send", "receive", "peek", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
     "See what happens": ("status", "doctor", "check", "audit", "trail"),
     "Objects": ("database", "queue", "service", "route", "endpoint", "instance"),

@@ -8,6 +8,7 @@ The rules: docs/reference/rules.md#automatic-poison-detection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -204,6 +205,26 @@ class SetAsideMessage(NamedTuple):
     set_aside_at: datetime
     error: str
     traceback: str
+
+
+class DeadLetterGroup(NamedTuple):
+    """Dead letters of one queue and one message type that failed with one kind of error. Times are UTC."""
+
+    queue: str
+    message_type_name: str
+    error_kind: str
+    messages: int
+    first_set_aside_at: datetime
+    last_set_aside_at: datetime
+
+
+VARIES_IN_ERRORS = r"""(?<!\w)'[^']*'|"[^"]*"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}|0x[0-9a-f]+|\d+"""
+"""Quoted text, identifiers and numbers, which differ between errors of one kind. PostgreSQL reads it the same way."""
+
+
+def error_kind(error: str) -> str:
+    """Return the kind of an error: its first line, with a star for each quoted text, identifier and number."""
+    return re.sub(VARIES_IN_ERRORS, "*", error.partition("\n")[0])
 
 
 Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply

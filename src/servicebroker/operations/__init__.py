@@ -100,7 +100,7 @@ from servicebroker.operations.schema_collections import (
 )
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.services import AlterService, CreateService, DropService
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 
 __all__ = [
@@ -140,6 +140,7 @@ __all__ = [
     "CreateTransportCertificate",
     "CreateUser",
     "CreateXmlSchemaCollection",
+    "DeadLetterGroups",
     "Definition",
     "Deny",
     "DenyConnect",

@@ -1,4 +1,4 @@
-"""Dead letters, messages that were set aside for an operator: list them, replay one, discard one."""
+"""Dead letters, messages that were set aside for an operator: list them, group them, replay one, discard one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,64 @@ from typing import ClassVar
 from uuid import UUID
 
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count
-from servicebroker.model.poison import SetAsideMessage
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import is_encodable
+from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
+from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
 class SetAsideMessages(Operation[list[SetAsideMessage]]):
-    """List the dead letters: messages that were set aside, oldest first, of all queues or of one.
+    """List the dead letters: messages that were set aside, oldest first.
+
+    Args:
+        queue: its name, as for `receive`; None for all of the database.
+        message_type: only messages of this type.
+        error: only messages whose error contains this text, in any case, or is of this kind, as `dead_letter_groups`
+            names it.
+        after: only messages with a greater number, for the next page.
+        limit: the maximum number of messages; None for all.
+
+    Raises:
+        BrokerError: 15151 no such queue, 402 a limit below 1, 5011 no permission: dead letters are for db_owner.
+    """
+
+    permission: ClassVar[str] = "ALTER DATABASE"
+
+    queue: str | None = None
+    _: KW_ONLY
+    message_type: str | None = None
+    error: str | None = None
+    after: int = 0
+    limit: int | None = None
+
+    def check(self) -> None:
+        """Refuse what can be no text or number.
+
+        Raises:
+            BrokerError: 402.
+        """
+        for name, text in (("message_type", self.message_type), ("error", self.error)):
+            if text is not None and (not isinstance(text, str) or "\0" in text or not is_encodable(text)):
+                raise BrokerError(402, name, shown(text), "a text")
+        if self.after != 0:
+            check_count("after", self.after)
+        if self.limit is not None:
+            check_count("limit", self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroups(Operation[list[DeadLetterGroup]]):
+    """Count the dead letters by queue, message type and kind of error, the largest group first.
+
+    A kind is the first line of an error, with a star for each quoted text, identifier and number.
 
     Args:
         queue: its name, as for `receive`; None for all of the database.
 
     Raises:
-        BrokerError: 15151 no such queue, 5011 no permission: dead letters are for db_owner.
+        BrokerError: 15151 no such queue, 5011 no permission.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"

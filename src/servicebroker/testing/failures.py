@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from servicebroker.model.arguments import Omitted, stored_body
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
+    DeadLetterGroup,
     EndWithError,
     Failure,
     Policy,
@@ -26,12 +27,13 @@ from servicebroker.model.poison import (
     SetAsideMessage,
     Verdict,
     checked_verdict,
+    error_kind,
 )
 from servicebroker.model.states import EndpointState
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.testing import worker_calls
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.memory import DeadLetter, KnownFailure, Session, WouldWait
@@ -195,8 +197,35 @@ def _key(message: Message) -> tuple[UUID, int, int]:
 
 def find(verbs: Verbs, operation: SetAsideMessages) -> list[SetAsideMessage]:
     """Run `SetAsideMessages`."""
+    operation.check()
+    found = [
+        letter
+        for letter in _letters(verbs, operation.queue)
+        if operation.message_type in (None, letter.message_type_name)
+        and (
+            operation.error is None
+            or operation.error.lower() in letter.error.lower()
+            or operation.error == error_kind(letter.error)
+        )
+        and letter.set_aside_id > operation.after
+    ]
+    return found[: operation.limit]
+
+
+def groups(verbs: Verbs, operation: DeadLetterGroups) -> list[DeadLetterGroup]:
+    """Run `DeadLetterGroups`."""
+    times: dict[tuple[str, str, str], list[datetime]] = {}
+    for letter in _letters(verbs, operation.queue):
+        key = letter.queue, letter.message_type_name, error_kind(letter.error)
+        times.setdefault(key, []).append(letter.set_aside_at)
+    found = [DeadLetterGroup(*key, len(of_key), min(of_key), max(of_key)) for key, of_key in times.items()]
+    return sorted(found, key=lambda group: (-group.messages, *group[:3]))
+
+
+def _letters(verbs: Verbs, queue_name: str | None) -> list[SetAsideMessage]:
+    """Return the dead letters of the database, or of one of its queues."""
     broker = verbs.database.broker
-    queue = None if operation.queue is None else find_queue(broker, operation.queue)
+    queue = None if queue_name is None else find_queue(broker, queue_name)
     with verbs._verb() as session:
         return [one.letter for one in session.dead_letters.all() if one.broker is broker and queue in (None, one.queue)]
 

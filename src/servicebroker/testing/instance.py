@@ -339,6 +339,8 @@ class Database(Verbs):
 
     set_aside_messages = method_of(operations.SetAsideMessages)
 
+    dead_letter_groups = method_of(operations.DeadLetterGroups)
+
     replay_message = method_of(operations.ReplayMessage)
 
     discard_message = method_of(operations.DiscardMessage)

@@ -19,7 +19,7 @@ from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.testing import delivery, dialogs, ending, failures, receiving, requests, views
 from servicebroker.testing.definitions import find_queue
@@ -233,6 +233,7 @@ INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
     SetAsideMessages: failures.find,
+    DeadLetterGroups: failures.groups,
     ReplayMessage: failures.replay,
     DiscardMessage: failures.discard,
 }

@@ -127,6 +127,7 @@ def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "request": {"from_service": ORDERS, "to_service": STOCK, "contract": CONTRACT, "timeout": 0},
         "wait_for_answer": {"handle": uuid4()},
         "set_aside_messages": {},
+        "dead_letter_groups": {},
         "replay_message": {"set_aside_id": 1},
         "discard_message": {"set_aside_id": 1},
         "get_conversation_group": {"queue": STOCK_QUEUE},

@@ -43,7 +43,7 @@ from servicebroker.model.security.permissions import (
     is_allowed,
     refusal,
 )
-from servicebroker.operations import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.store import locks
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import mend
@@ -939,6 +939,6 @@ def test_failures_of_timers_are_counted_for_each_timer(town: Town) -> None:
 def test_messages_that_were_set_aside_are_for_db_owner(town: Town) -> None:
     with sb.open(town.mallory, upkeep=None) as instance:
         bank = instance.database("Bank")
-        for operation in (SetAsideMessages(), ReplayMessage(1), DiscardMessage(1)):
+        for operation in (SetAsideMessages(), DeadLetterGroups(), ReplayMessage(1), DiscardMessage(1)):
             with refused(5011):
                 bank.run(operation)

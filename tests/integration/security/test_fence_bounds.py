@@ -156,8 +156,8 @@ def spoiled(fence: Fence) -> Iterator[Fence]:
     [
         "poison list",
         "poison list --json",
-        "poison set-aside --database Bounds",
-        "poison set-aside --database Bounds --json",
+        "dead-letters list --database Bounds",
+        "dead-letters list --database Bounds --json",
         "poison inspect Own --database Bounds",
         "status",
         "doctor",

@@ -120,6 +120,13 @@ def test_a_dead_letter_is_replayed_and_discarded(place: Place) -> None:
     (letter,) = place.database.set_aside_messages(STOCK_QUEUE)
     assert (letter.far_service, letter.message_type_name) == (ORDERS, ORDER)
     assert "in __call__" in letter.traceback
+    (group,) = place.database.dead_letter_groups()
+    assert group[:4] == (f"dbo.{STOCK_QUEUE}", ORDER, "ValueError: no such item", 1)
+    assert place.database.dead_letter_groups(ORDERS_QUEUE) == []
+    found = {"error": "NO SUCH", "message_type": ORDER, "limit": 5}
+    none = {"error": "other"}, {"message_type": "Reply"}, {"after": letter.set_aside_id}
+    assert place.database.set_aside_messages(**found) == [letter]
+    assert [place.database.set_aside_messages(**options) for options in none] == [[], [], []]
     assert place.database.replay_message(letter.set_aside_id) is None
     assert letters(place) == []
     process(place, handler, lambda failure: sb.SetAside())

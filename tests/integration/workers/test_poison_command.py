@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,8 +108,6 @@ def test_nothing_there(database: sb.Database, run: Any) -> None:
     assert run("inspect", STOCK_QUEUE) == "No message available.\n"
     assert "15151" in run("inspect", "Nowhere", fails=True)
     assert "8426" in run("end", "7e0d4c3a-8d1c-4b61-9d3b-0a60f2a5a0a1", fails=True)
-    assert run("set-aside") == "Nothing was set aside.\n"
-    assert "is 123456; it must be that of a message that is set aside" in run("replay", 123456, fails=True)
 
 
 def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, run: Any) -> None:
@@ -131,33 +128,6 @@ def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, ru
     assert sorted(bodies(database.receive(STOCK_QUEUE) + database.receive(STOCK_QUEUE))) == [b"x", b"y"]  # type: ignore[type-var]
     counted = "select from servicebroker.failed_messages where queue_id = %s"
     assert query(database, counted, queue_number(database, STOCK_QUEUE)) == []
-
-
-def test_what_was_set_aside_is_listed_replayed_and_discarded(database: sb.Database, run: Any, tmp_path: Path) -> None:
-    def failing(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
-        raise ValueError("unknown part")
-
-    database.send_batch(begin(database), ORDER, [b"1", b"2", b"3", b"4"])
-    database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.SetAside())
-    first, second, third, fourth = (one.set_aside_id for one in database.set_aside_messages())
-    shown = run("set-aside", "--queue", STOCK_QUEUE)
-    assert shown.count("ValueError: unknown part") == 4
-    assert json.loads(run("set-aside", "--json"))["messages"][0]["message_body"] == b"1".hex()
-    mended = tmp_path / "mended"
-    mended.write_bytes(b"mended")
-    run("replay", first, "--body", mended)
-    assert run("replay", third, fourth).count("is in its queue again") == 2
-    run("replay", third, fourth, "--body", mended, fails=True)
-    assert sorted(bodies(database.receive(STOCK_QUEUE)), key=str) == [b"3", b"4", b"mended"]
-    exported = tmp_path / "exported"
-    assert "1 byte" in run("export", second, "--to", exported)
-    assert exported.read_bytes() == b"2" == run("export", second).encode()
-    run("export", 123456, fails=True)
-    database.end_conversation(database.set_aside_messages()[0].conversation_handle)
-    assert "on the new conversation" in run("replay", second)
-    database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.SetAside())
-    run("discard", *(one.set_aside_id for one in database.set_aside_messages()))
-    assert run("set-aside") == "Nothing was set aside.\n"
 
 
 def test_a_body_cannot_steer_the_terminal() -> None:

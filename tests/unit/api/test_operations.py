@@ -26,7 +26,12 @@ from servicebroker.testing.verbs import INTERPRETERS
 ALL = [getattr(operations, name) for name in operations.__all__ if name not in ("Operation", "Definition")]
 DEFINITIONS = [operation for operation in ALL if issubclass(operation, operations.Definition)]
 OF_ROLES = [operations.GrantRights, operations.RevokeRights]  # of PostgreSQL: no permission of a broker is asked for
-SET_ASIDE = [operations.SetAsideMessages, operations.ReplayMessage, operations.DiscardMessage]
+SET_ASIDE = [
+    operations.SetAsideMessages,
+    operations.DeadLetterGroups,
+    operations.ReplayMessage,
+    operations.DiscardMessage,
+]
 ADMINISTRATION = [*SET_ASIDE, *OF_ROLES, *DEFINITIONS]
 SINGLE = [one for one in ALL if not issubclass(one, (Composite, operations.Definition)) and one not in OF_ROLES]
 FACES = [sb.Database, sb.Transaction, sb.JoinedTransaction, sb.AsyncDatabase, double.Database, double.Transaction]

@@ -23,7 +23,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.statements import Steps
 
@@ -185,6 +185,7 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     BeginConversationTimer: _within(),
     GetTransmissionStatus: _within(innermost=asked),
     SetAsideMessages: _within(innermost=administered),
+    DeadLetterGroups: _within(innermost=administered),
     ReplayMessage: _within(innermost=administered),
     DiscardMessage: _within(innermost=administered),
 }

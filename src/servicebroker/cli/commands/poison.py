@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -11,27 +10,26 @@ import typer
 
 from servicebroker.api.database import Database
 from servicebroker.cli.audited_act import audited
+from servicebroker.cli.commands import dead_letters
 from servicebroker.cli.commands.messages import queued, show
 from servicebroker.cli.existing_instance import open_database, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.output import say, say_block, say_bytes, say_json
+from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
-from servicebroker.engine.conversation import failed_messages
 from servicebroker.engine.diagnosis import poison_report
-from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES, OMITTED, Omitted
-from servicebroker.model.named_files import read_argument, read_standard_input
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
 RECEIVE_WAIT_S = 2.0  # that --receive waits for the message
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Poison messages and dead letters: inspect, end, replay, discard."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Poison messages: find those that fail, look at them, end their conversation, try again.",
 )
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
-NumbersArgument = Annotated[list[int], typer.Argument(metavar="N", help="Their numbers in the list.")]
 
 
 class _Undo(Exception):
@@ -121,90 +119,14 @@ def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOpti
     say(f"The queue {queue} is ON; {again} tried again.")
 
 
-@app.command("set-aside")
-def set_aside(
-    database: DatabaseOption,
-    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the dead letters: messages that a policy has set aside."""
-    with open_database(instance, database) as opened:
-        messages = opened.set_aside_messages(queue)
-    if as_json:
-        say_json({"messages": [message._asdict() for message in messages]})
-        return
-    for message in messages:
-        say_block(
-            f"{message.set_aside_id}: {message.message_type_name} from {message.far_service} at "
-            f"{message.far_broker_instance}, message {message.message_sequence_number} of conversation "
-            f"{message.conversation_handle} in {message.queue}; "
-            f"failed {counted(message.failures, 'time')}, set aside {message.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
-            f"{shown_body('X', message.error.encode())}"
-        )
-        say_block(shown_body(message.validation, message.message_body))
-    if not messages:
-        say("Nothing was set aside.")
-
-
-@app.command()
-def replay(
-    numbers: NumbersArgument,
-    database: DatabaseOption,
-    body: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A new body, - for standard input; the audit log records the edit."),
-    ] = None,
-    from_service: Annotated[
-        str | None,
-        typer.Option("--from", metavar="SERVICE", help="The service of this database that sends them again."),
-    ] = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
-    """Replay dead letters: put them into their queues again, on a new conversation if the old one has ended."""
-    if body is not None and len(numbers) > 1:
-        raise typer.BadParameter("--body is for one message")
-    content: bytes | Omitted = OMITTED
-    if body is not None:
-        is_piped = str(body) == "-"
-        content = (
-            read_standard_input(HIGHEST_MAX_BODY_BYTES) if is_piped else read_argument(body, HIGHEST_MAX_BODY_BYTES)
-        )
-    with open_database(instance, database) as opened:
-        for number in numbers:
-            handle = opened.replay_message(number, body=content, from_service=from_service)
-            where = "" if handle is None else f", on the new conversation {handle}"
-            say(f"Message {number} is in its queue again{where}.")
-
-
-@app.command()
-def export(
-    number: Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")],
-    database: DatabaseOption,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="The file; standard output without it.")] = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
-    """Write the body of a dead letter, byte for byte. The message stays."""
-    with open_database(instance, database) as opened:
-        bodies = [
-            message.message_body or b"" for message in opened.set_aside_messages() if message.set_aside_id == number
-        ]
-    if not bodies:
-        raise failed_messages.unknown_dead_letter(number)
-    if to is None:
-        say_bytes(bodies[0])
-        return
-    to.write_bytes(bodies[0])
-    say(f"The body of message {number} is in '{to}', {counted(len(bodies[0]), 'byte')}.")
-
-
-@app.command()
-def discard(numbers: NumbersArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Discard dead letters."""
-    with open_database(instance, database) as opened:
-        for number in numbers:
-            opened.discard_message(number)
-            say(f"Message {number} is gone.")
+# names of before, until a version after the one that warns
+for _name, _command in (
+    ("set-aside", dead_letters.list_),
+    ("replay", dead_letters.replay),
+    ("export", dead_letters.export),
+    ("discard", dead_letters.discard),
+):
+    app.command(_name, hidden=True, deprecated=True)(_command)
 
 
 def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.poison import SetAsideMessage
+from servicebroker.model.poison import VARIES_IN_ERRORS, DeadLetterGroup, SetAsideMessage
+from servicebroker.operations.set_aside import SetAsideMessages
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.sql_verbs import MAX_ERROR_CHARACTERS
 from servicebroker.store.statements import Statement, Steps
@@ -32,6 +33,7 @@ _SET_ASIDE = (
     "service_contract_name, message_type_name, validation::text, message_body, message_enqueue_time, far_service, "
     "far_broker_instance, failures, first_failed_at, set_aside_at, error, traceback"
 )
+_KIND = "regexp_replace(split_part(error, E'\\n', 1), ${}::text, '*', 'g')"  # as `error_kind` makes it
 
 
 class FailureRecord(NamedTuple):
@@ -122,15 +124,37 @@ def set_aside(
     )
 
 
-def find_set_aside(database_id: int, queue_id: int | None) -> Steps[list[SetAsideMessage]]:
-    """Return the dead letters of a database, oldest first, or those of one queue."""
+def find_set_aside(database_id: int, queue_id: int | None, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
+    """Return the dead letters of a database that the operation asks for, oldest first. `queue_id`: of one queue."""
     rows = yield Statement(
         "failed_messages.find_set_aside",
         f"select {_SET_ASIDE} from servicebroker.set_aside_messages where database_id = $1 "
-        "and ($2::int is null or queue_id = $2) order by set_aside_id",
-        (database_id, queue_id),
+        "and ($2::int is null or queue_id = $2) and ($3::text is null or message_type_name = $3) "
+        f"and ($4::text is null or position(lower($4) in lower(error)) > 0 or {_KIND.format(5)} = $4) "
+        "and set_aside_id > $6 order by set_aside_id limit $7",
+        (
+            database_id,
+            queue_id,
+            operation.message_type,
+            operation.error,
+            VARIES_IN_ERRORS,
+            operation.after,
+            operation.limit,
+        ),
     )
     return [SetAsideMessage(*row) for row in rows]
+
+
+def find_groups(database_id: int, queue_id: int | None) -> Steps[list[DeadLetterGroup]]:
+    """Return the dead letters of a database, or of one of its queues, grouped by the kind of their error."""
+    rows = yield Statement(
+        "failed_messages.find_groups",
+        f"select queue_name, message_type_name, {_KIND.format(3)} as kind, count(*), min(set_aside_at), "
+        "max(set_aside_at) from servicebroker.set_aside_messages where database_id = $1 "
+        "and ($2::int is null or queue_id = $2) group by 1, 2, 3 order by 4 desc, 1, 2, 3",
+        (database_id, queue_id, VARIES_IN_ERRORS),
+    )
+    return [DeadLetterGroup(*row) for row in rows]
 
 
 class DeadLetterId(NamedTuple):

@@ -43,7 +43,7 @@ from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.poison import SetAsideMessage
+from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
 from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
@@ -52,7 +52,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -380,11 +380,22 @@ def _get_transmission_status(verbs: OwnerVerbs, operation: GetTransmissionStatus
 
 
 def _set_aside_messages(verbs: OwnerVerbs, operation: SetAsideMessages) -> Steps[list[SetAsideMessage]]:
+    operation.check()
+    queue_id = yield from _find_queue_of_letters(verbs, operation)
+    return (yield from failed_messages.find_set_aside(verbs.user.database_id, queue_id, operation))
+
+
+def _dead_letter_groups(verbs: OwnerVerbs, operation: DeadLetterGroups) -> Steps[list[DeadLetterGroup]]:
+    queue_id = yield from _find_queue_of_letters(verbs, operation)
+    return (yield from failed_messages.find_groups(verbs.user.database_id, queue_id))
+
+
+def _find_queue_of_letters(verbs: OwnerVerbs, operation: SetAsideMessages | DeadLetterGroups) -> Steps[int | None]:
+    """Return the number of the queue whose dead letters are asked for; None for all queues."""
     yield from authorization.demand(verbs.user, operation.permission)
-    database_id, queue_id = verbs.user.database_id, None
-    if operation.queue is not None:
-        queue_id = (yield from catalog.find_queue_now("find", database_id, operation.queue)).queue_id
-    return (yield from failed_messages.find_set_aside(database_id, queue_id))
+    if operation.queue is None:
+        return None
+    return (yield from catalog.find_queue_now("find", verbs.user.database_id, operation.queue)).queue_id
 
 
 def _replay_message(verbs: OwnerVerbs, operation: ReplayMessage) -> Steps[UUID | None]:
@@ -418,6 +429,7 @@ OwnerVerbs.interpreters = {
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
     SetAsideMessages: _set_aside_messages,
+    DeadLetterGroups: _dead_letter_groups,
     ReplayMessage: _replay_message,
     DiscardMessage: _discard_message,
 }

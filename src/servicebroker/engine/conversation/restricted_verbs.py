@@ -34,7 +34,7 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.operations.set_aside import DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Bodies, Statement, Steps
@@ -449,7 +449,7 @@ RestrictedVerbs.interpreters = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
-    **dict.fromkeys((SetAsideMessages, ReplayMessage, DiscardMessage), _refuse_administration),
+    **dict.fromkeys((SetAsideMessages, DeadLetterGroups, ReplayMessage, DiscardMessage), _refuse_administration),
 }
 
 # ---------------------------------------------------------------- functions of the fence

@@ -1,0 +1,317 @@
+"""`servicebroker dead-letters`: messages that were set aside: list, look, replay, export, discard."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from servicebroker.api.database import Database
+from servicebroker.cli.existing_instance import open_database
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.output import say, say_block, say_bytes, say_json
+from servicebroker.cli.printable_text import shown_body
+from servicebroker.cli.tables import Listing, Terminal
+from servicebroker.engine.conversation import failed_messages
+from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES, OMITTED, Omitted
+from servicebroker.model.errors import InstanceError, ServiceBrokerError
+from servicebroker.model.named_files import read_argument, read_standard_input
+from servicebroker.model.poison import SetAsideMessage
+from servicebroker.model.wording import counted
+
+PAGE_SIZE = 100  # messages that are read at a time: their bodies are in memory together
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Dead letters, messages that failed too often: list, look, replay (requeue), export, discard.",
+)
+
+NumbersArgument = Annotated[
+    list[int] | None, typer.Argument(metavar="[N]...", help="Their numbers in the list; without, those of the filter.")
+]
+NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only of this queue.")]
+TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this message type.")]
+ErrorOption = Annotated[
+    str | None,
+    typer.Option("--error", metavar="TEXT", help="Only with this text in the error, or of this kind in --grouped."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All of the database.")]
+
+
+@app.command("list")
+def list_(
+    database: DatabaseOption,
+    queue: QueueOption = None,
+    message_type: TypeOption = None,
+    error: ErrorOption = None,
+    grouped: Annotated[
+        bool, typer.Option("--grouped", help="Count them by queue, message type and kind of error.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="The maximum number of messages.")] = 20,
+    after: Annotated[int, typer.Option(metavar="N", min=0, help="Only those with a greater number.")] = 0,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the dead letters, the oldest first, each with its error; or how many there are of each kind."""
+    with open_database(instance, database) as opened:
+        if grouped:
+            _show_groups(opened, queue, as_json=as_json)
+            return
+        found = opened.set_aside_messages(queue, message_type=message_type, error=error, after=after, limit=top + 1)
+    shown = found[:top]
+    if as_json:
+        say_json({"messages": [letter._asdict() for letter in shown], "more": len(found) > top})
+        return
+    if not shown:
+        say("No dead letters.")
+        return
+    table = Listing("number", "set aside (UTC)", "queue", "type", "failed", "error", right=(0, 4))
+    for letter in shown:
+        first_line = letter.error.partition("\n")[0]
+        table.row(
+            letter.set_aside_id,
+            f"{letter.set_aside_at:%Y-%m-%d %H:%M:%S}",
+            letter.queue,
+            letter.message_type_name,
+            letter.failures,
+            first_line,
+        )
+    Terminal().print(table)
+    if len(found) > top:
+        say(f"There are more: --after {shown[-1].set_aside_id}")
+
+
+def _show_groups(database: Database, queue: str | None, *, as_json: bool) -> None:
+    groups = database.dead_letter_groups(queue)
+    if as_json:
+        say_json({"groups": [group._asdict() for group in groups]})
+        return
+    if not groups:
+        say("No dead letters.")
+        return
+    table = Listing("messages", "queue", "type", "kind of error", "first (UTC)", "last (UTC)", right=(0,))
+    for group in groups:
+        times = (f"{at:%Y-%m-%d %H:%M}" for at in (group.first_set_aside_at, group.last_set_aside_at))
+        table.row(f"{group.messages:,}", group.queue, group.message_type_name, group.error_kind, *times)
+    Terminal().print(table)
+
+
+@app.command()
+def show(
+    number: NumberArgument,
+    database: DatabaseOption,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dead letter whole: where it came from, its body, the error and the traceback."""
+    with open_database(instance, database) as opened:
+        letter = _find(opened, number)
+    if as_json:
+        say_json(letter._asdict())
+        return
+    say(
+        f"Dead letter {number}: {letter.message_type_name} in {letter.queue}, for {letter.service_name}",
+        f"from {letter.far_service} at {letter.far_broker_instance}, message {letter.message_sequence_number} of "
+        f"conversation {letter.conversation_handle}",
+        f"received {_time(letter.message_enqueue_time)}, failed {counted(letter.failures, 'time')} since "
+        f"{_time(letter.first_failed_at)}, set aside {_time(letter.set_aside_at)}",
+        "",
+    )
+    say_block(shown_body(letter.validation, letter.message_body), hanging="")
+    say("")
+    say_block(shown_body("X", (letter.traceback or letter.error).encode()), hanging="")
+
+
+@app.command()
+def replay(
+    database: DatabaseOption,
+    numbers: NumbersArgument = None,
+    every: AllOption = False,
+    queue: QueueOption = None,
+    message_type: TypeOption = None,
+    error: ErrorOption = None,
+    body: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A new body, - for standard input; the audit log records the edit."),
+    ] = None,
+    edit: Annotated[bool, typer.Option("--edit", help="Edit the body in $EDITOR first.")] = False,
+    from_service: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SERVICE", help="The service of this database that sends them again."),
+    ] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Put dead letters into their queues again, on a new conversation if the old one has ended.
+
+    Each is a transaction of its own. One that is refused stays, the others go on, and the exit code is 1.
+    """
+    _check_choice(numbers, every, queue, message_type, error)
+    if (body is not None or edit) and len(numbers or ()) != 1:
+        raise typer.BadParameter("--body and --edit are for one message")
+    content: bytes | Omitted = OMITTED
+    if body is not None:
+        is_piped = str(body) == "-"
+        content = (
+            read_standard_input(HIGHEST_MAX_BODY_BYTES) if is_piped else read_argument(body, HIGHEST_MAX_BODY_BYTES)
+        )
+    with open_database(instance, database) as opened:
+        if edit and numbers:
+            content = _edited(_find(opened, numbers[0]).message_body or b"")
+        replayed = refused = 0
+        for number in _chosen(opened, numbers, queue, message_type, error):
+            try:
+                handle = opened.replay_message(number, body=content, from_service=from_service)
+            except ServiceBrokerError as problem:
+                if numbers and len(numbers) == 1:
+                    raise
+                refused += 1
+                say(f"Dead letter {number} stays: {problem}", error=True)
+                continue
+            replayed += 1
+            where = "" if handle is None else f", on the new conversation {handle}"
+            say(f"Dead letter {number} is in its queue again{where}.")
+    if not numbers:
+        say(f"{counted(replayed, 'dead letter is', 'dead letters are')} in their queues again; {refused} stay.")
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    database: DatabaseOption,
+    numbers: NumbersArgument = None,
+    every: AllOption = False,
+    queue: QueueOption = None,
+    message_type: TypeOption = None,
+    error: ErrorOption = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file, or a folder for several; standard output without it.")
+    ] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Write the bodies of dead letters, byte for byte. The messages stay.
+
+    Several go into a folder, each into a file with its number as the name.
+    """
+    _check_choice(numbers, every, queue, message_type, error)
+    is_one = len(numbers or ()) == 1
+    if not is_one and to is None:
+        raise typer.BadParameter("--to names a folder for several messages")
+    with open_database(instance, database) as opened:
+        letters = (
+            (_find(opened, number) for number in numbers) if numbers else _letters(opened, queue, message_type, error)
+        )
+        written = 0
+        for letter in letters:
+            content = letter.message_body or b""
+            if to is None:
+                say_bytes(content)
+                return
+            file = to if is_one else to / str(letter.set_aside_id)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+            say(f"The body of dead letter {letter.set_aside_id} is in '{file}', {counted(len(content), 'byte')}.")
+            written += 1
+    if not written:
+        say("No dead letters.")
+
+
+@app.command()
+def discard(
+    database: DatabaseOption,
+    numbers: NumbersArgument = None,
+    every: AllOption = False,
+    queue: QueueOption = None,
+    message_type: TypeOption = None,
+    error: ErrorOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before those of a filter are discarded.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Discard dead letters."""
+    _check_choice(numbers, every, queue, message_type, error)
+    with open_database(instance, database) as opened:
+        chosen = _chosen(opened, numbers, queue, message_type, error)
+        if not numbers and chosen and not yes:
+            typer.confirm(f"{counted(len(chosen), 'dead letter')} will be lost. Go on?", abort=True)
+        for number in chosen:
+            opened.discard_message(number)
+            say(f"Dead letter {number} is gone.")
+    if not chosen:
+        say("No dead letters.")
+
+
+def _check_choice(
+    numbers: list[int] | None, every: bool, queue: str | None, message_type: str | None, error: str | None
+) -> None:
+    """Refuse numbers beside a filter, and neither of both: nobody replays all by a forgotten word."""
+    filters = every or queue is not None or message_type is not None or error is not None
+    if bool(numbers) == filters:
+        raise typer.BadParameter("say numbers, or a filter (--queue, --type, --error), or --all")
+
+
+def _chosen(
+    database: Database, numbers: list[int] | None, queue: str | None, message_type: str | None, error: str | None
+) -> list[int]:
+    """Return the numbers, else those of the filter. A replayed message that fails again is not among them."""
+    return numbers or [letter.set_aside_id for letter in _letters(database, queue, message_type, error)]
+
+
+def _letters(
+    database: Database, queue: str | None, message_type: str | None, error: str | None
+) -> Iterator[SetAsideMessage]:
+    """Yield the dead letters of a filter, a page at a time."""
+    after = 0
+    while page := database.set_aside_messages(
+        queue, message_type=message_type, error=error, after=after, limit=PAGE_SIZE
+    ):
+        yield from page
+        after = page[-1].set_aside_id
+
+
+def _find(database: Database, number: int) -> SetAsideMessage:
+    """Return the dead letter of that number.
+
+    Raises:
+        BrokerError: 402 there is none.
+    """
+    for letter in database.set_aside_messages(after=number - 1, limit=1):
+        if letter.set_aside_id == number:
+            return letter
+    raise failed_messages.unknown_dead_letter(number)
+
+
+def _edited(body: bytes) -> bytes:
+    """Return the body as the operator has edited it in $EDITOR.
+
+    Raises:
+        InstanceError: it is no text.
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise InstanceError("The body is no text in UTF-8: export it, change the file, give it as --body.") from None
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with TemporaryDirectory() as folder:  # its owner's alone: the body may be secret
+        file = Path(folder, "body.txt")
+        file.write_text(text, newline="")
+        try:
+            subprocess.run([*shlex.split(editor), str(file)], check=True)
+        except subprocess.CalledProcessError as problem:
+            raise InstanceError(f"The editor has ended with code {problem.returncode}: nothing is replayed.") from None
+        changed = file.read_bytes()
+    if changed == body or changed == body + b"\n":  # many editors end the last line
+        raise InstanceError("The body was not changed: nothing is replayed.")
+    return changed
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
