@@ -80,13 +80,15 @@ class StandIn:
             groups=worker.groups,
             answers_ends=worker.answers_ends,
             poison=worker.poison,
+            concurrency=worker.concurrency,
+            rate=worker.rate,
         )
         for message_type, handler in worker._handlers.items():
 
             async def awaited(transaction: Any, given: Any, handler: Callable[..., Any] = handler) -> None:
                 await asyncio.to_thread(handler, self._shown(transaction), given)
 
-            turned._handlers[message_type] = awaited
+            turned.on(*filter(None, [message_type]))(awaited)
         return turned
 
     def __enter__(self) -> Any:

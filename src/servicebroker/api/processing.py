@@ -10,6 +10,7 @@ import psycopg
 
 from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.shared import tracing
+from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.api.transaction import Transaction, translated
 from servicebroker.api.turns import Procedure, hold
 from servicebroker.model.errors import InstanceError
@@ -17,7 +18,7 @@ from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
-from servicebroker.store.concurrency import StopDetector
+from servicebroker.store.concurrency import Event, StopDetector
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.server_errors import undoes_all
 
@@ -33,10 +34,12 @@ def process(
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
     guard: FailureHandler | None = None,
+    throttle: Throttle | None = None,
 ) -> int:
     """Run `Database.process` for a RECEIVE. End also between two transactions, once `stopping` returns True.
 
-    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`.
+    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`. With `throttle` it
+    pauses between two transactions, without a connection.
     """
     if poison is not None:
         guard = FailureHandler(database, operation.queue, poison, exits=stopping is None)
@@ -45,15 +48,36 @@ def process(
 
     def drain() -> int:
         nonlocal total
-        processed, is_lost = _drain(database, receive, procedure, guard, should_stop)
-        while is_lost and not should_stop():
-            more, is_lost = _drain(database, receive, procedure, guard, should_stop)
+        processed, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
+        while goes_on and not should_stop():
+            if throttle is not None:
+                throttle.pause()
+            more, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
             processed += more
         total += processed
         return processed
 
     database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
     return total
+
+
+class Throttle:
+    """The rate limit of a worker for one reader, which pauses until it may receive again or the worker ends."""
+
+    def __init__(self, limit: RateLimit, over: Event) -> None:
+        self.settle = limit.settle
+        self._limit = limit
+        self._over = over
+        self._pause_s = 0.0
+
+    def take(self) -> bool:
+        """Take the place of one message. Return False if it is to pause first."""
+        self._pause_s = self._limit.take()
+        return not self._pause_s
+
+    def pause(self) -> None:
+        """Wait until the place is free that `take` has not got."""
+        self._over.wait(self._pause_s)
 
 
 def _never() -> bool:
@@ -66,8 +90,12 @@ def _drain(
     procedure: Procedure,
     guard: FailureHandler | None,
     stopping: Callable[[], bool],
+    throttle: Throttle | None,
 ) -> tuple[int, bool]:
-    """Process the messages of the queue on one connection. Return how many, and whether the connection was lost."""
+    """Process the messages of the queue on one connection. Return how many, and whether there may be more.
+
+    That is so if the connection was lost, or the throttle asks for a pause.
+    """
     done = 0
     queue = database._find(operation.queue)
     has_woken = False
@@ -82,6 +110,16 @@ def _drain(
     with database.instance.connection() as connection, translated(also_theirs=True):
 
         def process_next() -> int:
+            if throttle is None:
+                return take_next()
+            processed = 0
+            try:
+                processed = take_next()
+            finally:
+                throttle.settle(processed)
+            return processed
+
+        def take_next() -> int:
             run = procedure if done else wake_and_process
             if guard is not None:
                 return guard.take(connection, operation, run)
@@ -90,13 +128,19 @@ def _drain(
             return _take(database, connection, operation, run)
 
         try:
-            while processed := process_next():
+            while throttle is None or throttle.take():
+                processed = process_next()
+                if not processed:
+                    break
                 done += processed
                 if connection.closed:
                     return done, True
                 if stopping():
                     _commit(database, connection, guard)
                     break
+            else:
+                _commit(database, connection, guard)
+                return done, True
             if guard is not None:
                 guard.sweep(connection)
         except (psycopg.Error, InstanceError):

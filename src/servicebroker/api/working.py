@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from servicebroker.api.failure_policy import FailureHandler
-from servicebroker.api.processing import process
+from servicebroker.api.processing import Throttle, process
+from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
-from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
@@ -51,14 +51,15 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
         worker.check(is_async=IS_ASYNC)
         database._find(worker.queue)
     over = Event()
+    limits = [None if worker.per_second is None else RateLimit(worker.per_second) for worker in workers]
     readers = [
         Background(
-            partial(_read, database, worker, over),
+            partial(_read, database, worker, over, limit),
             f"servicebroker worker of {worker.queue}",
             partial(_is_replaced, worker, over),
         )
-        for worker in workers
-        for _ in range(concurrency)
+        for worker, limit in zip(workers, limits, strict=True)
+        for _ in range(worker.concurrency or concurrency)
     ]
     try:
         yield
@@ -80,7 +81,7 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
     return True
 
 
-def _read(database: Database, worker: Worker, over: Event) -> None:
+def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | None) -> None:
     """Process messages until it is over. If `process` fails, log the error, pause and begin again."""
     pause, longest = _PAUSES
     guard = FailureHandler(
@@ -97,6 +98,7 @@ def _read(database: Database, worker: Worker, over: Event) -> None:
                 partial(_handle, worker),
                 stopping=over.is_set,
                 guard=guard,
+                throttle=None if limit is None else Throttle(limit, over),
             )
             pause = _PAUSES[0]
         except BaseException as problem:
@@ -119,15 +121,11 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
         theirs = [message for message in run if message.conversation_handle not in ended]
         for given in [theirs] if worker.batch and theirs else theirs:
             if handler is not None:
-                _call(handler, transaction, given)
+                handler(transaction, given)
         for message in theirs:
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)
                 _end(transaction, message)
-
-
-def _call(handler: Callable[..., Any], transaction: Transaction, given: Message | list[Message]) -> None:
-    check_result(handler(transaction, given))
 
 
 def _end(transaction: Transaction, message: Message) -> None:

@@ -13,7 +13,7 @@ that follows an event, and on the number of each error. Each of these facts is d
 * `poison.py`: the rollback count that switches a queue off, and the verdicts of policies about failed messages.
 * `security/dialog_security.py`, `security/peers.py`: how a conversation between instances is secured, and the identity
   of a peer.
-* `workers.py`: a worker as a value.
+* `workers.py`: a worker as a value; `handlers/typed.py`: how its handlers are called.
 
 **The rules.**
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +25,8 @@ MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock, and the server's 
 CURRENT_DATABASE = "CURRENT DATABASE"
 NAME_TAKEN = 2714
 ANY = "ANY"  # stands for no criterion in a broker priority
+_RATE = re.compile(r"(?P<count>\d{1,9}(\.\d{1,9})?)/(?P<unit>s|min|h)")
+_UNIT_S = {"s": 1.0, "min": 60.0, "h": 3600.0}
 DEFAULT_LEVEL = 5  # of a conversation without a broker priority
 
 Body = bytes | bytearray | memoryview | str
@@ -168,6 +171,18 @@ def check_count(name: str, count: object) -> None:
     """Refuse a value that is no count of at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
         raise BrokerError(402, name, shown(count), "an int of 1 or more")
+
+
+def messages_per_second(rate: object) -> float:
+    """Return the number of a rate such as "100/s", "30/min" or "1000/h".
+
+    Raises:
+        BrokerError: 402 another value, or none above 0.
+    """
+    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
+    if found is None or not float(found["count"]):
+        raise BrokerError(402, "rate", shown(rate), 'a number above 0 of messages by s, min or h: "100/s"')
+    return float(found["count"]) / _UNIT_S[found["unit"]]
 
 
 def check_groups(groups: object) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, overload
+from inspect import formatannotation
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Protocol, TypeVar, Union, cast, get_args, get_origin, overload
 
 from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import BodyError, BrokerError
@@ -36,7 +38,15 @@ class _Functions(NamedTuple):
     decode: Callable[[bytes], Any]
 
 
-_codecs: dict[str, Codec] = {}
+class _Registered(NamedTuple):
+    """The codec of a message type, and what it was made from: a format, a type, or an object of the application."""
+
+    codec: Codec
+    kind: object
+
+
+_codecs: dict[str, _Registered] = {}
+_FORMATS = {"json", "text", "xml"}
 _NULL = b"null"  # as JSON writes None, and as the libraries write NaN
 
 
@@ -75,11 +85,11 @@ def codec(message_type: str, kind: object = None) -> Any:
     if kind is None:
 
         def register(given: C) -> C:
-            _codecs[message_type] = _codec_of(given)
+            _codecs[message_type] = _Registered(_codec_of(given), given)
             return given
 
         return register
-    _codecs[message_type] = _codec_of(kind)
+    _codecs[message_type] = _Registered(_codec_of(kind), kind)
     return None
 
 
@@ -186,8 +196,8 @@ def encoded(message_type: str, body: Any) -> Body | Omitted:
     if found is None or body is None:
         return cast(Body, body)  # a str, or a value that the verb refuses
     try:
-        written = found.encode(body)
-        found.decode(written)
+        written = found.codec.encode(body)
+        found.codec.decode(written)
     except Exception as problem:
         raise BodyError(f"The body is not what messages of type '{message_type}' carry: {_said(problem)}") from problem
     return written
@@ -211,9 +221,90 @@ def decoded(message_type: str, body: bytes | None) -> Any:
     if found is None or body is None:
         return body
     try:
-        return found.decode(body)
+        return found.codec.decode(body)
     except Exception as problem:
         raise BodyError(f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}") from problem
+
+
+def decoder(where: str, message_type: str, kind: Any) -> Callable[[bytes | None], Any]:
+    """Return the function that reads bodies of a message type as the type `kind`, an annotation of a handler.
+
+    bytes are the body itself, a str is UTF-8, an element of lxml is XML, and every other type is JSON, unless the codec
+    of the message type says otherwise. An empty body is b"", "" or None; a type without an empty value refuses it.
+    `where` names the annotation in an error.
+
+    Raises:
+        BrokerError: 402 no codec reads such a type, or the codec of the message type reads another one.
+    """
+    if kind is bytes:
+        return lambda body: body or b""
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    may_be_empty = NoneType in parts
+    wanted = tuple(part for part in parts if part is not NoneType) or parts
+    read = _reader(where, message_type, Union[wanted])  # noqa: UP007 # of parts that are known only now
+
+    def decode(body: bytes | None) -> Any:
+        if body is None:
+            if may_be_empty or kind is str:
+                return None if may_be_empty else ""
+            raise BodyError(f"A message of type '{message_type}' has no body: {formatannotation(kind)} was expected.")
+        try:
+            return read(body)
+        except Exception as problem:
+            said = f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}"
+            raise BodyError(said) from problem
+
+    return decode
+
+
+def _reader(where: str, message_type: str, kind: Any) -> Callable[[bytes], Any]:
+    """Return the function that reads a body that is not empty as `kind`.
+
+    Raises:
+        BrokerError: 402.
+    """
+    registered = _codecs.get(message_type)
+    own = _format_of(kind)
+    if registered is None:
+        if own == "json":
+            _check_json(where, kind)
+        return _codec_of(kind if own == "json" else own).decode
+    known = registered.kind
+    if isinstance(known, str) and known in _FORMATS:
+        if own != known:
+            raise BrokerError(402, where, formatannotation(kind), f'one that the codec "{known}" reads')
+        if own == "json":
+            _check_json(where, kind)
+            return _codec_of(kind).decode
+    elif kind != known and registered.codec is not known:  # a codec of the application's own may read any type
+        raise BrokerError(
+            402, where, formatannotation(kind), f"{formatannotation(known)}, as the codec of the message type says"
+        )
+    return registered.codec.decode
+
+
+def _format_of(kind: Any) -> str:
+    """Return the format in which a body of this type is written."""
+    if kind is str:
+        return "text"
+    return "xml" if getattr(kind, "__module__", "").split(".")[0] == "lxml" else "json"
+
+
+def _check_json(where: str, kind: Any) -> None:
+    """Refuse a type that JSON cannot be read as.
+
+    Raises:
+        BrokerError: 402.
+    """
+    import msgspec
+
+    if hasattr(kind, "model_validate_json"):
+        return
+    try:
+        msgspec.json.schema(kind)
+    except TypeError:
+        expected = "str, bytes, or a type that JSON is read as (a dataclass, msgspec.Struct, a model of pydantic, dict)"
+        raise BrokerError(402, where, formatannotation(kind), expected) from None
 
 
 def _said(problem: Exception) -> str:

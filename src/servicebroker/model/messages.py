@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from html import escape
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.bodies import decoded
 from servicebroker.model.errors import ERROR_NAMESPACE
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # only type checkers need a default, and they bring it
 
-class Message(NamedTuple):
+    B_co = TypeVar("B_co", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    B_co = TypeVar("B_co", covariant=True)
+
+
+class Message(NamedTuple, Generic[B_co]):
     """One row of RECEIVE, with the columns of the queue.
+
+    A handler that asks for `Message[Order]` gets messages whose `body` is an Order.
 
     `message_sequence_number` counts from 0 in each direction of a conversation; `message_body` is None for
     an empty body; `message_enqueue_time` is UTC; `validation` is N, E or X.
@@ -37,13 +48,14 @@ class Message(NamedTuple):
     message_enqueue_time: datetime
 
     @property
-    def body(self) -> Any:
+    def body(self) -> B_co:
         """The body as an object of its message type's codec (`servicebroker.codec`); bytes without one.
 
         Raises:
             BodyError: the codec cannot read the body. `message_body` always has the bytes.
         """
-        return decoded(self.message_type_name, self.message_body)
+        body: B_co = decoded(self.message_type_name, self.message_body)
+        return body
 
     @property
     def is_end_dialog(self) -> bool:

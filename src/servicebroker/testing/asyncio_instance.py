@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from servicebroker.model.arguments import check_groups, check_policy, check_procedure
 from servicebroker.model.handlers import check_result
+from servicebroker.model.handlers.typed import typed_procedure
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
@@ -126,7 +127,7 @@ class AsyncDatabase(_AwaitableMethods):
     async def process(
         self,
         queue: str,
-        procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]],
+        procedure: Callable[[AsyncTransaction, list[Any]], Awaitable[object]],
         *,
         top: int | None = 1,
         groups: int = 1,
@@ -137,6 +138,7 @@ class AsyncDatabase(_AwaitableMethods):
         check_procedure(procedure, may_be_async=True)
         check_groups(groups)
         check_policy(poison)
+        procedure = typed_procedure(procedure)
         done = 0
         while poison is not None:
             operation = Receive(queue, top=top, groups=groups, wait=wait)

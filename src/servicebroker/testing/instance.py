@@ -24,6 +24,7 @@ from servicebroker.model.arguments import (
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
 from servicebroker.model.handlers import check_result
+from servicebroker.model.handlers.typed import typed_procedure
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.workers import Worker
@@ -190,7 +191,7 @@ class Database(Verbs):
     def process(
         self,
         queue: str,
-        procedure: Callable[[Transaction, list[Message]], object],
+        procedure: Callable[[Transaction, list[Any]], object],
         *,
         top: int | None = 1,
         groups: int = 1,
@@ -207,6 +208,7 @@ class Database(Verbs):
         check_procedure(procedure, may_be_async=False)
         check_groups(groups)
         check_policy(poison)
+        procedure = typed_procedure(procedure)
         done = 0
         while poison is not None:
             operation = Receive(queue, top=top, groups=groups, wait=wait)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
 from servicebroker.model.workers import Worker
@@ -46,8 +45,7 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
         open_messages = [message for message in consecutive if message.conversation_handle not in ended]
         for argument in [open_messages] if worker.batch and open_messages else open_messages:
             if handler is not None:
-                result = handler(transaction, argument)
-                check_result(await result if worker.is_async else result)
+                await _await_if_needed(handler(transaction, argument))
         for message in open_messages:
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)

@@ -42,12 +42,12 @@ import shop
 first, last, taken, seed = int(sys.argv[1]), int(sys.argv[2]), open(sys.argv[3], "a", buffering=1), sys.argv[4]
 random = random.Random(seed)
 
-async def slow(tx, message, handler=shop.stock._handlers["//shop/Order"]):
+async def slow(tx, message, handler=shop.stock._handlers["//shop/Order"].function):
     if random.random() < 0.2:
         await asyncio.sleep(random.uniform(0, 0.05))
     await handler(tx, message)
 
-shop.stock._handlers["//shop/Order"] = slow
+shop.stock._handlers["//shop/Order"].function = slow
 
 async def customer(client, items):
     for item in items:

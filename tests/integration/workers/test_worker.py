@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from uuid import UUID
 
 import pytest
@@ -238,6 +240,89 @@ def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database
     assert kept.error.startswith(
         "BodyError: The body of a message of type '//test/Sum' cannot be read: DecodeError: JSON is malformed"
     )
+
+
+@dataclass
+class Sum:
+    of: list[int]
+
+
+def test_typed_handlers_within_middleware(database: sb.Database) -> None:
+    said: list[str] = []
+    worker = sb.Worker(STOCK_QUEUE, poison=at_once)
+
+    @worker.middleware
+    def around(tx: sb.Transaction, message: sb.Message) -> Iterator[None]:
+        try:
+            yield
+        except ZeroDivisionError as problem:
+            said.append(type(problem).__name__)
+            raise
+        tx.send(message.conversation_handle, REPLY, b"and this")
+
+    @worker.on(ORDER)
+    def add(tx: sb.Transaction, order: Sum) -> None:
+        said.append(f"{sum(order.of)}")
+        if not order.of:
+            raise ZeroDivisionError
+
+    worker.on()(lambda tx, message: None)
+    handle = begin_with(database, b'{"of":[1,2]}', b"{]", b'{"of":[]}')
+    with database.working(worker):
+        eventually(lambda: len(database.set_aside_messages()) == 2)
+    assert said == ["3"] + ["0", "ZeroDivisionError"] * 3
+    assert [message.failures for message in database.set_aside_messages()] == [3, 3]
+    assert bodies(database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [b"and this"]
+
+
+def test_a_rate_is_kept_by_all_readers_together(database: sb.Database) -> None:
+    times: list[float] = []
+    worker = sb.Worker(STOCK_QUEUE, rate="20/s")
+    worker.on()(lambda tx, message: times.append(time.monotonic()))
+    for _ in range(7):
+        begin_with(database, b"1")
+    with database.working(worker, concurrency=3):
+        eventually(lambda: len(times) == 7)
+        begin_with(database, b"1")
+        eventually(lambda: len(times) == 8)
+    assert max(times) - min(times) > 5.5 / 20
+
+
+def test_a_worker_that_pauses_ends_soon(database: sb.Database) -> None:
+    done = threading.Event()
+    worker = sb.Worker(STOCK_QUEUE, rate="1/h")
+    worker.on()(lambda tx, message: done.set())
+    begin_with(database, b"1", b"2")
+    with database.working(worker, concurrency=2):
+        assert done.wait(60)
+        began = time.monotonic()
+    assert time.monotonic() - began < 4
+    assert len(database.receive(STOCK_QUEUE)) == 1  # the first one is committed, and the second one still there
+
+
+def test_a_worker_may_have_a_concurrency_of_its_own(database: sb.Database) -> None:
+    at_work, most = Counter[str](), Counter[str]()
+
+    def worker_of(queue: str, concurrency: int | None) -> sb.Worker:
+        worker = sb.Worker(queue, concurrency=concurrency)
+
+        @worker.on()
+        def handler(tx: sb.Transaction, message: sb.Message) -> None:
+            at_work[queue] += 1
+            most[queue] = max(most[queue], at_work[queue])
+            time.sleep(0.1)
+            at_work[queue] -= 1
+            most["all"] += 1
+
+        return worker
+
+    for _ in range(3):
+        begin_with(database, b"1")
+        database.send(open_dialog(database)[1], REPLY, b"1")
+    with database.working(worker_of(STOCK_QUEUE, 1), worker_of(ORDERS_QUEUE, None), concurrency=3):
+        eventually(lambda: most["all"] == 6)
+    assert most[STOCK_QUEUE] == 1
+    assert most[ORDERS_QUEUE] > 1
 
 
 def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from servicebroker.model.arguments import (
     check_wait,
 )
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.handlers.typed import typed_procedure
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
@@ -110,7 +111,7 @@ class AsyncDatabase(
     async def process(
         self,
         queue: str,
-        procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]],
+        procedure: Callable[[AsyncTransaction, list[Any]], Awaitable[object]],
         *,
         top: int | None = 1,
         groups: int = 1,
@@ -126,7 +127,8 @@ class AsyncDatabase(
         Args:
             queue: its name, as for `receive`.
             procedure: what it returns does not matter; it may end conversations, send, and write its own tables
-                on `transaction.connection`.
+                on `transaction.connection`. It gets a list of messages; annotated with `list[Order]`, of their bodies,
+                as handlers of a worker; with `list[sb.Message[Order]]`, of messages whose `body` is an Order.
             top: at most so many messages of one group at a time; None for all that the group has.
             groups: so many conversation groups, 60 at most, share a transaction; `procedure` is called for each. What
                 fails is undone for its group, whose messages stay in the queue; the others are committed. A deadlock, a
@@ -146,7 +148,8 @@ class AsyncDatabase(
         check_wait(wait)
         check_groups(groups)
         check_policy(poison)
-        return await process(self, Receive(queue, top=top, groups=groups, wait=wait), procedure, poison=poison)
+        operation = Receive(queue, top=top, groups=groups, wait=wait)
+        return await process(self, operation, typed_procedure(procedure), poison=poison)
 
     async def process_late_answers(
         self, queue: str, procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]]

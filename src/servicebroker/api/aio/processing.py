@@ -11,12 +11,13 @@ from servicebroker.api.aio.failure_policy import AsyncFailureHandler
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
 from servicebroker.api.aio.turns import Procedure, hold
 from servicebroker.api.shared import tracing
+from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
-from servicebroker.store.aio.concurrency import StopDetector
+from servicebroker.store.aio.concurrency import Event, StopDetector
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.server_errors import undoes_all
 
@@ -32,10 +33,12 @@ async def process(
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
     guard: AsyncFailureHandler | None = None,
+    throttle: AsyncThrottle | None = None,
 ) -> int:
     """Run `Database.process` for a RECEIVE. End also between two transactions, once `stopping` returns True.
 
-    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`.
+    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`. With `throttle` it
+    pauses between two transactions, without a connection.
     """
     if poison is not None:
         guard = AsyncFailureHandler(database, operation.queue, poison, exits=stopping is None)
@@ -44,15 +47,36 @@ async def process(
 
     async def drain() -> int:
         nonlocal total
-        processed, is_lost = await _drain(database, receive, procedure, guard, should_stop)
-        while is_lost and not should_stop():
-            more, is_lost = await _drain(database, receive, procedure, guard, should_stop)
+        processed, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
+        while goes_on and not should_stop():
+            if throttle is not None:
+                await throttle.pause()
+            more, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
             processed += more
         total += processed
         return processed
 
     await database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
     return total
+
+
+class AsyncThrottle:
+    """The rate limit of a worker for one reader, which pauses until it may receive again or the worker ends."""
+
+    def __init__(self, limit: RateLimit, over: Event) -> None:
+        self.settle = limit.settle
+        self._limit = limit
+        self._over = over
+        self._pause_s = 0.0
+
+    def take(self) -> bool:
+        """Take the place of one message. Return False if it is to pause first."""
+        self._pause_s = self._limit.take()
+        return not self._pause_s
+
+    async def pause(self) -> None:
+        """Wait until the place is free that `take` has not got."""
+        await self._over.wait(self._pause_s)
 
 
 def _never() -> bool:
@@ -65,8 +89,12 @@ async def _drain(
     procedure: Procedure,
     guard: AsyncFailureHandler | None,
     stopping: Callable[[], bool],
+    throttle: AsyncThrottle | None,
 ) -> tuple[int, bool]:
-    """Process the messages of the queue on one connection. Return how many, and whether the connection was lost."""
+    """Process the messages of the queue on one connection. Return how many, and whether there may be more.
+
+    That is so if the connection was lost, or the throttle asks for a pause.
+    """
     done = 0
     queue = await database._find(operation.queue)
     has_woken = False
@@ -81,6 +109,16 @@ async def _drain(
     async with database.instance.connection() as connection, translated(also_theirs=True):
 
         async def process_next() -> int:
+            if throttle is None:
+                return await take_next()
+            processed = 0
+            try:
+                processed = await take_next()
+            finally:
+                throttle.settle(processed)
+            return processed
+
+        async def take_next() -> int:
             run = procedure if done else wake_and_process
             if guard is not None:
                 return await guard.take(connection, operation, run)
@@ -89,13 +127,19 @@ async def _drain(
             return await _take(database, connection, operation, run)
 
         try:
-            while processed := await process_next():
+            while throttle is None or throttle.take():
+                processed = await process_next()
+                if not processed:
+                    break
                 done += processed
                 if connection.closed:
                     return done, True
                 if stopping():
                     await _commit(database, connection, guard)
                     break
+            else:
+                await _commit(database, connection, guard)
+                return done, True
             if guard is not None:
                 await guard.sweep(connection)
         except (psycopg.Error, InstanceError):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from servicebroker.api.aio.failure_policy import AsyncFailureHandler
-from servicebroker.api.aio.processing import process
+from servicebroker.api.aio.processing import AsyncThrottle, process
 from servicebroker.api.aio.transaction import AsyncTransaction
+from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
-from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
@@ -50,14 +50,15 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
         worker.check(is_async=IS_ASYNC)
         await database._find(worker.queue)
     over = Event()
+    limits = [None if worker.per_second is None else RateLimit(worker.per_second) for worker in workers]
     readers = [
         Background(
-            partial(_read, database, worker, over),
+            partial(_read, database, worker, over, limit),
             f"servicebroker worker of {worker.queue}",
             partial(_is_replaced, worker, over),
         )
-        for worker in workers
-        for _ in range(concurrency)
+        for worker, limit in zip(workers, limits, strict=True)
+        for _ in range(worker.concurrency or concurrency)
     ]
     try:
         yield
@@ -79,7 +80,7 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
     return True
 
 
-async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
+async def _read(database: AsyncDatabase, worker: Worker, over: Event, limit: RateLimit | None) -> None:
     """Process messages until it is over. If `process` fails, log the error, pause and begin again."""
     pause, longest = _PAUSES
     guard = AsyncFailureHandler(
@@ -96,6 +97,7 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event) -> None:
                 partial(_handle, worker),
                 stopping=over.is_set,
                 guard=guard,
+                throttle=None if limit is None else AsyncThrottle(limit, over),
             )
             pause = _PAUSES[0]
         except BaseException as problem:
@@ -118,15 +120,11 @@ async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[
         theirs = [message for message in run if message.conversation_handle not in ended]
         for given in [theirs] if worker.batch and theirs else theirs:
             if handler is not None:
-                await _call(handler, transaction, given)
+                await handler(transaction, given)
         for message in theirs:
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)
                 await _end(transaction, message)
-
-
-async def _call(handler: Callable[..., Any], transaction: AsyncTransaction, given: Message | list[Message]) -> None:
-    check_result(await handler(transaction, given))
 
 
 async def _end(transaction: AsyncTransaction, message: Message) -> None:

@@ -48,7 +48,10 @@ def worker(
     database: DatabaseOption,
     instance: InstanceOption = DEFAULT_INSTANCE,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Messages that each worker processes at a time, in each process.")
+        int,
+        typer.Option(
+            min=1, help="Messages of each worker at a time, in each process; a worker may have its own number."
+        ),
     ] = 4,
     processes: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,
     reload: Annotated[
@@ -73,7 +76,7 @@ def worker(
         return
     workers = find_workers(target)
     shutdown.at_signal(over.set, shutdown.kill_all, patience=patience)
-    connections = concurrency * len(workers) + _SPARE_CONNECTIONS
+    connections = sum(reader.concurrency or concurrency for reader in workers) + _SPARE_CONNECTIONS
     with health_served(health, over.is_set) as program:
         if workers[0].is_async:
             opening = AsyncInstance(instance, connections=connections, keys=keys)
@@ -110,7 +113,8 @@ async def _run_async(
 
 def _tell(workers: list[Worker], database: str, concurrency: int) -> None:
     for reader in workers:
-        _log.info("Reading %s of %s, %d at a time.", reader.queue, database, concurrency)
+        rate = f", at most {reader.rate}" if reader.rate else ""
+        _log.info("Reading %s of %s, %d at a time%s.", reader.queue, database, reader.concurrency or concurrency, rate)
 
 
 def find_workers(target: str) -> list[Worker]:

@@ -1,8 +1,20 @@
-"""Handler functions of applications: the checks at their registration and of their results.
+"""Handlers: functions of the application that workers and `process` call.
 
-A body that never runs must not count as done. Registration refuses functions that certainly run nothing: generator
-functions, and coroutine functions where nothing awaits them. A plain function may still return a coroutine, for example
-a lambda or a decorator's wrapper; `check_result` refuses that result, as a failure of the message.
+**The problem.** A body that never runs must not count as done, and a handler wants an Order, not a row of the queue.
+Registration refuses functions that certainly run nothing: generator functions, and coroutine functions where nothing
+awaits them. A plain function may still return a coroutine, for example a lambda or a decorator's wrapper.
+`check_result` refuses that result, as a failure of the message.
+
+**Modules.**
+
+* `typed.py`: a handler as a worker calls it, with the argument that its annotation asks for, within middleware.
+
+**The rules.**
+
+* What can be refused is refused when a handler is registered, or when its worker starts.
+* An exception of a handler, of its middleware or of a codec is a failure of its message.
+
+Begin with `Handler` in `typed.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +36,7 @@ _FLAWS = (
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Check whether a call returns a coroutine: a coroutine function, or an object whose `__call__` is one."""
-    return inspect.iscoroutinefunction(_called(function))
+    return inspect.iscoroutinefunction(called(function))
 
 
 def takes(function: Callable[..., Any], arguments: int) -> bool:
@@ -44,11 +56,11 @@ def check_kind(where: str, function: Callable[..., Any], *, may_be_async: bool) 
     Raises:
         BrokerError: 402 a generator function, or a coroutine function that nothing awaits.
     """
-    called = _called(function)
+    code = called(function)
     for has_flaw, flaw, cure in _FLAWS:
-        if has_flaw(called):
+        if has_flaw(code):
             raise BrokerError(402, where, flaw, cure)
-    if not may_be_async and inspect.iscoroutinefunction(called):
+    if not may_be_async and inspect.iscoroutinefunction(code):
         raise BrokerError(402, where, "a coroutine function, which nothing awaits here", "a plain function (def)")
 
 
@@ -89,7 +101,7 @@ def as_exception(problem: BaseException) -> Exception:
     return failure
 
 
-def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that a call runs: a partial's function, an instance's `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func

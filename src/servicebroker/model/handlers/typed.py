@@ -1,0 +1,237 @@
+"""Handlers as a worker calls them: with the argument that their annotation asks for, within the worker's middleware.
+
+A handler's second parameter says what it takes:
+
+* no annotation, Any or Message: the message; with `batch` a list of messages.
+* Message[Order]: the message, whose `body` is an Order.
+* any other type: the body, as an object of that type.
+
+The types of bodies are those of `bodies.decoder`. They are looked up when a worker starts: a codec may be registered,
+and a class defined, after the handler.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from inspect import Parameter, formatannotation
+from types import SimpleNamespace
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+
+from servicebroker.model import handlers
+from servicebroker.model.bodies import decoder
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers import check_kind, check_parameters, check_result
+from servicebroker.model.messages import Message
+from servicebroker.model.names import DIALOG_TIMER, END_DIALOG, ERROR
+
+Reader: TypeAlias = Callable[[Message], Any]  # makes the argument of a handler
+
+_OF_THE_BROKER = {DIALOG_TIMER, END_DIALOG, ERROR}  # their bodies are none of the application's
+_POSITIONAL = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+_MESSAGE_TEXT = re.compile(r"(?P<list>\w+\[)?(\w+\.)*Message\]?")
+
+
+class Middleware:
+    """A function of the application that makes a context manager around each call of a handler."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.is_async = inspect.isasyncgenfunction(function)
+        self._function = function
+        self._make: Callable[..., Any] = function
+        if self.is_async:
+            self._make = asynccontextmanager(function)
+        elif inspect.isgeneratorfunction(function):
+            self._make = contextmanager(function)
+        else:
+            check_kind("middleware", function, may_be_async=False)
+        check_parameters("middleware", function, "transaction", "message")
+
+    def enter(self, stack: ExitStack, transaction: Any, given: Any) -> None:
+        """Enter its context manager, until the stack ends."""
+        manager = self._make(transaction, given)
+        if not hasattr(manager, "__exit__"):
+            raise self._wrong(manager)
+        stack.enter_context(manager)
+
+    async def enter_async(self, stack: AsyncExitStack, transaction: Any, given: Any) -> None:
+        """Enter its context manager, of either form."""
+        manager = self._make(transaction, given)
+        if hasattr(manager, "__aexit__"):
+            await stack.enter_async_context(manager)
+        elif hasattr(manager, "__exit__"):
+            stack.enter_context(manager)
+        else:
+            raise self._wrong(manager)
+
+    def _wrong(self, manager: object) -> InstanceError:
+        return InstanceError(
+            f"The middleware {_named(self._function)} has returned an object of type '{type(manager).__name__}': it "
+            "must return a context manager, or be a function with one yield."
+        )
+
+
+class Handler:
+    """A registered function, which is called with a transaction and a message, or with a list of messages.
+
+    Args:
+        function: of the application.
+        middleware: those of its worker, the outermost first; the list may grow.
+        is_batch: it gets a list.
+        scope: names of the place where it was defined, for annotations that are texts.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], middleware: list[Middleware], *, is_batch: bool, scope: dict[str, Any]
+    ) -> None:
+        self.function = function
+        self.is_async = handlers.is_async(function)
+        self._middleware = middleware
+        self._is_batch = is_batch
+        self._annotation = _annotation_of(function, scope)
+        self._readers: dict[str, Reader] = {}
+
+    def __call__(self, transaction: Any, given: Any) -> Any:
+        """Call the function, or return the coroutine that awaits it."""
+        call = self._call_async if self.is_async else self._call
+        return call(transaction, given)
+
+    def check(self, message_type: str) -> None:
+        """Refuse an annotation that messages of a type cannot be read as.
+
+        Raises:
+            BrokerError: 402.
+        """
+        if isinstance(self._annotation, str):  # the module may have defined its names meanwhile
+            self._annotation = _annotation_of(self.function, {})
+        where = f"the annotation of the handler {_named(self.function)} for '{message_type}'"
+        self._readers[message_type] = reader_of(where, self._annotation, message_type, is_batch=self._is_batch)
+
+    def _call(self, transaction: Any, given: Any) -> None:
+        with ExitStack() as stack:
+            for middleware in self._middleware:
+                middleware.enter(stack, transaction, given)
+            check_result(self.function(transaction, self._argument(given)))
+
+    async def _call_async(self, transaction: Any, given: Any) -> None:
+        async with AsyncExitStack() as stack:
+            for middleware in self._middleware:
+                await middleware.enter_async(stack, transaction, given)
+            check_result(await self.function(transaction, self._argument(given)))
+
+    def _argument(self, given: Any) -> Any:
+        return [self._read(message) for message in given] if self._is_batch else self._read(given)
+
+    def _read(self, message: Message) -> Any:
+        if message.message_type_name not in self._readers:  # a handler of all other types
+            self.check(message.message_type_name)
+        return self._readers[message.message_type_name](message)
+
+
+def typed_procedure(procedure: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a procedure of `process` that is called with the list that its annotation asks for.
+
+    Raises:
+        BrokerError: 402 the annotation is no list.
+    """
+    where, annotation = f"the annotation of the procedure {_named(procedure)}", _annotation_of(procedure, {})
+    if _is_message(_item_of(where, annotation)):
+        return procedure
+    readers: dict[str, Reader] = {}
+
+    def call(transaction: Any, messages: list[Message]) -> Any:
+        for message in messages:
+            name = message.message_type_name
+            if name not in readers:
+                readers[name] = reader_of(f"{where} for '{name}'", annotation, name, is_batch=True)
+        return procedure(transaction, [readers[message.message_type_name](message) for message in messages])
+
+    return call
+
+
+def reader_of(where: str, annotation: Any, message_type: str, *, is_batch: bool) -> Reader:
+    """Return the function that makes an argument of a message of this type; with `is_batch` an item of the list.
+
+    Raises:
+        BrokerError: 402 messages of this type cannot be read so.
+    """
+    wanted = _item_of(where, annotation) if is_batch else annotation
+    if isinstance(wanted, str):
+        raise BrokerError(402, where, f"'{wanted}'", "one whose names its module has, not only under TYPE_CHECKING")
+    if _is_message(wanted):
+        return _itself
+    is_message = get_origin(wanted) is Message
+    if message_type in _OF_THE_BROKER:
+        if is_message:
+            return _itself
+        raise BrokerError(402, where, formatannotation(wanted), "a Message: the broker sends it, without such a body")
+    decode = decoder(where, message_type, get_args(wanted)[0] if is_message else wanted)
+    if not is_message:
+        return lambda message: decode(message.message_body)
+
+    class TypedMessage(Message[Any]):
+        """A message whose body is read as the annotation says."""
+
+        __slots__ = ()
+
+        @property
+        def body(self) -> Any:
+            return decode(self.message_body)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Message, tuple(self)
+
+    TypedMessage.__name__ = Message.__name__
+    return TypedMessage._make
+
+
+def _itself(message: Message) -> Message:
+    return message
+
+
+def _is_message(annotation: Any) -> bool:
+    """Return whether an argument with this annotation is a message as it was received."""
+    if annotation is Any or annotation == Message[Any] or getattr(annotation, "_is_protocol", False):
+        return True
+    return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(Message, annotation)
+
+
+def _item_of(where: str, annotation: Any) -> Any:
+    """Return the annotation of the items of a list.
+
+    Raises:
+        BrokerError: 402 it is none of a list.
+    """
+    if isinstance(annotation, str) or _is_message(annotation):
+        return annotation
+    kind = get_origin(annotation) or annotation
+    if not isinstance(kind, type) or not issubclass(list, kind):
+        item = formatannotation(annotation)
+        raise BrokerError(402, where, item, f"a list, as the function gets several: list[{item}]")
+    return next(iter(get_args(annotation)), Any)
+
+
+def _annotation_of(function: Callable[..., Any], scope: dict[str, Any]) -> Any:
+    """Return the annotation of the second parameter; Any without one. A text with unknown names stays a text."""
+    try:
+        parameters = [one for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
+    except ValueError:  # a C function without a signature
+        return Any
+    if len(parameters) < 2 or parameters[1].annotation is Parameter.empty:
+        return Any
+    annotation = parameters[1].annotation
+    names = getattr(inspect.unwrap(handlers.called(function)), "__globals__", {})
+    holder = SimpleNamespace(__annotations__={"argument": annotation})
+    try:
+        return get_type_hints(holder, {**names, **scope}, include_extras=True)["argument"]
+    except Exception:  # the text may raise any
+        text = _MESSAGE_TEXT.fullmatch(annotation.strip("'\"")) if isinstance(annotation, str) else None
+        if text is None:
+            return annotation
+        return list[Message] if text["list"] else Message
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return f"'{getattr(function, '__qualname__', type(function).__name__)}'"
