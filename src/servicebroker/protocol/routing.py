@@ -87,6 +87,13 @@ class RoutingTable:
         """The routes that name this service, by broker identifier."""
         return self._by_service.get(service, {})
 
+    def leads_away(self, service: str, own: frozenset[Address]) -> bool:
+        """Return whether routes name the service, and each of them an address that is none of our `own`."""
+        named = [route for routes in self.of(service).values() for route in routes]
+        addresses = [parse_address(route.mirror_address or route.address) for route in named]
+        addresses += [parse_address(route.address) for route in named]
+        return bool(named) and not any(address is None or address in own for address in addresses)
+
 
 class Conversation(NamedTuple):
     """The names in a conversation by which it is routed.

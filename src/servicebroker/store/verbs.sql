@@ -145,6 +145,28 @@ begin
                from servicebroker.queues fq where fq.queue_id = far_queue), false);
 end $$;
 
+-- Whether what a client remembers of new conversations with another instance still holds. It takes the locks of hold_way.
+-- No database of this instance may have got a service of that name: its routes may lead there.
+create or replace function servicebroker.hold_departure(
+    own_database integer, own_service integer, own_contract integer, own_queue integer, own_version bigint,
+    own_routes bigint, own_broker text, to_service text
+) returns boolean language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared({begin_in_lock}, own_database), pg_advisory_xact_lock_shared({delivery_lock}, 0),
+            pg_advisory_xact_lock_shared({service_lock}, hashtext(to_service)),
+            pg_advisory_xact_lock_shared({begin_lock}, own_service), pg_advisory_xact_lock_shared({begin_lock}, own_contract);
+    return coalesce(
+        (select q.catalog_version = own_version and not q.is_retention_enabled
+               from servicebroker.queues q where q.queue_id = own_queue)
+        and (select d.routes_version = own_routes and d.is_broker_enabled and d.service_broker_guid = own_broker::uuid
+               from servicebroker.databases d where d.database_id = own_database)
+        and exists (select from servicebroker.service_contracts c
+                     where c.database_id = own_database and c.service_contract_id = own_contract)
+        and not exists (select from servicebroker.databases h
+                          join servicebroker.services hs on hs.database_id = h.database_id and hs.name = to_service
+                         where h.is_broker_enabled), false);
+end $$;
+
 -- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of
 -- model/security/permissions.py, over the needs that the table there names. Without identities everything is allowed.
 create or replace function servicebroker.refusal(

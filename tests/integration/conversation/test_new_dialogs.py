@@ -312,7 +312,8 @@ def outcome(database: Any, target: str) -> str:
         return type(problem).__name__
     text = (
         "select e.state, e.far_handle is null, e.far_queue_id, e.priority, e.far_priority, e.send_sequence, "
-        "e.far_broker_instance, e.queue_id, e.far_contract_id, (select array_agg(t.transmission_status) "
+        "e.far_broker_instance, e.queue_id, e.far_contract_id, e.last_stamp > '0', e.is_remote, e.encryption, "
+        "(select array_agg((t.transmission_status, t.message_type_name, t.validation, octet_length(t.token))::text) "
         "from servicebroker.transmission_queue t where t.conversation_handle = e.conversation_handle) "
         "from servicebroker.conversation_endpoints e where e.conversation_handle = %s"
     )
@@ -387,3 +388,99 @@ def test_many_conversations_leave_in_portions(known: sb.Database) -> None:
     assert query(known, "select count(*) from servicebroker.conversation_endpoints where state = 'CO'")[0][0] >= 500
     assert far_handle(known, handles[0])
     assert group_of(known, handles[-1])
+
+
+# ---------------------------------------------------------------- to another instance
+
+
+AWAY = "//test/Away"
+WAY_OUT = "TCP://localhost:24022"
+
+
+@pytest.fixture
+def departing(database: sb.Database) -> sb.Database:
+    """A database that knows the way of conversations with a service of another instance."""
+    database.create_route("out", address=WAY_OUT, service_name=AWAY)
+    ask(database, to=AWAY)
+    return database
+
+
+def test_many_that_leave_the_instance_are_one_statement(departing: sb.Database, trips: list[None]) -> None:
+    handles: list[UUID] = []
+
+    def several() -> None:
+        del trips[:]
+        with departing.transaction() as tx:
+            for _ in range(10):
+                handles.append(handle := tx.begin_dialog(ORDERS, AWAY, contract=CONTRACT))
+                tx.begin_conversation_timer(handle, 600)
+                tx.send(handle, MARK)
+                assert tx.send_batch(handle, ORDER, [b"1", b"2"]) == 1
+
+    several()
+    assert done(departing, several) == {"deferred_dialogs.departing": 1}
+    assert len(trips) == 1
+    waiting = (
+        "select message_sequence_number, message_type_name, message_body from servicebroker.transmission_queue "
+        "where conversation_handle = %s order by 1"
+    )
+    for handle in handles:
+        assert query(departing, waiting, handle) == [(0, MARK, None), (1, ORDER, b"1"), (2, ORDER, b"2")]
+    with refused(8432), departing.transaction() as tx:  # only the other side may send it
+        tx.send(tx.begin_dialog(ORDERS, AWAY, contract=CONTRACT), REPLY, b"x")
+
+
+DEPARTURE_CHANGES: dict[str, tuple[Callable[[sb.Database], object], Callable[[sb.Database], object]]] = {
+    "nothing": (lambda db: None, lambda db: None),
+    "several ways, which are drawn": (
+        lambda db: db.create_route("more", address="TCP://localhost:24023", service_name=AWAY),
+        lambda db: db.drop_route("more"),
+    ),
+    "one of several leads nowhere": (
+        lambda db: db.create_route("more", address="LOCAL", service_name=AWAY),
+        lambda db: db.drop_route("more"),
+    ),
+    "the way home": (
+        lambda db: db.alter_route("out", address="LOCAL"),
+        lambda db: db.alter_route("out", address=WAY_OUT),
+    ),
+    "no route": (
+        lambda db: db.drop_route("out"),
+        lambda db: db.create_route("out", address=WAY_OUT, service_name=AWAY),
+    ),
+    "a service of that name": (
+        lambda db: db.create_service(AWAY, STOCK_QUEUE, [CONTRACT]),
+        lambda db: db.drop_service(AWAY),
+    ),
+    "the address is ours": (
+        lambda db: db.instance.create_endpoint("ours", state="STARTED", listener_port=24022),
+        lambda db: db.instance.drop_endpoint("ours"),
+    ),
+    "broker off": (lambda db: db.alter(disable_broker=True), lambda db: db.alter(enable_broker=True)),
+    "own queue retains": (
+        lambda db: db.alter_queue(ORDERS_QUEUE, retention=True),
+        lambda db: db.alter_queue(ORDERS_QUEUE, retention=False),
+    ),
+    "own service moved": (
+        lambda db: db.alter_service(ORDERS, queue=STOCK_QUEUE),
+        lambda db: db.alter_service(ORDERS, queue=ORDERS_QUEUE),
+    ),
+    "priority": (
+        lambda db: db.create_broker_priority("p", contract_name=CONTRACT, priority_level=9),
+        lambda db: db.drop_broker_priority("p"),
+    ),
+    "new broker": (lambda db: db.alter(new_broker=True), lambda db: None),
+    "no service of ours": (lambda db: db.drop_service(ORDERS), lambda db: None),
+}
+
+
+def test_what_was_altered_meanwhile_holds_on_the_way_out(departing: sb.Database) -> None:
+    """A client that has cached the way out and a new one act alike, while something is altered and after that."""
+    with sb.open(departing.instance.url, upkeep=None) as other:
+        for name, changes in DEPARTURE_CHANGES.items():
+            for change in changes:
+                change(other.database(departing.name))
+                outcomes = [outcome(departing, AWAY)]
+                with sb.open(departing.instance.url, upkeep=None) as fresh:
+                    outcomes += [outcome(fresh.database(departing.name), AWAY), outcome(departing, AWAY)]
+                assert len(set(outcomes)) == 1, (name, outcomes)

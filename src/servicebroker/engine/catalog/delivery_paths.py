@@ -1,8 +1,10 @@
-"""The cache of delivery paths inside the instance: both sides of a new conversation, as found for an earlier one.
+"""The cache of the paths of new conversations, as found for an earlier one.
 
 The first conversation looks up service, contract, permissions, routes and target, each with its own statement. With
-these facts the next ones begin and send in one statement: `begin_and_send` in `engine/conversation/enqueue.py`. In it
-`hold_way` (`store/verbs.sql`) checks that all of them still hold, under locks that keep them so until COMMIT.
+these facts the next ones begin and send in one statement of `engine/conversation/enqueue.py`. There `store/verbs.sql`
+checks that all of them still hold, under locks that keep them so until COMMIT. A path inside the instance has both
+sides: `begin_and_send`, `hold_way`. A path to another instance ends in the transmission queue: `BEGIN_AND_TRANSMIT`,
+`hold_departure`.
 """
 
 from __future__ import annotations
@@ -49,6 +51,35 @@ class TargetSide(NamedTuple):
     broker: str
     near: Usages
     far: Usages
+
+
+class RemoteSide(NamedTuple):
+    """The target's side in another instance, as far as SEND has to know it. `broker` is what BEGIN DIALOG names.
+
+    `near` are the usages of the own contract. Under `routes_version` every route leads away from this instance.
+    """
+
+    routes_version: int
+    broker: str | None
+    near: Usages
+
+
+class DeparturePath(NamedTuple):
+    """The own side of new conversations whose target is in another instance, with the name of the target's service."""
+
+    to_service: str
+    database_id: int
+    own: OwnSide
+    target: RemoteSide
+
+    @property
+    def parameters(self) -> tuple[object, ...]:
+        """The first parameters of the statement that begins conversations."""
+        own, target = self.own, self.target
+        return (
+            *(self.database_id, own.service_id, own.contract_id, own.queue_id, own.catalog_version),
+            *(target.routes_version, own.broker, self.to_service, target.broker),
+        )
 
 
 class DeliveryPath(NamedTuple):
@@ -116,12 +147,12 @@ class DeliveryPaths:
     """The cached delivery paths of one principal."""
 
     _own_sides: dict[tuple[int, str, str], OwnSide] = field(default_factory=dict)
-    _targets: dict[tuple[int, int, str, str | None], TargetSide] = field(default_factory=dict)
+    _targets: dict[tuple[int, int, str, str | None], TargetSide | RemoteSide] = field(default_factory=dict)
     _begun: OrderedDict[UUID, DeliveryPath] = field(default_factory=OrderedDict)
 
     def find(
         self, database_id: int, from_service: str, to_service: str, contract: str, broker: str | None
-    ) -> DeliveryPath | None:
+    ) -> DeliveryPath | DeparturePath | None:
         """Return both sides if they are cached; `broker` is the one that BEGIN DIALOG names."""
         own = self.find_own_side(database_id, from_service, contract)
         if own is None:
@@ -129,6 +160,8 @@ class DeliveryPaths:
         if broker == CURRENT_DATABASE:
             broker = own.broker
         target = self._targets.get((own.service_id, own.contract_id, to_service, broker))
+        if isinstance(target, RemoteSide):
+            return DeparturePath(to_service, database_id, own, target)
         return None if target is None else DeliveryPath(from_service, to_service, database_id, own, target)
 
     def find_own_side(self, database_id: int, from_service: str, contract: str) -> OwnSide | None:
@@ -143,7 +176,7 @@ class DeliveryPaths:
         self._own_sides[database_id, from_service, contract] = own
 
     def remember_target(
-        self, service_id: int, contract_id: int, to_service: str, broker: str | None, target: TargetSide
+        self, service_id: int, contract_id: int, to_service: str, broker: str | None, target: TargetSide | RemoteSide
     ) -> None:
         """Cache the target of a conversation's first message, for this own side and the broker that it names."""
         if len(self._targets) >= _MAX_PATHS:
@@ -160,7 +193,7 @@ class DeliveryPaths:
         """Remove and return the path of a conversation that has begun and not sent."""
         return self._begun.pop(handle, None)
 
-    def forget(self, path: DeliveryPath) -> None:
-        """Forget both sides: `hold_way` found that one of them has changed."""
+    def forget(self, path: DeliveryPath | DeparturePath) -> None:
+        """Forget both sides: the statement found that one of them has changed."""
         self._own_sides = {key: own for key, own in self._own_sides.items() if own is not path.own}
         self._targets = {key: target for key, target in self._targets.items() if target is not path.target}

@@ -10,6 +10,7 @@ from datetime import datetime
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from servicebroker.engine.catalog.alter import renew_routes
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.authentication import CERTIFICATE, Authentication, parse_authentication
@@ -61,6 +62,7 @@ def create_endpoint(operation: CreateEndpoint, now: datetime, *, in_domain: bool
     rows = yield SQL("create_endpoint.insert_endpoints", (name, *_row(found)))
     if not rows:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
+    yield renew_routes()  # they may lead to this instance now
     return found.warning
 
 
@@ -76,6 +78,7 @@ def alter_endpoint(operation: AlterEndpoint, now: datetime) -> Steps[str | None]
         raise BrokerError(15151, "alter", "endpoint", name)
     found = yield from _checked(operation, _endpoint(rows[0]), now)
     yield SQL("alter_endpoint.update_endpoints", (name, *_row(found)))
+    yield renew_routes()
     return found.warning
 
 
@@ -85,6 +88,7 @@ def drop_endpoint(operation: DropEndpoint, now: datetime) -> Steps[None]:
     rows = yield SQL("drop_endpoint", (names.checked("endpoint", name),))
     if not rows:
         raise BrokerError(15151, "drop", "endpoint", name)
+    yield renew_routes()
 
 
 def find_endpoint() -> Steps[NetworkEndpoint | None]:

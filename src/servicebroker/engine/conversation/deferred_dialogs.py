@@ -15,10 +15,11 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Usage
-from servicebroker.engine.catalog.delivery_paths import DeliveryPath
+from servicebroker.engine.catalog.delivery_paths import DeliveryPath, DeparturePath
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.begin import Identity
 from servicebroker.engine.conversation.send import first_usage, note_sent
+from servicebroker.engine.delivery.opening import NO_TRANSPORT
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.send import Send, SendBatch
@@ -41,7 +42,7 @@ class DeferredDialog:
     operation: BeginDialog
     identity: Identity
     expiry: datetime
-    path: DeliveryPath | None
+    path: DeliveryPath | DeparturePath | None
     timer: tuple[BeginConversationTimer, datetime] | None = None
     messages: int = 0
 
@@ -70,7 +71,10 @@ class DeferredDialog:
 
 
 class DeferredSend(NamedTuple):
-    """A deferred SEND: its first sequence number, and the target's usage of the message type."""
+    """A deferred SEND: its first sequence number, and the target's usage of the message type.
+
+    The usage is that of the own contract if the target is in another instance.
+    """
 
     dialog: DeferredDialog
     number: int
@@ -105,7 +109,11 @@ Draw: TypeAlias = Callable[[], UUID]
 
 
 def defer_begin(
-    operation: BeginDialog, path: DeliveryPath | None, draw: Draw, now: datetime, group: UUID | None = None
+    operation: BeginDialog,
+    path: DeliveryPath | DeparturePath | None,
+    draw: Draw,
+    now: datetime,
+    group: UUID | None = None,
 ) -> DeferredDialog | None:
     """Defer BEGIN DIALOG on a known path. None if it joins a group, which has to be locked.
 
@@ -120,7 +128,7 @@ def defer_begin(
     return DeferredDialog(operation, Identity(draw(), group or draw()), operation.expiry(now), path)
 
 
-def find_path(catalog: Catalog, database_id: int, operation: BeginDialog) -> DeliveryPath | None:
+def find_path(catalog: Catalog, database_id: int, operation: BeginDialog) -> DeliveryPath | DeparturePath | None:
     """Return the cached path of a new conversation; None if it is not cached."""
     if not all(isinstance(name, str) for name in (operation.from_service, operation.to_service, operation.contract)):
         return None
@@ -184,11 +192,15 @@ def _begin_and_send(catalog: Catalog, dialogs: Sequence[DeferredDialog], sends: 
     path = dialogs[0].path
     assert path is not None
     messages = [Message(send, place) for send in sends for place in range(len(send.contents))]
-    rows = yield _one(path, messages[0]) if len(messages) == 1 else _several(path, dialogs, messages)
+    if isinstance(path, DeparturePath):
+        rows = yield _departing(path, dialogs, messages)
+    else:
+        rows = yield _one(path, messages[0]) if len(messages) == 1 else _several(path, dialogs, messages)
     if not rows:
         catalog.paths.forget(path)
         return False
-    note_sent(catalog, path, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
+    if isinstance(path, DeliveryPath):
+        note_sent(catalog, path, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
     return True
 
 
@@ -224,22 +236,43 @@ def _one(path: DeliveryPath, message: Message) -> Statement:
 
 
 def _several(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
-    places = {dialog.identity.handle: place for place, dialog in enumerate(dialogs, 1)}
     return Statement(
         "deferred_dialogs.several",
         enqueue.begin_and_send_many(path.target.queue_id),
         (
             *path.parameters,
-            [dialog.identity.handle for dialog in dialogs],
-            [dialog.identity.group for dialog in dialogs],
-            [dialog.expiry for dialog in dialogs],
-            [dialog.operation.encryption for dialog in dialogs],
-            [dialog.fires_at for dialog in dialogs],
-            [dialog.messages for dialog in dialogs],
-            [places[message.send.dialog.identity.handle] for message in messages],
-            [message.send.number + message.place for message in messages],
+            *_columns(dialogs, messages),
             [message.usage.message_type_id for message in messages],
             [message.usage.validation for message in messages],
             Bodies(message.content for message in messages),
         ),
+    )
+
+
+def _departing(path: DeparturePath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
+    return Statement(
+        "deferred_dialogs.departing",
+        enqueue.BEGIN_AND_TRANSMIT,
+        (
+            *path.parameters,
+            *_columns(dialogs, messages),
+            [message.send.operation.message_type for message in messages],
+            Bodies(message.content for message in messages),
+            NO_TRANSPORT,
+        ),
+    )
+
+
+def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> tuple[list[object], ...]:
+    """The arrays over the dialogs, and the first two over their messages: place of the dialog, sequence number."""
+    places = {dialog.identity.handle: place for place, dialog in enumerate(dialogs, 1)}
+    return (
+        [dialog.identity.handle for dialog in dialogs],
+        [dialog.identity.group for dialog in dialogs],
+        [dialog.expiry for dialog in dialogs],
+        [dialog.operation.encryption for dialog in dialogs],
+        [dialog.fires_at for dialog in dialogs],
+        [dialog.messages for dialog in dialogs],
+        [places[message.send.dialog.identity.handle] for message in messages],
+        [message.send.number + message.place for message in messages],
     )

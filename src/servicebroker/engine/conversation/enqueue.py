@@ -252,6 +252,7 @@ _BOTH_BEGUN = (
     f"messages, stamp from dialog union all {_TARGET})"
 )
 _NEW_BUCKET = "(uuid_hash(far_group) & 1023)::smallint"
+_OWN_LOCK = f"pg_advisory_xact_lock({locks.CONVERSATION_GROUP}, uuid_hash(own_group))"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -317,6 +318,32 @@ def open_and_send(queue_id: int) -> str:
         f"""{_NEW_BUCKET}, $19::"char", $20::bytea from dialog) """
         f"select far_priority, {_wake(queue_id, 'far_group')} from dialog"
     )
+
+
+# BEGIN DIALOG and SEND for dialogs from one service to another instance, each with messages in their order, which wait
+# in the transmission queue. Parameters: database, service, contract, queue, its catalog version, version of the routes,
+# broker, name of the target service, the broker that BEGIN DIALOG names. Arrays as those of `begin_and_send_many`, with
+# the names of the message types instead of ids and letters. Then the status of the messages. Returns a row for each
+# dialog; none, with nothing written, if a cached value has changed.
+BEGIN_AND_TRANSMIT = (
+    "with way as materialized (select servicebroker.hold_departure($1::int, $2::int, $3::int, $4::int, $5::bigint, "
+    "$6::bigint, $7::text, $8::text) as is_open, "
+    f"{_OWN_PRIORITY} as priority), "
+    "dialog as materialized (select d.*, way.priority from way, "
+    "unnest($10::uuid[], $11::uuid[], $12::timestamptz[], $13::boolean[], $14::timestamptz[], $15::int[]) "
+    "with ordinality as d (handle, own_group, lifetime, encryption, dialog_timer, messages, which) where is_open), "
+    "grouped as (insert into servicebroker.conversation_groups select own_group, $2::int from dialog), "
+    "begun as (insert into servicebroker.conversation_endpoints (conversation_handle, is_initiator, database_id, "
+    "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
+    "dialog_timer, far_service, far_broker_instance, send_sequence) "
+    "select handle, true, $1::int, $2::int, $3::int, own_group, $4::int, priority, 'CO', encryption, lifetime, "
+    "dialog_timer, $8::text, $9::text, messages from dialog), "
+    "sent as (insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, "
+    "message_type_name, message_body, transmission_status) select handle, number, type, body, $20::text "
+    "from unnest($16::int[], $17::int[], $18::text[], $19::bytea[]) with ordinality "
+    "as message (which, number, type, body, place) join dialog using (which) order by place) "
+    f"select {_OWN_LOCK}, {WAKE_TRANSMITTER} from dialog"
+)
 
 
 def tell_peer(queue_id: int) -> str:
@@ -507,8 +534,7 @@ def _delivers_to(queue_id: int, version: int) -> str:
 
 def _both_held(queue_id: int) -> str:
     """Lock the groups of new dialogs, and wake the readers of the messages they sent."""
-    lock = f"pg_advisory_xact_lock({locks.CONVERSATION_GROUP}, uuid_hash(own_group))"
-    return f"select far_priority, {lock}, {_wake(queue_id, 'far_group')} from dialog"
+    return f"select far_priority, {_OWN_LOCK}, {_wake(queue_id, 'far_group')} from dialog"
 
 
 def _wake(queue_id: int, group: str | None = None) -> str:

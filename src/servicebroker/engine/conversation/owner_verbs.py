@@ -17,6 +17,7 @@ from uuid import UUID
 from servicebroker.engine.activation import poison_detection
 from servicebroker.engine.catalog import catalog, databases
 from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue
+from servicebroker.engine.catalog.delivery_paths import DeliveryPath
 from servicebroker.engine.conversation import (
     begin,
     deferred_dialogs,
@@ -339,7 +340,8 @@ def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity 
         handle = yield from begin.begin_dialog(database_id, operation, now=now, identity=identity)
         if own is None or is_known:
             yield from _remember_own_side(verbs, operation)
-    if (path := deferred_dialogs.find_path(verbs.catalog, database_id, operation)) is not None:
+    path = deferred_dialogs.find_path(verbs.catalog, database_id, operation)
+    if isinstance(path, DeliveryPath):
         paths.note_begun(handle, path)
     return handle
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import AnswerPath, Catalog, Channel, Usage, Usages, find_usages
-from servicebroker.engine.catalog.delivery_paths import DeliveryPath, TargetSide
+from servicebroker.engine.catalog.delivery_paths import DeliveryPath, DeparturePath, RemoteSide, TargetSide
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import (
     Endpoint,
@@ -120,12 +120,20 @@ def _open_and_send(
     return True
 
 
-def first_usage(path: DeliveryPath, message_type: str, contents: Sequence[bytes | None]) -> Usage | None:
-    """Return the target's usage of the type of first messages, from the cache; None if a side does not take them."""
-    near, far = path.target.near.get(message_type), path.target.far.get(message_type)
-    if near is None or not near.by_initiator or not all(accepts(far, True, content) for content in contents):
+def first_usage(
+    path: DeliveryPath | DeparturePath, message_type: str, contents: Sequence[bytes | None]
+) -> Usage | None:
+    """Return the target's usage of the type of first messages, from the cache; None if a side does not take them.
+
+    Another instance judges by itself what it takes: then the usage is that of the own contract.
+    """
+    near = path.target.near.get(message_type)
+    if near is None or not near.by_initiator:
         return None
-    return far
+    if isinstance(path, DeparturePath):
+        return near
+    far = path.target.far.get(message_type)
+    return far if all(accepts(far, True, content) for content in contents) else None
 
 
 def note_sent(catalog: Catalog, path: DeliveryPath, handles: Sequence[UUID], priority: int, messages: int) -> None:
@@ -291,6 +299,8 @@ def _dispatch(
             yield from fail_conversation(endpoint, outcome.refusal)
             return endpoint.send_sequence
         if outcome.waits:
+            if outcome.departs_under is not None:
+                _remember_departure(catalog, endpoint, outcome.departs_under, near)
             return (yield from park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
         opened = yield from find_endpoint(handle)
         if not (yield from transmission.deliver_waiting(catalog, opened, now)):
@@ -386,6 +396,15 @@ def _remember_target(
     catalog.paths.remember_target(
         begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
     )
+
+
+def _remember_departure(catalog: Catalog, begun: Endpoint, routes_version: int, near: Usages) -> None:
+    """Cache that conversations of these services leave the instance, for those of a principal that may always send."""
+    if catalog.user is None and not begun.retains:
+        target = RemoteSide(routes_version, begun.far_broker_instance, near)
+        catalog.paths.remember_target(
+            begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
+        )
 
 
 def _enqueue_portion(

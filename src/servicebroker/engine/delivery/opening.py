@@ -40,11 +40,15 @@ class StableRoute(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of `open_target`: an error for the conversation, a reason to park messages, or an existing target."""
+    """The result of `open_target`: an error for the conversation, a reason to park messages, or an existing target.
+
+    `departs_under`: the version of the routes that lead every conversation of the same services to other instances.
+    """
 
     refusal: BrokerError | None = None
     waits: str = ""
     found: StableRoute | None = None
+    departs_under: int | None = None
 
 
 def lock_service(name: str) -> Statement:
@@ -85,7 +89,9 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if isinstance(destination, Refused):
         return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
     if isinstance(destination, Elsewhere):
-        return Outcome(waits=NO_TRANSPORT)
+        is_certain = not pick.was_asked or routes.leads_away(initiator.far_service, located.site.addresses)
+        is_stable = is_certain and routes.is_timeless and not decision.through_outside and not located.homes
+        return Outcome(waits=NO_TRANSPORT, departs_under=own.routes_version if is_stable else None)
     if isinstance(destination, Ask):
         lacking = located.msdb if decision.through_outside and located.msdb else own
         yield from ask(lacking.database_id, destination, now)

@@ -1,0 +1,1 @@
+-- BEGIN DIALOG and its first SENDs to another instance in one statement: hold_departure in store/verbs.sql.
