@@ -1,5 +1,7 @@
 """Finding Java, and a session that says nothing."""
 
+import os
+import socket
 import subprocess
 import sys
 
@@ -62,6 +64,43 @@ def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
         "psycopg",
     } <= set(said)
     assert not {"pyarrow", "deltalake"} & set(said)
+
+
+def test_a_process_that_plans_a_query_connects_before_it_imports_pyspark(tmp_path):
+    """Java gives it ten seconds to connect, and puts PySpark's archives first, in which nothing is compiled."""
+    runner = tmp_path / "pyspark" / "sql" / "streaming"
+    runner.mkdir(parents=True)
+    for folder in (runner.parent.parent, runner.parent, runner):
+        (folder / "__init__.py").touch()
+    (tmp_path / "pyspark" / "worker_util.py").write_text("import sys\nsys.stdin.readline()\n")
+    (runner / "python_streaming_source_runner.py").write_text(
+        "import sys\nfrom pyspark.worker_util import get_sock_file_to_executor\n"
+        "with get_sock_file_to_executor(timeout=None) as java: java.write(repr(sys.path).encode())\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment = os.environ | {
+            "PYTHONPATH": f"/x/pyspark.zip:/x/py4j-1-src.zip:{tmp_path}",
+            "PYTHON_WORKER_FACTORY_PORT": str(server.getsockname()[1]),
+            "PYTHON_WORKER_FACTORY_SECRET": "secret",
+            "SERVICEBROKER_WORKER_PYTHON": sys.executable,
+        }
+        command = [
+            spark_session_module._WORKER_SCRIPT,
+            *("-m", "pyspark.sql.streaming.python_streaming_source_runner"),
+        ]
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as worker:
+            server.settimeout(30)
+            connection, _ = server.accept()
+            with connection, connection.makefile("rwb") as java:
+                assert java.read(10) == b"\0\0\0\6secret"
+                java.write(b"\0\0\0\2ok")
+                java.flush()
+                assert int.from_bytes(java.read(4), "big") == worker.pid
+                worker.communicate(b"import now\n", timeout=30)
+                path = java.read().decode()
+    assert (worker.returncode, str(tmp_path) in path) == (0, True)
+    assert "pyspark.zip" not in path
+    assert "py4j" not in path
 
 
 def test_what_spark_only_asks_for_its_name_loads_no_driver():
