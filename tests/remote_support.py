@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,9 +46,11 @@ class Wire:
     room: int = 2**40
     owner: str = ""
     connection: psycopg.Connection[Any] | None = None
+    refusals: Counter[int] = field(default_factory=Counter)  # by number
 
     def refused(self, number: int, text: str) -> None:
-        """Ignore a refusal."""
+        """Count a refusal."""
+        self.refusals[number] += 1
 
     def complain(self) -> None:
         """Do nothing: no peer floods here."""

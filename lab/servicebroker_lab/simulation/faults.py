@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
+from servicebroker.protocol.budgets import DEFAULT, Budget, Budgets
 from servicebroker.protocol.limits import Limits
 
 
@@ -102,7 +103,7 @@ class Faults(NamedTuple):
 def draw_limits(random: Random) -> Limits:
     """Small ones, so that a few messages meet every limit."""
     window = random.choice((150, 400, 2_000))
-    limits = Limits(
+    return Limits(
         fragment_size=random.choice((16, 50, 200)),
         window=window,
         message_cost=10,
@@ -113,4 +114,8 @@ def draw_limits(random: Random) -> Limits:
         unfinished_idle=80.0,
         unfinished_idle_full=70.0,
     )
-    return limits._replace(unfinished_bytes=window) if limits.ahead_messages == 3 else limits
+
+
+def budgets_of(limits: Limits) -> Budgets:
+    """Return budgets that go with drawn limits: small ones where few messages are kept ahead."""
+    return Budgets(Budget(unfinished_bytes=limits.window, openings=3) if limits.ahead_messages == 3 else DEFAULT)

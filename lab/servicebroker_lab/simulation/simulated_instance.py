@@ -40,6 +40,7 @@ from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.contenders import Contender
+from servicebroker_lab.simulation.faults import budgets_of
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.links import Links, NetworkEvent, address_of
 from servicebroker_lab.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
@@ -165,7 +166,8 @@ class Daemon:
         limits = self.instance.world.limits
         budget = limits.window if self._is_narrow else BODY_BUDGET_BYTES
         seconds = lambda: self.loop.now  # noqa: E731
-        return Relay(links, clock, seconds, chance, here, self._capacity, KEYS, peers, limits, budget)
+        budgets = budgets_of(limits)
+        return Relay(links, clock, seconds, chance, here, self._capacity, KEYS, peers, limits, budget, budgets)
 
     def here(self) -> LocalInstance:
         """Return the identity of this instance in routes."""

@@ -388,7 +388,9 @@ class MemoryStore(Store):
         routes = self._tables.routes
         return route_departures(departures, self._located(here), {DATABASE_ID: routes}, routes, self._clock())
 
-    def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
+    def route_arrivals(
+        self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
+    ) -> list[Decision]:
         return route_headers(headers, self._located(here), self._tables.routes, self._clock())
 
     def site(self) -> LocalTopology:
@@ -600,8 +602,23 @@ class MemoryStore(Store):
         for handle in handles:
             if (one := self._to_write(handle)) is not None:
                 one.kept = {number: steps for number, steps in one.kept.items() if number < one.next}
+                sent = one.conversation, not one.is_initiator
+                for key in [key for key in self._tables.traces if key[:2] == sent and key[2] >= one.next]:
+                    self._change(self._tables.traces, key)
+                    del self._tables.traces[key]
                 dropped.append(handle)
         return dropped
+
+    def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
+        tables, dropped = self._tables, []
+        for handle in handles:
+            one = self._to_write(handle)
+            if one is None or one.is_initiator or one.state is not EndpointState.STARTED_INBOUND:
+                continue
+            if one.is_remote and one.next == 0 and not one.kept:
+                tables.removed.append(tables.endpoints.pop(handle))
+                dropped.append(handle)
+        return sorted(dropped)
 
     def _store(self, one: Endpoint, batch: Batch) -> bool:
         """One batch; whether there is something to read."""

@@ -36,7 +36,9 @@ from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
 from servicebroker.engine.diagnosis.trail import briefly, changes, partitions
 from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
+from servicebroker.engine.remote.missing_routes import forget_answered
 from servicebroker.engine.remote.route_answers import take_answers
+from servicebroker.engine.remote.unfinished_arrivals import forget_openings
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import told
@@ -308,7 +310,15 @@ def upkeep(
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    dated = (expire_ended, drop_late, partial(remove_closed, limit=_CLOSED_AT_ONCE), sweep, forget_old)
+    dated = (
+        expire_ended,
+        drop_late,
+        partial(remove_closed, limit=_CLOSED_AT_ONCE),
+        sweep,
+        forget_openings,
+        forget_answered,
+        forget_old,
+    )
     pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
         for _ in range(_MAX_PIECES):

@@ -35,11 +35,12 @@ from servicebroker.engine.remote.remote_opening import (
     lifetime_of,
 )
 from servicebroker.model.conversation_events import CREATED, DROPPED, ConversationEvent
-from servicebroker.model.errors import RULES
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.states import EndpointState
 from servicebroker.model.waiting import CLOCK_DIFFERS, UNANSWERED
 from servicebroker.protocol.backoff import Backoff
+from servicebroker.protocol.budgets import Budgets, over_budget
 from servicebroker.protocol.dialog import Acknowledged, ClockDiffers, Diverged, Dropped, Failed, dropped
 from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
@@ -62,8 +63,6 @@ from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 MAX_KEPT, MAX_KEPT_BYTES = 1_000, 4 * 1024 * 1024  # limits of `PendingOpenings`; beyond them the peers send again
-MAX_KEPT_OF_PEER = 250  # messages of one peer, over all of its links
-MAX_TRACES = 10_000  # trace contexts whose messages are not stored yet
 MAX_TRACES_PER_CONVERSATION = 2_500  # a peer may send contexts of messages that are never stored
 
 
@@ -102,8 +101,9 @@ class PendingOpenings:
     If they were dropped instead, their senders would send again only after seconds.
     """
 
-    def __init__(self, seconds: Callable[[], float]) -> None:
+    def __init__(self, seconds: Callable[[], float], budgets: Budgets) -> None:
         self._seconds = seconds
+        self._budgets = budgets
         self._kept: list[ReceivedMessage] = []
         self._of_peer: Counter[object] = Counter()
         self._bytes = 0
@@ -119,7 +119,7 @@ class PendingOpenings:
         if len(self._kept) >= MAX_KEPT or self._bytes + len(came.body) > MAX_KEPT_BYTES:
             return False
         peer = line_of(came.link)
-        if self._of_peer[peer] >= MAX_KEPT_OF_PEER:
+        if self._of_peer[peer] >= self._budgets.of(came.link.owner).waiting_messages:
             return False
         self._of_peer[peer] += 1
         self._kept.append(came)
@@ -160,6 +160,7 @@ class MessageOpener:
         self,
         conversations: Conversations,
         waiting: PendingOpenings,
+        unfinished: UnfinishedMessages,
         security: DialogSecurity,
         charges: Charges,
         clock: Callable[[], datetime],
@@ -167,6 +168,7 @@ class MessageOpener:
     ) -> None:
         self._conversations = conversations
         self._waiting = waiting
+        self._unfinished = unfinished
         self._security = security
         self._charges = charges
         self._clock = clock
@@ -208,11 +210,17 @@ class MessageOpener:
         """
         opened: dict[int, OpenedMessage | None] = {}
         beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
+        incomplete: Counter[str] = Counter()  # openings of this round that no whole message begins, by owner
         for index, message in enumerate(came):
             if message.key in beginnings or self._conversations.find(*message.key) is not None:
                 continue
             began = self._charges.now
             opened[index] = None
+            owner, is_whole = message.link.owner, _is_whole_first(message.header)
+            if not is_whole and (why := self._over_budget(message, incomplete[owner])) is not None:
+                journal.over_budget(why, message.header, message.link)
+                message.link.complain()
+                continue
             try:
                 beginning = self._beginning(store, message)
             except CorruptedMessage as problem:
@@ -220,12 +228,26 @@ class MessageOpener:
                 beginning = None
             if beginning is not None:
                 beginnings[message.key] = index, beginning
+                incomplete[owner] += not is_whole
             self._charges.charge(message.link, began)
         if beginnings:
             began = self._charges.now
             opened.update(self._enter(store, dict(beginnings.values())))
             self._charges.charge_equally([beginning.came.link for _, beginning in beginnings.values()], began)
         return opened
+
+    def _over_budget(self, came: ReceivedMessage, more: int) -> BrokerError | None:
+        """Return why a part of what begins a conversation is not taken, if a budget of its peer is used up.
+
+        `more` openings of the peer are made in this round. Without this check the target would be made, and stay empty.
+        """
+        owner, header = came.link.owner, came.header
+        if not self._unfinished.has_room(owner, more):
+            return over_budget("openings", self._unfinished.max_openings(owner))
+        allowance = self._unfinished.allowance(owner, header.conversation_id, header.fragments)
+        if not (allowance.ahead if header.number else allowance.current):
+            return over_budget("unfinished_bytes", self._unfinished.quota(owner))
+        return None
 
     def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
         """Find the place of a new conversation and admit its first message.
@@ -312,19 +334,22 @@ class ArrivedTraces:
     numbers that it never sends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
         self._noted: dict[UUID, dict[int, MessageContext]] = {}  # by conversation handle and message number
-        self._count = 0
+        self._owners: dict[UUID, str] = {}  # of the conversations that have some
+        self._counts: Counter[str] = Counter()  # by owner
 
-    def note(self, handle: UUID, header: Header) -> None:
-        """Remember the contexts of a frame, as long as there is room."""
+    def note(self, owner: str, handle: UUID, header: Header) -> None:
+        """Remember the contexts of a frame, as long as its owner's budget has room."""
         for place, context in header.traces or ():
-            known = self._noted.setdefault(handle, {})
+            known, owner = self._noted.setdefault(handle, {}), self._owners.setdefault(handle, owner)
             number = header.number + place
-            if number in known or self._count >= MAX_TRACES or len(known) >= MAX_TRACES_PER_CONVERSATION:
+            has_room = self._counts[owner] < self._budgets.of(owner).trace_contexts
+            if number in known or not has_room or len(known) >= MAX_TRACES_PER_CONVERSATION:
                 continue
             known[number] = MessageContext(header.conversation_id, header.is_from_initiator, number, context)
-            self._count += 1
+            self._counts[owner] += 1
 
     def take(self, stored: Mapping[UUID, Batch], postponed: Container[UUID]) -> list[MessageContext]:
         """Return the contexts of stored messages. Forget all others, except those of postponed conversations."""
@@ -335,7 +360,10 @@ class ArrivedTraces:
             if batch.has(number)
         ]
         self._noted = {handle: known for handle, known in self._noted.items() if handle in postponed}
-        self._count = sum(map(len, self._noted.values()))
+        self._owners = {handle: self._owners[handle] for handle in self._noted}
+        self._counts.clear()
+        for handle, known in self._noted.items():
+            self._counts[self._owners[handle]] += len(known)
         return taken
 
 
@@ -352,6 +380,7 @@ class InboundWriter:
         conversations: Conversations,
         charges: Charges,
         unfinished: UnfinishedMessages,
+        budgets: Budgets,
         seconds: Callable[[], float],
         budget: int,
     ) -> None:
@@ -361,7 +390,7 @@ class InboundWriter:
         self.quotas = Quotas(conversations, unfinished, seconds)
         self._seconds = seconds
         self._budget = budget
-        self._traces = ArrivedTraces()
+        self._traces = ArrivedTraces(budgets)
         self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # to be made; the link has brought their messages
         self._postponed: dict[UUID, Batch] = {}
         self._behind: set[UUID] = set()  # just stored after a delay: the next round takes what came meanwhile
@@ -387,7 +416,7 @@ class InboundWriter:
         if target is not None:
             self._targets[handle] = target, link
         journal.acknowledgement(header, is_sent=False)
-        self._traces.note(handle, header)
+        self._traces.note(link.owner, handle, header)
         number = entry.dialog.to_recall(header)
         recalled = None if number is None else store.read_token(handle, number)
         allowance = self._unfinished.allowance(link.owner, handle, header.fragments)
@@ -617,6 +646,11 @@ def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
     check_addresses(header)
     _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
     return ReceivedMessage(arrival.link, envelope, body, passage, now)
+
+
+def _is_whole_first(header: Header) -> bool:
+    """Return whether a frame has the whole first message of a conversation."""
+    return header.number == 0 and header.fragments == 1
 
 
 def _opened(envelope: Envelope, session: SessionKeys) -> Payload:

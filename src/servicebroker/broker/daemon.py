@@ -378,6 +378,7 @@ class Daemon:
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.look(connection, self._clock(), self._relay.snapshot)
+        self._network.peers.set_budgets(self._watch.budgets)
         if policy is not None or self._reports.has(Subject.ENDPOINT):
             self._obey(policy or self._policy)
 

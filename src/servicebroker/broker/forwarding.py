@@ -14,9 +14,10 @@ from servicebroker.broker.transport.connections import show
 from servicebroker.broker.transport.links import Links
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.budgets import NamedAddresses
 from servicebroker.protocol.forwarding import MEGABYTE_BYTES, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Ask, Decision, Dropped, Elsewhere
+from servicebroker.protocol.routing import Address, Ask, Decision, Dropped, Elsewhere
 
 EXPIRY_INTERVAL_S = 1.0  # seconds between looks for what could not be passed on in time
 MAX_SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
@@ -32,10 +33,16 @@ class Forwarding:
     """
 
     def __init__(
-        self, links: Links, mirrors: Mirrors, seconds: Callable[[], float], draw: Callable[[int], int]
+        self,
+        links: Links,
+        mirrors: Mirrors,
+        named: NamedAddresses,
+        seconds: Callable[[], float],
+        draw: Callable[[int], int],
     ) -> None:
         self._links = links
         self._mirrors = mirrors
+        self._named = named
         self._seconds = seconds
         self._draw = draw
         self._forwarder: Forwarder[Elsewhere] = Forwarder(0)
@@ -82,9 +89,13 @@ class Forwarding:
         now, sent = self._seconds(), False
         for hop in self._forwarder.hops:
             address = self._mirrors.way(hop)
-            link = address if isinstance(address, str) else self._links.reach(address)
-            if isinstance(link, str) or isinstance(address, str):
+            if isinstance(address, str) or not self._may_reach(hop, address, now):
                 continue
+            link = self._links.reach(address)
+            if isinstance(link, str):
+                self._forwarder.postpone(hop)
+                continue
+            self._named.reached(address)
             while link.room > 0 and (found := self._forwarder.pass_on(hop, now)) is not None:
                 if isinstance(found, Refusal):
                     _dropped(found)
@@ -98,6 +109,10 @@ class Forwarding:
                 _dropped(refusal)
             self.wake_at = now + EXPIRY_INTERVAL_S if len(self._forwarder) else NEVER
         return sent
+
+    def _may_reach(self, hop: Elsewhere, address: Address, now: float) -> bool:
+        """Return whether the budget of an owner whose messages wait for a hop lets a connection be made there."""
+        return any(self._named.may_ask(owner, address, now) for owner in self._forwarder.owners_at(hop))
 
     def drop_all(self, number: int) -> None:
         """Drop all that waits, for that reason; the senders send it again."""

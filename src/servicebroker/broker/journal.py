@@ -77,6 +77,13 @@ def undeliverable(dropped: Dropped, header: Header, link: Link) -> None:
     _tell_of_message(UNDELIVERABLE, dropped.text, header, _subclass(header))
 
 
+def over_budget(event: BrokerError, header: Header, link: Link) -> None:
+    """Broker:Message Undeliverable for a message beyond its owner's budget; its sender will send it again."""
+    metrics.DROPPED.inc()
+    link.refused(event.number, event.text)
+    _tell_of_message(UNDELIVERABLE, event.text, header, _subclass(header))
+
+
 def expired(owner: str, handle: UUID) -> None:
     """Log that incomplete messages of a conversation were deleted, since no more fragments came."""
     whose = owner or "a peer without certificate"

@@ -6,11 +6,13 @@ The network's thread learns, the relay's asks. What is new is kept in the databa
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from uuid import UUID
 
 from servicebroker.broker.policy import Policy
 from servicebroker.engine.remote.known_peers import MAX_ADDRESSES, MAX_CLAIMS
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
+from servicebroker.protocol.budgets import Budgets
 from servicebroker.protocol.routing import Address
 
 OTHERS = "others"  # an owner: of those that are too many to be told apart
@@ -23,11 +25,13 @@ class Peers:
     Attributes:
         proves: connections prove who their peers are; without TLS nothing does, and everything is believed.
         version: another number when something else is known than before.
+        budgets: how much each owner may use.
     """
 
     def __init__(self, own: UUID | None = None) -> None:
         self.proves = False
         self.version = 0
+        self.budgets = Budgets()
         self._own = own
         self._lock = threading.Lock()
         self._owners: frozenset[str] = frozenset()  # of certificates that are imported
@@ -45,6 +49,13 @@ class Peers:
             self._claims = Claims(policy.accepted, named, {})
             self._answers = {**policy.answers, **self._news}
             self._learn()
+
+    def set_budgets(self, amounts: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the amounts that single owners have instead of the default budget, if they are other ones than before."""
+        with self._lock:
+            if amounts != self.budgets.amounts:
+                self.budgets.obey(amounts)
+                self.version += 1
 
     def owner_at(self, address: Address) -> str | None:
         """Return the owner of the certificate shown at an address; None if it is not known."""

@@ -26,6 +26,7 @@ from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.known_peers import find_answers
 from servicebroker.engine.remote.local_topology import find_instance, own_addresses
+from servicebroker.engine.security.budgets import find_amounts
 from servicebroker.engine.security.logins import Connect, find_connect
 from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, choose_own
 from servicebroker.model.errors import RULES, DomainError, InstanceError
@@ -84,11 +85,12 @@ class Policy(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """The stored endpoint, certificates and CONNECT permissions."""
+    """The stored endpoint, certificates, CONNECT permissions and budgets."""
 
     endpoint: NetworkEndpoint | None
     certificates: list[TransportCertificate]
     connect: Connect
+    budgets: Mapping[str, Mapping[str, int]] = EMPTY
 
 
 OFF = Policy(silence=9666)  # no endpoint, or not the daemon that serves the instance
@@ -109,6 +111,11 @@ class PolicyWatch:
         self._basis: tuple[object, ...] | None = None
         self._seen: Snapshot | None = None  # before `_stored` was read
         self._stored = _Stored(None, [], Connect(None, {}))
+
+    @property
+    def budgets(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the amounts that single owners have instead of the default budget."""
+        return self._stored.budgets
 
     def look(
         self, connection: psycopg.Connection[Any], now: datetime, snapshot: Snapshot | None = None
@@ -288,4 +295,4 @@ def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
 
 def _read(connection: psycopg.Connection[Any]) -> _Stored:
     endpoint, certificates = run(connection, find_endpoint()), run(connection, all_certificates())
-    return _Stored(endpoint, certificates, run(connection, find_connect()))
+    return _Stored(endpoint, certificates, run(connection, find_connect()), run(connection, find_amounts()))

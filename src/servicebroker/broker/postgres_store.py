@@ -159,8 +159,10 @@ class PostgresStore(Store):
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         return self._do(departing.route(self._catalog, departures, here, self._clock()))
 
-    def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
-        return self._do(local_topology.route_arrivals(self._catalog, headers, here, self._clock()))
+    def route_arrivals(
+        self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
+    ) -> list[Decision]:
+        return self._do(local_topology.route_arrivals(self._catalog, headers, here, self._clock(), may_ask))
 
     def site(self) -> LocalTopology:
         return self._do(local_topology.find_topology([], self._clock()))
@@ -261,6 +263,9 @@ class PostgresStore(Store):
 
     def drop_unfinished(self, handles: Sequence[UUID]) -> list[UUID]:
         return self._do(unfinished_arrivals.drop_unfinished(handles))
+
+    def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
+        return self._do(unfinished_arrivals.drop_openings(handles))
 
     def store_traces(self, traced: Sequence[MessageContext]) -> None:
         self._execute(traces.store_contexts(traced, self._clock()))

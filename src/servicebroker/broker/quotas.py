@@ -6,6 +6,7 @@ The rules are those of `protocol/unfinished.py`. The accounts are in memory, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
@@ -14,6 +15,16 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link
 from servicebroker.protocol.on_its_way import Storing
 from servicebroker.protocol.unfinished import UnfinishedMessages
+
+
+class Expired(NamedTuple):
+    """The conversations whose incomplete messages were deleted, and those of them that went with them."""
+
+    handles: list[UUID]
+    openings: list[UUID]
+
+
+NONE_EXPIRED = Expired([], [])
 
 
 class Quotas:
@@ -60,7 +71,7 @@ class Quotas:
         found = {handle: self._unfinished.owner(handle) for handle in handles}
         return {handle: owner for handle, owner in found.items() if owner is not None}
 
-    def expire(self, store: Store) -> list[UUID]:
+    def expire(self, store: Store) -> Expired:
         """Delete what has been idle for too long. Returns of which conversations, for `expired` after the commit.
 
         What applications have ended since then is not counted any more: they do so without a word to this side.
@@ -70,18 +81,22 @@ class Quotas:
         if quiet:
             self.forget(set(quiet) - {one.conversation_handle for one in store.unfinished(quiet)})
         idle = [handle for handle in self._unfinished.idle(now) if self._is_at_rest(handle)]
-        return store.drop_unfinished(idle) if idle else []
+        dropped = store.drop_unfinished(idle) if idle else []
+        headless = [handle for handle in dropped if self._unfinished.is_headless(handle)]
+        return Expired(dropped, store.drop_openings(headless) if headless else [])
 
     def _is_at_rest(self, handle: UUID) -> bool:
         entry = self._conversations.get(handle)
         return entry is None or (entry.storing is Storing.NOTHING and not entry.dialog.is_storing)
 
-    def expired(self, handles: Iterable[UUID]) -> None:
+    def expired(self, expired: Expired) -> None:
         """Note that incomplete messages were deleted: they are not acknowledged any more."""
-        for handle in handles:
+        for handle in expired.handles:
             owner = self._unfinished.owner(handle)
             if owner is not None:
                 journal.expired(owner, handle)
                 self._unfinished.forget(handle)
             if entry := self._conversations.get(handle):
                 entry.dialog.forget_kept()
+        for handle in expired.openings:
+            self._conversations.forget(handle)

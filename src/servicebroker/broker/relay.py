@@ -22,15 +22,17 @@ from servicebroker.broker.inboxes import Charges
 from servicebroker.broker.matching import Matching
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
+from servicebroker.broker.quotas import NONE_EXPIRED
 from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Arrival, Link, Links
 from servicebroker.broker.trust import Trust
 from servicebroker.engine.remote.departing import Snapshot
 from servicebroker.engine.remote.local_topology import LocalInstance
+from servicebroker.protocol.budgets import Budgets, NamedAddresses, RouteRequests, over_budget
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Address, Decision
+from servicebroker.protocol.routing import Address, Ask, Decision
 from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.keys.key_files import KeyFolder
@@ -41,7 +43,7 @@ class Relay:
 
     `seconds` never goes back; `capacity` is how many conversations it remembers at a time, `budget` how many bytes of
     bodies that wait for links, and of those that wait for rows; `keys` has the service master key, for secure
-    conversations; `peers` says what links prove, nothing without it.
+    conversations; `peers` says what links prove, nothing without it. `budgets` take the place of those of `peers`.
     """
 
     def __init__(
@@ -56,8 +58,12 @@ class Relay:
         peers: Peers | None = None,
         limits: Limits = LIMITS,
         budget: int = BODY_BUDGET_BYTES,
+        budgets: Budgets | None = None,
     ) -> None:
         self._peers = peers or Peers()
+        self._budgets = budgets or self._peers.budgets
+        self._named = NamedAddresses(self._budgets)
+        self._route_requests = RouteRequests(self._budgets)
         self._security = DialogSecurity(keys, clock)
         self._links = links
         self._clock = clock
@@ -68,7 +74,7 @@ class Relay:
         self._limits = limits
         self._budget = budget
         self.mirrors = Mirrors(links, seconds)
-        self.forwarding = Forwarding(links, self.mirrors, seconds, chance.getrandbits)
+        self.forwarding = Forwarding(links, self.mirrors, self._named, seconds, chance.getrandbits)
         self.forget()
 
     def forget(self, shares: int = 1) -> None:
@@ -83,12 +89,16 @@ class Relay:
             self._links, clock, seconds, self._chance.random, capacity, self._limits, security.session
         )
         self._charges = Charges(seconds)
-        self._waiting = PendingOpenings(seconds)
-        self._trust = Trust(self._links, self._peers, self._waiting, self._here, clock, seconds)
-        self._opener = MessageOpener(self._conversations, self._waiting, security, self._charges, clock, self._chance)
-        self._unfinished = UnfinishedMessages(self._limits, shares)
+        self._waiting = PendingOpenings(seconds, self._budgets)
+        self._trust = Trust(
+            self._links, self._peers, self._waiting, self._named, self._route_requests, self._here, clock, seconds
+        )
+        self._unfinished = UnfinishedMessages(self._limits, self._budgets, shares)
+        self._opener = MessageOpener(
+            self._conversations, self._waiting, self._unfinished, security, self._charges, clock, self._chance
+        )
         self._writer = InboundWriter(
-            self._conversations, self._charges, self._unfinished, seconds, self._budget // shares
+            self._conversations, self._charges, self._unfinished, self._budgets, seconds, self._budget // shares
         )
         self._finding = Finding(self._conversations, security, seconds)
         self._matching = Matching(self._conversations, security, self.mirrors, self._links, self._here)
@@ -98,7 +108,7 @@ class Relay:
         self.snapshot: Snapshot | None = None  # of the last round: while it stays the same nothing was committed
         self._is_traced = False  # messages have trace contexts
         self.mirrors.forget_told()
-        self.forwarding.shares = shares
+        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares
 
     def round(self, store: Store, arrivals: Iterable[Arrival]) -> int:
         """One transaction, and what may be sent after it. Returns how much there was to do, in messages; 0 if nothing.
@@ -124,12 +134,13 @@ class Relay:
             touched |= self._finding.find(store, look.waiting)
             self._matching.match(store, touched)
             touched |= self._readahead.offer(store, touched)
-            expired = self._writer.quotas.expire(store) if self._unfinished.is_due(self._seconds()) else []
+            is_due = self._unfinished.is_due(self._seconds())
+            expired = self._writer.quotas.expire(store) if is_due else NONE_EXPIRED
         self.snapshot, self._routes, self._is_traced = look.snapshot, look.routes, look.traced
         self._writer.count(len(touched), began)
         if stored is not None:
             self._writer.committed(store, stored)
-        if expired:
+        if expired.handles:
             self._writer.quotas.expired(expired)
         for handle, event in settled.items():
             if entry := self._conversations.get(handle):
@@ -167,6 +178,7 @@ class Relay:
 
     def reached(self, address: Address) -> None:
         """There is a link to that address now: whoever waits for it may send at once."""
+        self._named.reached(address)
         self._conversations.reached(address)
         self._finding.reached()
         self._waiting.hurry()
@@ -218,7 +230,9 @@ class Relay:
         strangers = [one for one in came if self._conversations.find(*one.key) is None]
         decided: dict[int, Decision] = {}
         if strangers:
-            decisions = store.route_arrivals([one.header for one in strangers], here)
+            decisions = store.route_arrivals(
+                [one.header for one in strangers], here, lambda place, missing: self._may_ask(strangers[place], missing)
+            )
             self._matching.acquaint(store, decisions)
             decided = {id(one): decision for one, decision in zip(strangers, decisions, strict=True)}
         ours = []
@@ -230,3 +244,13 @@ class Relay:
             if decision is None or not self.forwarding.takes(one, decision, here):
                 ours.append(one)
         return ours
+
+    def _may_ask(self, came: ReceivedMessage, missing: Ask) -> bool:
+        """Return whether a message may cause a request for a missing route, and report it if not."""
+        owner = came.link.owner
+        if self._route_requests.may_ask(owner, missing, self._seconds()):
+            return True
+        journal.over_budget(
+            over_budget("route_requests", self._budgets.of(owner).route_requests), came.header, came.link
+        )
+        return False

@@ -5,7 +5,7 @@ PostgreSQL carries it out (`broker/postgres_store.py`), and memory for the simul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 from uuid import UUID
@@ -69,8 +69,13 @@ class Store(Protocol):
     def route(self, departures: Sequence[RemoteEndpoint], here: LocalInstance) -> dict[UUID, Decision]:
         """Route each address. Ask the dynamic routing service for addresses without a route."""
 
-    def route_arrivals(self, headers: Sequence[Header], here: LocalInstance) -> list[Decision]:
-        """Route each of these messages from outside."""
+    def route_arrivals(
+        self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
+    ) -> list[Decision]:
+        """Route each of these messages from outside.
+
+        The dynamic routing service is asked for missing routes, if `may_ask` lets the message of that index do so.
+        """
 
     def site(self) -> LocalTopology:
         """The databases of the instance, for `routes`."""
@@ -143,6 +148,9 @@ class Store(Protocol):
         `owners` are those of the peers that have brought what is kept of messages that are not complete. The target of
         a conversation of which the initiator is in this instance, too, is not made.
         """
+
+    def drop_openings(self, handles: Sequence[UUID]) -> list[UUID]:
+        """Delete those of these targets of which no message was delivered and nothing is kept. Returns which."""
 
     def unfinished(self, handles: Sequence[UUID] | None = None) -> list[Stored]:
         """Return the incomplete messages of this share; only of these conversations, if given."""

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
+from servicebroker.broker import journal
 from servicebroker.broker.arrivals import PendingOpenings, ReceivedMessage
 from servicebroker.broker.conversations import Entry
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.store_operations import Store
-from servicebroker.broker.transport.links import Links
+from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.local_topology import LocalInstance, LocalTopology
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.dialog_security import Security
 from servicebroker.model.security.peers import MESSAGES, Mistrust
+from servicebroker.protocol.budgets import NamedAddresses, RouteRequests, over_budget
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
 
@@ -42,6 +45,8 @@ class Trust:
         links: Links,
         peers: Peers,
         waiting: PendingOpenings,
+        named: NamedAddresses,
+        route_requests: RouteRequests,
         here: Callable[[], LocalInstance],
         clock: Callable[[], datetime],
         seconds: Callable[[], float],
@@ -49,6 +54,8 @@ class Trust:
         self._links = links
         self._peers = peers
         self._waiting = waiting
+        self._named = named
+        self._route_requests = route_requests
         self._here = here
         self._clock = clock
         self._seconds = seconds
@@ -57,6 +64,7 @@ class Trust:
         self._basis: tuple[int, int] = (0, 0)  # routes and peers, as they were when these were found to be right:
         self._right: set[tuple[str, Source]] = set()
         self._routes = 0
+        self._over: BrokerError | None = None  # why the message that is judged cannot become right
 
     def see_routes(self, version: int) -> None:
         """A round begins, and the routes were of that version when the last one looked."""
@@ -66,18 +74,21 @@ class Trust:
 
     def takes(self, store: Store, came: ReceivedMessage, entry: Entry | None, decision: Decision | None) -> bool:
         """Return whether a message is taken now. A message that waits until its peer is known is not."""
-        source = _source(came.header, entry, decision)
+        source, self._over = _source(came.header, entry, decision), None
         if source is None or self._is_right(store, came.link.owner, source):
             return True
         if (
             self._seconds() - came.since < SOURCE_TIMEOUT_S
-            and self._may_become_right(store, source)
+            and self._may_become_right(store, came.link.owner, source)
             and self._waiting.keep(came)
         ):
             return False
+        came.link.complain()
+        if self._over is not None:
+            journal.over_budget(self._over, came.header, came.link)
+            return False
         where = f"{source.service} at broker {source.broker}, conversation {came.header.conversation_id}"
         self._peers.mistrust(Mistrust(came.link.owner, MESSAGES), where)
-        came.link.complain()
         return False
 
     def _is_right(self, store: Store, owner: str, source: Source) -> bool:
@@ -88,33 +99,49 @@ class Trust:
             self._right.clear()
         if (owner, source) in self._right:
             return True
-        found = owner in self._owners(store, source).values()
+        found = owner in self._owners(store, owner, source).values()
         if not found and not self._is_fresh:
             self._located = None
-            found = owner in self._owners(store, source).values()
+            found = owner in self._owners(store, owner, source).values()
         if found:
             if len(self._right) >= MAX_SOURCES:
                 self._right.clear()
             self._right.add((owner, source))
         return found
 
-    def _owners(self, store: Store, source: Source) -> dict[Address, str | None]:
-        """Return the owners at the addresses of the routes; None where nobody has answered yet."""
+    def _owners(self, store: Store, brings: str, source: Source) -> dict[Address, str | None]:
+        """Return the owners at the addresses of the routes; None where nobody has answered yet.
+
+        `brings` is the owner of the message, whose budget a new connection to an address counts for.
+        """
         there = ways(source.service, source.broker, self._tables(store, source), self._clock()) - self._here().addresses
         owners = {address: self._peers.owner_at(address) for address in sorted(there)}
         for address in [address for address, owner in owners.items() if owner is None]:
-            link = self._links.reach(address)
+            link = self._reach(brings, address)
             owners[address] = None if isinstance(link, str) else link.owner
         return owners
 
-    def _may_become_right(self, store: Store, source: Source) -> bool:
+    def _reach(self, brings: str, address: Address) -> Link | str:
+        """Return the link to an address that a message names, or why there is none; '' while it is being opened."""
+        if not self._named.may_ask(brings, address, self._seconds()):
+            self._over = over_budget("addresses", self._peers.budgets.of(brings).addresses)
+            return self._over.text
+        link = self._links.reach(address)
+        if not isinstance(link, str):
+            self._named.reached(address)
+        return link
+
+    def _may_become_right(self, store: Store, brings: str, source: Source) -> bool:
         """Return whether somebody is being connected to who may have brought it, or a route is being asked for."""
-        owners = self._owners(store, source)
+        owners = self._owners(store, brings, source)
         if owners or source.database is None:
-            return any(owner is None and self._links.reach(address) == "" for address, owner in owners.items())
+            return any(owner is None and self._reach(brings, address) == "" for address, owner in owners.items())
         assert self._located is not None
         tables = self._tables(store, source)
         if not any(asks(source.service, table, self._clock()) for table in tables):
+            return False
+        if not self._route_requests.may_ask(brings, source, self._seconds()):
+            self._over = over_budget("route_requests", self._peers.budgets.of(brings).route_requests)
             return False
         for database in self._located.databases:
             if database.broker == source.database:

@@ -65,6 +65,7 @@ EXAMPLES = {
     "certificate import": "certificate import warehouse warehouse.pem",
     "certificate list": "certificate list",
     "certificate accept": "certificate accept warehouse",
+    "certificate budget": "certificate budget warehouse --set openings=5000",
     "certificate drop": "certificate drop shop",
     "certificate master-key": "certificate master-key --database Shop",
     "domain create": "domain create --folder corp --name CORP",

@@ -85,6 +85,10 @@ REMEDIES: dict[int, str] = {
     28038: _EXCHANGE,
     28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
     # messages that are refused
+    10928: (
+        "Nothing of others is harmed; its messages wait or are sent again. If the peer is honest, raise its budget: "
+        "servicebroker certificate budget. If it means harm: servicebroker certificate drop."
+    ),
     8401: "GRANT RECEIVE on the queue TO the owner of the target service, or take back its DENY.",
     11210: _SERVICE,
     11214: "ALTER SERVICE ... ADD CONTRACT at the target, with a contract of the same name; then begin anew.",

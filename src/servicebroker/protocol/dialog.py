@@ -404,7 +404,7 @@ class Dialog:
         """Every frame says how far we are: it costs nothing, and repairs an acknowledgement that was lost."""
         self._incoming.is_ack_due = False
         stored = self._incoming.stored
-        return stored.acknowledgement() if stored.next or stored.kept else None
+        return stored.acknowledgement() if not self._is_headless and (stored.next or stored.kept) else None
 
     # --- receiving
 
@@ -450,9 +450,23 @@ class Dialog:
     def committed(self) -> None:
         """The batch is durable: from now on it is acknowledged."""
         self._incoming.committed()
+        self._withhold_acknowledgement()
         self.dirty = True
         if self._incoming.stored.is_closed:
             self._happens(DialogEvent.PEER_ENDED)
+
+    def _withhold_acknowledgement(self) -> None:
+        """Acknowledge nothing while nothing of the first message has come: such a target may be deleted.
+
+        An initiator that was acknowledged does not say again how the conversation begins.
+        """
+        if self._is_headless:
+            self._incoming.is_ack_due = False
+
+    @property
+    def _is_headless(self) -> bool:
+        stored = self._incoming.stored
+        return not self.identity.is_initiator and stored.next == 0 and 0 not in stored.kept
 
     @property
     def arriving(self) -> int:
@@ -554,6 +568,7 @@ class Dialog:
             if verdict not in verdicts and verdict not in (Verdict.NEW, Verdict.PENDING):
                 verdicts.add(verdict)
                 events.append(self._explain(verdict, number))
+        self._withhold_acknowledgement()
         return events
 
     def _repeats(self, header: Header, parts: tuple[Part, ...]) -> bool:

@@ -111,6 +111,7 @@ class Forwarder(Generic[Hop]):
         self._held: dict[tuple[object, ...], Held[Hop]] = {}  # no OrderedDict: another thread may list it
         self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
         self._bytes: Counter[str] = Counter()  # by owner
+        self._owners: dict[Hop, Counter[str]] = {}  # messages for each hop by owner
         self._brought: dict[str, dict[tuple[object, ...], None]] = {}  # by owner, the newest last
 
     def __len__(self) -> int:
@@ -123,6 +124,14 @@ class Forwarder(Generic[Hop]):
     def hops(self) -> list[Hop]:
         """The hops for which messages wait."""
         return list(self._waiting)
+
+    def postpone(self, hop: Hop) -> None:
+        """Put a hop that is not reached behind the others: budgets let only some be connected to at a time."""
+        self._waiting[hop] = self._waiting.pop(hop)
+
+    def owners_at(self, hop: Hop) -> list[str]:
+        """Return the owners of the messages for a hop."""
+        return list(self._owners[hop])
 
     @property
     def wake_at(self) -> float:
@@ -170,6 +179,7 @@ class Forwarder(Generic[Hop]):
             self._remove(key)
         self._held[key] = held
         self._waiting.setdefault(hop, OrderedDict())[key] = None
+        self._owners.setdefault(hop, Counter())[owner] += 1
         self.held_bytes += held.size
         self._bytes[owner] += held.size
         self._brought.setdefault(owner, {})[key] = None
@@ -198,6 +208,7 @@ class Forwarder(Generic[Hop]):
         """Drop everything: 9792 forwarding was switched off, 11293 the transport ends."""
         held, self._held = self._held, {}
         self._waiting.clear()
+        self._owners.clear()
         self._bytes.clear()
         self._brought.clear()
         self.held_bytes = 0
@@ -210,10 +221,13 @@ class Forwarder(Generic[Hop]):
         del self._brought[held.owner][key]
         if not self._brought[held.owner]:
             del self._bytes[held.owner], self._brought[held.owner]
-        line = self._waiting[held.hop]
+        line, owners = self._waiting[held.hop], self._owners[held.hop]
         del line[key]
+        owners[held.owner] -= 1
+        if not owners[held.owner]:
+            del owners[held.owner]
         if not line:
-            del self._waiting[held.hop]
+            del self._waiting[held.hop], self._owners[held.hop]
         return held
 
 

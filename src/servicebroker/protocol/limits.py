@@ -20,8 +20,7 @@ class Limits(NamedTuple):
     kept_cost: int = 300
     kept_ranges: int = 64  # of the fragments of one message; a sender with its window leaves half as many gaps
     largest_body: int = HIGHEST_MAX_BODY_BYTES  # bytes
-    unfinished_bytes: int = 268_435_456  # of one peer, kept of messages that are not complete (protocol/unfinished.py)
-    unfinished_cost: int = 1_600  # bytes that each of them counts for there beside `kept_cost`: they are also in memory
+    unfinished_cost: int = 1_600  # bytes that an incomplete message counts for beside `kept_cost`: it is in memory too
     unfinished_idle: float = 3_600.0  # seconds without a fragment, after which they go
     unfinished_idle_full: float = 300.0  # the same of a peer without room: a few times `last_retry`
     first_retry: float = 4.0

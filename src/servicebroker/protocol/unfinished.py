@@ -9,8 +9,10 @@ parts of what it has begun are told apart:
   try again. When a reserved message is complete, the oldest of the others takes its place.
 
 So a peer fills a bounded part of the disk, and what an honest one sends arrives, if more slowly. What has brought
-nothing for an hour is deleted, and after five minutes where its peer has used up the quota: its sender notices that,
-and sends it again.
+nothing for an hour is deleted, and after five minutes where its peer has used up a budget: its sender notices that, and
+sends it again. After five minutes an opening goes, too, of whose first message nothing has come.
+
+An opening is a conversation of which no message has been delivered. A peer has so many at a time (`budgets.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.protocol.budgets import Budgets
 from servicebroker.protocol.incoming import FREE, Allowance, Begun
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
@@ -53,23 +56,30 @@ class _Conversation:
         """Bytes that are not reserved."""
         return self.begun.ahead + (0 if self.is_reserved else self.begun.current)
 
+    @property
+    def is_opening(self) -> bool:
+        """Return whether none of its messages has been delivered."""
+        return self.begun.number == 0
+
 
 @dataclass(slots=True)
 class _Account:
     """The incomplete messages of one peer. `waiting`: conversations whose message may be reserved, oldest first."""
 
     conversations: int = 0
+    openings: int = 0  # of these conversations
     shared: int = 0  # bytes
     reserved: int = 0  # bytes that reserved messages say to have
     waiting: OrderedDict[UUID, None] = field(default_factory=OrderedDict)
 
 
 class UnfinishedMessages:
-    """The accounts of all peers of one share, of so many that divide the quota."""
+    """The accounts of all peers of one share, of so many that divide each budget."""
 
-    def __init__(self, limits: Limits, shares: int = 1) -> None:
+    def __init__(self, limits: Limits, budgets: Budgets, shares: int = 1) -> None:
         self._limits = limits
-        self._quota = limits.unfinished_bytes // shares
+        self._budgets = budgets
+        self._shares = shares
         self._accounts: dict[str, _Account] = {}
         self._conversations: OrderedDict[UUID, _Conversation] = OrderedDict()  # the longest idle first
         self._look_at = NEVER
@@ -90,14 +100,32 @@ class UnfinishedMessages:
         found = self._conversations.get(handle)
         return None if found is None else found.owner
 
+    def quota(self, owner: str) -> int:
+        """Return the bytes that a peer may fill in this share."""
+        return self._budgets.of(owner).unfinished_bytes // self._shares
+
+    def max_openings(self, owner: str) -> int:
+        """Return how many openings a peer may have in this share."""
+        return -(-self._budgets.of(owner).openings // self._shares)
+
+    def has_room(self, owner: str, more: int) -> bool:
+        """Return whether a peer may have another opening, beside those noted and so many more."""
+        account = self._accounts.get(owner)
+        return (0 if account is None else account.openings) + more < self.max_openings(owner)
+
+    def is_headless(self, handle: UUID) -> bool:
+        """Return whether a conversation is an opening of whose first message nothing has come."""
+        found = self._conversations.get(handle)
+        return found is not None and found.is_opening and not found.begun.declared
+
     def allowance(self, owner: str, handle: UUID, fragments: int) -> Allowance:
         """Return the allowance of a conversation, of which a message in so many fragments arrives."""
         account = self._accounts.get(owner)
-        if account is None or account.shared < self._quota:
+        if account is None or account.shared < self.quota(owner):
             return FREE
         known = self._conversations.get(handle)
         is_reserved = known is not None and known.is_reserved
-        may_be = not account.waiting and self._fits(account, fragments * self._limits.fragment_size)
+        may_be = not account.waiting and self._fits(owner, account, fragments * self._limits.fragment_size)
         return Allowance(current=is_reserved or may_be, ahead=False)
 
     def note(self, owner: str, handle: UUID, begun: Begun, now: float) -> None:
@@ -145,12 +173,15 @@ class UnfinishedMessages:
             waited = now - one.at
             if waited < self._limits.unfinished_idle_full:
                 break
-            if waited >= self._limits.unfinished_idle or self._accounts[one.owner].shared >= self._quota:
+            if waited >= self._limits.unfinished_idle or self.is_headless(handle) or self._is_full(one.owner):
                 found.append(handle)
         return found
 
-    def _fits(self, account: _Account, declared: int) -> bool:
-        return declared > 0 and (account.reserved == 0 or account.reserved + declared <= self._quota)
+    def _is_full(self, owner: str) -> bool:
+        return self._accounts[owner].shared >= self.quota(owner) or not self.has_room(owner, 0)
+
+    def _fits(self, owner: str, account: _Account, declared: int) -> bool:
+        return declared > 0 and (account.reserved == 0 or account.reserved + declared <= self.quota(owner))
 
     def _put_in(self, handle: UUID, one: _Conversation) -> None:
         if not self._conversations:
@@ -158,6 +189,7 @@ class UnfinishedMessages:
         self._conversations[handle] = one
         account = self._accounts.setdefault(one.owner, _Account())
         account.conversations += 1
+        account.openings += one.is_opening
         account.shared += one.shared
         if one.is_reserved:
             account.reserved += one.begun.declared
@@ -171,6 +203,7 @@ class UnfinishedMessages:
             return
         account = self._accounts[one.owner]
         account.conversations -= 1
+        account.openings -= one.is_opening
         account.shared -= one.shared
         if one.is_reserved:
             account.reserved -= one.begun.declared
@@ -185,7 +218,7 @@ class UnfinishedMessages:
         while account is not None and account.waiting:
             handle = next(iter(account.waiting))
             one = self._conversations[handle]
-            if not self._fits(account, one.begun.declared):
+            if not self._fits(owner, account, one.begun.declared):
                 return
             del account.waiting[handle]
             account.shared -= one.begun.current

@@ -111,6 +111,7 @@ begin
         ('network_endpoints', 'ENDPOINT', '', null),
         ('transport_certificates', 'TRANSPORT CERTIFICATE', 'name, login_id, by_password', null),
         ('accepted_peers', 'ACCEPTED PEER', '', null),
+        ('peer_budgets', 'PEER BUDGET', '', null),
         ('certificates', 'CERTIFICATE', '', null),
         ('master_keys', 'MASTER KEY', '', null),
         ('fenced_roles', 'RESTRICTED ROLE', '', null),

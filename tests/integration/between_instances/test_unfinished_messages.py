@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,14 +16,17 @@ from remote_support import Pair, Site, Wire, begin, paired
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.cli.main import app
-from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
+from servicebroker.engine.remote.unfinished_arrivals import forget_openings
+from servicebroker.protocol.budgets import Budget, Budgets
+from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode, parse
 from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.limits import LIMITS
+from servicebroker.store.running import run_alone
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, query
 
 FULL = LIMITS.fragment_size
 QUOTA = 10 * FULL
-FEW = LIMITS._replace(unfinished_bytes=QUOTA)
+FEW = Budgets(Budget(unfinished_bytes=QUOTA, openings=40))
 KEPT = "select count(*), coalesce(sum(octet_length(message_body)), 0)::bigint from servicebroker.arrived_fragments"
 
 
@@ -35,7 +39,7 @@ def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
 
 def new_relay(site: Site) -> Relay:
     """Return a relay with little memory that knows the stored fragments."""
-    return Relay(site, site.clock, lambda: site.seconds, random.Random(1), limits=FEW)
+    return Relay(site, site.clock, lambda: site.seconds, random.Random(1), budgets=FEW)
 
 
 class Stranger:
@@ -46,14 +50,14 @@ class Stranger:
         self.broker = uuid4()
         self.link = Wire(owner=owner)
 
-    def brings(self, conversation: UUID, fragment: int, fragments: int, number: int = 0) -> None:
+    def brings(self, conversation: UUID, fragment: int, fragments: int, number: int = 0, size: int = FULL) -> None:
         """A fragment of a message of a conversation."""
-        names = STOCK, None, ORDERS, self.broker
+        names, kind = (STOCK, None, ORDERS, self.broker), Kind.RUN if fragments == 1 else Kind.FRAGMENT
         header = Header(
-            conversation, True, Kind.FRAGMENT, False, *names, number, fragment, fragments,
+            conversation, True, kind, False, *names, number, fragment, fragments,
             opening=Opening(CONTRACT, 10**6, False),
         )  # fmt: skip
-        body = encode(header, (Part(ORDER, Content.DATA, bytes(FULL), bytes(8)),), CHECKSUM)
+        body = encode(header, (Part(ORDER, Content.DATA, bytes(size), bytes(8)),), CHECKSUM)
         self._east.relay.round(self._east.store, [Arrival(self.link, body)])
 
     def begins(self, conversations: int, each: int, fragments: int = LIMITS.most_fragments) -> list[UUID]:
@@ -81,6 +85,7 @@ def mallory(pair: Pair) -> Stranger:
 def test_a_peer_fills_no_more_than_its_quota_and_one_message(pair: Pair, mallory: Stranger) -> None:
     mallory.begins(20, 3)
     assert kept_bytes(pair.east) <= QUOTA + 3 * FULL  # the first is taken in any case
+    assert len(endpoints(pair.east)) <= 11  # of what is not taken there is no target
     for _ in range(2):  # nor after a start
         pair.east.relay = new_relay(pair.east)
         before = kept_bytes(pair.east)
@@ -192,6 +197,52 @@ def test_what_an_application_has_ended_counts_no_more(pair: Pair, mallory: Stran
     pair.east.round([])
     mallory.begins(12, 1)
     assert kept_bytes(pair.east) == before
+
+
+def test_an_opening_of_which_only_later_messages_come_goes_after_five_minutes(pair: Pair, mallory: Stranger) -> None:
+    conversations = [uuid4() for _ in range(3)]
+    for conversation in conversations:
+        mallory.brings(conversation, 0, 1, number=5)
+    partial = mallory.begins(1, 1)
+    assert endpoints(pair.east) == {*conversations, *partial}
+    assert not any(parse(body).header.acknowledgement for body in mallory.link.frames if parse(body).header.number == 0)
+    pair.east.seconds += LIMITS.unfinished_idle_full + 31
+    pair.east.round([])
+    assert endpoints(pair.east) == {*partial}
+    mallory.brings(conversations[0], 0, 1, number=0)  # begins it again
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [bytes(FULL)]
+
+
+def test_an_opening_that_lies_empty_for_a_day_goes(pair: Pair, mallory: Stranger) -> None:
+    (partial,) = mallory.begins(1, 1)
+    with pair.east.instance.connection() as connection:
+        for seconds, left in ((LIMITS.unfinished_idle + 31, {partial}), (0, set())):
+            pair.east.seconds += seconds
+            pair.east.round([])
+            assert kept_bytes(pair.east) == 0
+            if not seconds:
+                query(pair.east.database, "update servicebroker.arrivals set opened_at = '2000-01-01' returning 1")
+            run_alone(connection, forget_openings(datetime.now(UTC)))
+            assert endpoints(pair.east) == left
+
+
+def test_a_peer_opens_no_more_conversations_at_a_time_than_its_budget(pair: Pair, mallory: Stranger) -> None:
+    for _ in range(60):
+        mallory.brings(uuid4(), 1, 2, size=1)
+    assert len(endpoints(pair.east)) == 40
+    assert mallory.link.refusals == {10928: 20}
+    mallory.brings(uuid4(), 0, 1)  # a whole first message is no opening
+    assert len(endpoints(pair.east)) == 41
+    pair.east.relay = new_relay(pair.east)
+    mallory.brings(uuid4(), 1, 2, size=1)
+    assert len(endpoints(pair.east)) == 41
+    Stranger(pair, "certificate shop").begins(1, 1, fragments=2)
+    assert len(endpoints(pair.east)) == 42
+
+
+def endpoints(site: Site) -> set[UUID]:
+    """Return the conversations."""
+    return {one for (one,) in query(site.database, "select conversation_id from servicebroker.conversation_endpoints")}
 
 
 def test_doctor_and_status_tell_of_it(pair: Pair, mallory: Stranger) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from remote_support import Wire
 from servicebroker.broker.arrivals import (
-    MAX_KEPT_OF_PEER,
-    MAX_TRACES,
     MAX_TRACES_PER_CONVERSATION,
     ArrivedTraces,
     PendingOpenings,
@@ -23,6 +21,7 @@ from servicebroker.broker.departures import BODY_BUDGET_BYTES
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.conversation.traces import MessageContext
+from servicebroker.protocol.budgets import DEFAULT, Budgets
 from servicebroker.protocol.dialog import Dialog
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode, parse
 from servicebroker.protocol.incoming import Batch, Deliver, Keep
@@ -47,34 +46,40 @@ def numbers(taken: list[MessageContext]) -> list[int]:
 
 
 def test_only_the_contexts_of_what_is_stored_are_taken() -> None:
-    traces, handle, other = ArrivedTraces(), uuid4(), uuid4()
+    traces, handle, other = ArrivedTraces(Budgets()), uuid4(), uuid4()
     part = Part("//type", Content.DATA, b"")
-    traces.note(handle, traced(3, 4))  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
-    traces.note(handle, traced(9, 1))  # came too early, and is kept
-    traces.note(other, traced(0, 1))  # only an acknowledgement
+    traces.note("certificate shop", handle, traced(3, 4))  # 3 and 4 are duplicates, 5 is next in order, 6 is dropped
+    traces.note("certificate shop", handle, traced(9, 1))  # came too early, and is kept
+    traces.note("certificate shop", other, traced(0, 1))  # only an acknowledgement
     batch = Batch(5, 6, [Deliver(5, (part,)), Keep(9, 0, 1, part)])
     assert numbers(traces.take({handle: batch}, ())) == [5, 9]
     assert traces.take({handle: batch, other: batch}, ()) == []
 
 
 def test_contexts_of_what_is_postponed_wait_for_it() -> None:
-    traces, handle = ArrivedTraces(), uuid4()
-    traces.note(handle, traced(0, 2))
+    traces, handle = ArrivedTraces(Budgets()), uuid4()
+    traces.note("certificate shop", handle, traced(0, 2))
     batch = Batch(0, 2, [Deliver(0, (Part("//type", Content.DATA, b""),) * 2)])
     assert traces.take({}, [handle]) == []
     assert numbers(traces.take({handle: batch}, ())) == [0, 1]
 
 
-def test_contexts_are_bounded_for_each_conversation_and_for_all() -> None:
-    traces, batch = ArrivedTraces(), Batch(0, 10**6, [Deliver(0, (Part("//type", Content.DATA, b""),) * 100_000)])
+def test_contexts_are_bounded_for_each_conversation_and_for_each_owner() -> None:
+    traces, batch = (
+        ArrivedTraces(Budgets()),
+        Batch(0, 10**6, [Deliver(0, (Part("//type", Content.DATA, b""),) * 100_000)]),
+    )
     handles = [uuid4() for _ in range(6)]
     for handle in handles:
         for first in range(0, 100_000, 300):
-            traces.note(handle, traced(first, 300))
-            traces.note(handle, traced(first, 300))  # comes again
+            traces.note("certificate shop", handle, traced(first, 300))
+            traces.note("certificate shop", handle, traced(first, 300))  # comes again
     counts = [len(traces.take({handle: batch}, handles)) for handle in handles]
-    assert counts == [MAX_TRACES_PER_CONVERSATION] * 4 + [0, 0]
-    assert sum(counts) == MAX_TRACES
+    assert counts == [MAX_TRACES_PER_CONVERSATION] * 2 + [0] * 4
+    assert sum(counts) == DEFAULT.trace_contexts
+    other = uuid4()
+    traces.note("certificate other", other, traced(0, 300))
+    assert len(traces.take({other: batch}, ())) == 300
 
 
 def test_what_waits_for_rows_is_bounded_and_comes_again() -> None:
@@ -107,13 +112,13 @@ def test_no_more_conversations_wait_for_rows_than_have_room_in_memory() -> None:
 
 
 def test_a_peer_with_many_links_has_no_more_openings_wait_than_with_one() -> None:
-    waiting = PendingOpenings(lambda: 0.0)
+    waiting = PendingOpenings(lambda: 0.0, Budgets())
     body = _message(uuid4(), 0)
     mallory = [
         ReceivedMessage(Wire(owner="certificate mallory"), parse(body), body, None, 0.0)
-        for _ in range(2 * MAX_KEPT_OF_PEER)
+        for _ in range(2 * DEFAULT.waiting_messages)
     ]
-    assert [waiting.keep(came) for came in mallory].count(True) == MAX_KEPT_OF_PEER
+    assert [waiting.keep(came) for came in mallory].count(True) == DEFAULT.waiting_messages
     assert waiting.keep(mallory[0]._replace(link=Wire(owner="certificate shop")))
     assert waiting.keep(mallory[0]._replace(link=Wire()))
 

@@ -383,7 +383,8 @@ class Asked:
 
     def ask(self, what: str, about: object) -> object:
         self.asked.append(what)
-        return (7, "who", 1_000) if what == "reach" else "who"
+        answers = {"reach": (7, "who", 1_000), "owner_at": "who", "budgets": {"who": {"openings": len(self.asked)}}}
+        return answers[what]
 
     def tell(self, *_: object, **__: object) -> None: ...
 
@@ -402,4 +403,5 @@ def test_who_is_at_an_address_is_asked_when_something_else_is_known() -> None:
     for version in (1, 1, 2):
         peers.begin(version, proves=True)
         assert [peers.owner_at(HERE), peers.owner_at(HERE)] == ["who", "who"]
-    assert asked.asked == ["owner_at"] * 2
+    assert asked.asked == ["budgets", "owner_at"] * 2
+    assert peers.budgets.of("who").openings == 3

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servicebroker.protocol.budgets import Budget, Budgets
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import FREE, Allowance, Begun, Incoming, Progress
 from servicebroker.protocol.limits import Limits
@@ -14,7 +15,8 @@ from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.unfinished import LOOK_S, Stored, UnfinishedMessages
 
 QUOTA_BYTES = 1_000
-LIMITS = Limits(fragment_size=100, unfinished_bytes=QUOTA_BYTES, unfinished_idle=3_600, unfinished_idle_full=300)
+LIMITS = Limits(fragment_size=100, unfinished_idle=3_600, unfinished_idle_full=300)
+BUDGETS = Budgets(Budget(unfinished_bytes=QUOTA_BYTES))
 SHOP, MALLORY = "certificate shop", "certificate mallory"
 NOTHING = Allowance(current=False, ahead=False)
 CURRENT = Allowance(current=True, ahead=False)
@@ -30,7 +32,7 @@ def begun(current: int = 0, *, fragments: int = 0, ahead: int = 0, number: int =
 
 @pytest.fixture
 def messages() -> UnfinishedMessages:
-    return UnfinishedMessages(LIMITS)
+    return UnfinishedMessages(LIMITS, BUDGETS)
 
 
 def fill(messages: UnfinishedMessages, owner: str = MALLORY, *, now: float = 0.0) -> None:
@@ -97,7 +99,7 @@ def test_the_next_message_of_a_conversation_waits_for_its_turn_like_others(messa
 
 
 def test_several_shares_divide_the_quota() -> None:
-    messages = UnfinishedMessages(LIMITS, shares=2)
+    messages = UnfinishedMessages(LIMITS, BUDGETS, shares=2)
     messages.note(SHOP, conversation(1), begun(ahead=500), 0.0)
     assert messages.allowance(SHOP, conversation(1), 6) == CURRENT
 
@@ -164,7 +166,7 @@ steps = st.tuples(
 
 @given(st.lists(steps, max_size=60))
 def test_the_accounts_are_the_sum_of_what_is_kept(taken: list[tuple[str, int, int, int, int]]) -> None:
-    messages, kept = UnfinishedMessages(LIMITS), {}
+    messages, kept = UnfinishedMessages(LIMITS, BUDGETS), {}
     for now, (owner, number, fragments, current, ahead) in enumerate(taken):
         handle = conversation(number)
         one = begun(current if fragments else 0, fragments=fragments if current else 0, ahead=ahead, number=now // 20)

@@ -16,13 +16,14 @@ from servicebroker.engine.catalog import databases, network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
-from servicebroker.engine.security import logins, transport_certificates
+from servicebroker.engine.security import budgets, logins, transport_certificates
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.security.certificates import Facts
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Definition, Operation
+from servicebroker.protocol.budgets import Budget
 from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
@@ -124,6 +125,22 @@ class AsyncNetwork(ABC):
             BrokerError: 15151 no such certificate of a peer, 15247.
         """
         return await self._administer(known_peers.accept(name, self.clock()))
+
+    async def set_peer_budget(self, name: str, amounts: Mapping[str, int] | None) -> Budget:
+        """Set how much of this instance the owner of a peer's certificate may use at a time.
+
+        Args:
+            name: of the certificate.
+            amounts: by resource, a field of `Budget`; resources left out stay as they are. None restores the default
+                of all.
+
+        Returns:
+            The whole budget of the owner. The daemon goes by it within a second.
+
+        Raises:
+            BrokerError: 15151 no such certificate of a peer, 402 no such resource or an impossible amount, 15247.
+        """
+        return await self._administer(budgets.set_budget(name, amounts))
 
     async def _administer(self, steps: Steps[T]) -> T:
         """Run DDL of the instance, one definition at a time."""

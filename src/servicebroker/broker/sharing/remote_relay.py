@@ -102,6 +102,8 @@ class RemoteRelay:
             case "room":
                 link = self._known.get(question.about)
                 return 0 if link is None else link.room
+            case "budgets":
+                return self._peers.budgets.amounts
             case _:
                 return self._peers.owner_at(question.about)
 

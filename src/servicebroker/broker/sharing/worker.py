@@ -153,6 +153,7 @@ class KnownPeers(Peers):
         """Another round."""
         if version != self.version:
             self._owner_at.clear()
+            self.budgets.obey(self._daemon.ask("budgets", None))
         self.version, self.proves = version, proves
 
     def owner_at(self, address: Address) -> str | None:

@@ -35,7 +35,6 @@ from servicebroker.protocol.mirroring import IN_DOUBT, NEVER, Known, Role, Stand
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.twins import Identity, Twins
 
-MAX_LINKS = 64  # connections of one owner
 LINKS_OF_HOST = 256  # connections of one host without certificates, where the endpoint takes such
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
@@ -335,7 +334,8 @@ class Network:
         """Why one more connection is too many: they would use up the sockets of this process."""
         many = sum(one.phase is Phase.ONLINE and one.known_as == stream.known_as for one in self.streams)
         if stream.owner:
-            return f"its owner has {many} connections" if many >= MAX_LINKS else None
+            limit = self.peers.budgets.of(stream.owner).connections
+            return f"its owner has {many} connections" if many >= limit else None
         return f"its host has {many} connections without a certificate" if many >= LINKS_OF_HOST else None
 
     def online(self, stream: Stream, event: Online) -> None:

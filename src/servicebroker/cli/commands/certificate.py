@@ -32,6 +32,7 @@ from servicebroker.operations.certificates import (
     CreateTransportCertificate,
     DropTransportCertificate,
 )
+from servicebroker.protocol.budgets import DEFAULT
 from servicebroker.store.keys.x509_certificates import VALIDITY_DAYS, as_pem
 from servicebroker.store.running import run
 
@@ -199,6 +200,39 @@ def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> N
         say(f"The peer with certificate {name} is at {address}.")
     if accepted == ((), ()):
         say(f"Nobody else claims anything of what the peer with certificate {name} is.")
+
+
+@app.command()
+def budget(
+    name: NameArgument,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="RESOURCE=AMOUNT", help=f"One of {', '.join(DEFAULT._fields)}; may be repeated."),
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="Restore the default of all others.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or change how much of this instance the peer with a certificate may use."""
+    amounts = dict(map(_amount, changes or ()))
+    with open_existing(instance) as opened:
+        if default:
+            opened.set_peer_budget(name, None)
+        found = opened.set_peer_budget(name, amounts)
+    if as_json:
+        say_json({"certificate": name, "budget": found._asdict(), "default": DEFAULT._asdict()})
+        return
+    table = Listing("resource", "amount", "default", right={1, 2})
+    for resource, amount in found._asdict().items():
+        table.row(resource, f"{amount:,}", f"{DEFAULT._asdict()[resource]:,}")
+    Terminal().print(table)
+
+
+def _amount(change: str) -> tuple[str, int]:
+    resource, _, amount = change.partition("=")
+    if resource not in DEFAULT._fields or not amount.isdecimal():
+        raise typer.BadParameter(f"'{change}' is no RESOURCE=AMOUNT such as openings=5000", param_hint="--set")
+    return resource, int(amount[:20])
 
 
 @app.command()

@@ -822,7 +822,7 @@ def _dispute(one: DisputeFacts) -> Finding:
 
 def is_much(one: UnfinishedOfPeer) -> bool:
     """Check whether a peer has used up its quota."""
-    return one.bytes >= LIMITS.unfinished_bytes
+    return one.bytes >= one.quota
 
 
 def _unfinished(one: UnfinishedOfPeer) -> Finding:
@@ -836,6 +836,7 @@ def _unfinished(one: UnfinishedOfPeer) -> Finding:
     advice = "See there whether it still sends; what brings nothing for an hour is deleted, and comes again."
     if one.certificate:
         advice += f" If it means harm: servicebroker certificate drop {one.certificate}."
+        advice += f" If it needs more: servicebroker certificate budget {one.certificate}."
     return Finding(peer_with(one.owner), begun + full, advice)
 
 

@@ -6,7 +6,7 @@ Also routes messages from outside that are for no endpoint of this instance and 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
@@ -195,17 +195,23 @@ def own_addresses(host: str, port: int) -> frozenset[Address]:
 
 
 def route_arrivals(
-    catalog: Catalog, headers: Sequence[Header], here: LocalInstance, now: datetime
+    catalog: Catalog,
+    headers: Sequence[Header],
+    here: LocalInstance,
+    now: datetime,
+    may_ask: Callable[[int, Ask], bool],
 ) -> Steps[list[Decision]]:
     """Route each of these messages from outside by the routes of msdb.
 
-    The conversation's identifier replaces chance: all of its messages take the same path.
+    The conversation's identifier replaces chance: all of its messages take the same path. A missing route is asked for
+    if `may_ask` lets the message of that index do so.
     """
     located = yield from find_topology(list({header.to_service for header in headers}), now, here)
     decisions = route_headers(headers, located, (yield from located.routes(catalog, located.msdb)), now)
-    for decision in decisions:
-        if isinstance(decision.destination, Ask) and located.msdb is not None:
-            yield from ask(located.msdb.database_id, decision.destination, now)
+    for place, decision in enumerate(decisions):
+        missing = decision.destination
+        if isinstance(missing, Ask) and located.msdb is not None and may_ask(place, missing):
+            yield from ask(located.msdb.database_id, missing, now)
     return decisions
 
 

@@ -26,6 +26,7 @@ from servicebroker.store.statements import Steps
 SQL = SqlFile(__file__)
 
 
+ANSWER_RETENTION = timedelta(days=1)  # for FailedRoute of the next request
 ASK_AGAIN = timedelta(seconds=60)  # after an answer that brought no route
 
 
@@ -64,6 +65,12 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     name = ("Failed" if was_useless else "Missing") + about
     yield from park(endpoint, f"{names.CONFIGURATION_NOTICE}/{name}", [notice(name, missing)], "")
     yield SQL("ask.wake", (DELIVERY_CHANNEL,))
+
+
+def forget_answered(now: datetime) -> Steps[int]:
+    """Delete answered requests that are older than a day: peers cause any number over the years."""
+    rows = yield SQL("forget_answered", (now - ANSWER_RETENTION,))
+    return int(rows[0][0])
 
 
 def notice(name: str, missing: Ask) -> bytes:

@@ -249,8 +249,8 @@ _MADE = (
 )
 _INSERT_TARGETS = (
     _WANTED.format(arrays="", columns="", state=EndpointState.STARTED_INBOUND.value)
-    + "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target)"
-    + _MADE
+    + "counted as (insert into servicebroker.arrivals (conversation_handle, opened_at) "
+    "select conversation_handle, clock_timestamp() from target)" + _MADE
 )
 _FIRST_RUN = 21  # the first parameter of `enqueue.arrive_first`
 _INSERT_WITH_MESSAGES = (

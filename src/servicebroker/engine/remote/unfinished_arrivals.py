@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.budgets import DEFAULT
 from servicebroker.protocol.division import WHOLE, Division
 from servicebroker.protocol.incoming import Begun
 from servicebroker.protocol.limits import LIMITS
@@ -17,7 +19,10 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
+OPENING_RETENTION = timedelta(days=1)  # of a target of which nothing is kept: its initiator may have been down
+OPENINGS_AT_ONCE = 500  # targets deleted by one transaction
 MAX_ROWS = 100_000  # counted by a summary: beside a queue that is off there may be any number
+STARTED_INBOUND = EndpointState.STARTED_INBOUND.value
 _ROWS = "servicebroker.arrived_fragments"
 # The cost of a stored message, as in `Incoming.begun`.
 _COST = (
@@ -58,6 +63,7 @@ class UnfinishedOfPeer(NamedTuple):
     bytes: int
     first_time: datetime
     last_time: datetime
+    quota: int = DEFAULT.unfinished_bytes
 
 
 def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
@@ -66,9 +72,10 @@ def sum_by_peer(most: int) -> Steps[list[UnfinishedOfPeer]]:
         "unfinished_arrivals.sum_by_peer",
         "select owner, (select c.name from servicebroker.transport_certificates c where c.owner = m.owner "
         "and not c.is_own order by c.certificate_id desc limit 1), count(distinct conversation_handle), count(*), "
-        "sum(cost)::bigint, min(first_time), max(last_time) "
+        "sum(cost)::bigint, min(first_time), max(last_time), coalesce((select b.amount "
+        "from servicebroker.peer_budgets b where b.owner = m.owner and b.resource = 'unfinished_bytes'), $2) "
         f"from ({_messages(f'(select * from {_ROWS} limit {MAX_ROWS})')}) m group by 1 order by 5 desc limit $1",
-        (most,),
+        (most, DEFAULT.unfinished_bytes),
     )
     return [UnfinishedOfPeer(*row) for row in rows]
 
@@ -88,14 +95,30 @@ def find_unfinished(division: Division = WHOLE, handles: Sequence[UUID] | None =
 
 
 def drop_unfinished(handles: Sequence[UUID]) -> Steps[list[UUID]]:
-    """Delete parts of incomplete messages. Returns the conversations without any parts left.
+    """Delete parts of incomplete messages, with their trace contexts. Returns the conversations without any parts left.
 
     Waits for no lock: rows that another session is deleting are left for another time.
     """
     yield SQL("drop_unfinished.delete_fragments", (list(handles),))
+    yield SQL("drop_unfinished.delete_contexts", (list(handles),))
     left = yield Statement(
         "unfinished_arrivals.drop_unfinished.find_left",
         f"select distinct conversation_handle from ({_messages(condition=_OF_THESE)}) m",
         (list(handles),),
     )
     return sorted(set(handles) - {handle for (handle,) in left})
+
+
+def drop_openings(handles: Sequence[UUID]) -> Steps[list[UUID]]:
+    """Delete those of these targets of which no message was delivered and nothing is kept. Returns which.
+
+    Nothing of them was acknowledged if nothing of their first message has come: their initiators begin them again.
+    """
+    rows = yield SQL("drop_openings", (list(handles), STARTED_INBOUND))
+    return sorted(handle for (handle,) in rows)
+
+
+def forget_openings(now: datetime) -> Steps[int]:
+    """Delete targets of which no message was delivered for a day, and nothing is kept. Returns their number."""
+    rows = yield SQL("forget_openings", (now - OPENING_RETENTION, STARTED_INBOUND, OPENINGS_AT_ONCE))
+    return len((yield from drop_openings([handle for (handle,) in rows]))) if rows else 0

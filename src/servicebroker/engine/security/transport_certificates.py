@@ -99,7 +99,7 @@ def drop_certificate(name: str) -> Steps[TransportCertificate]:
     rows = yield SQL("drop_certificate.delete_certificates", (found.certificate_id,))
     if not rows:
         raise BrokerError(3716, "certificate", name, "endpoints")
-    for table in ("peers", "accepted_peers", "mistrusted"):  # deleted with the owner's last certificate
+    for table in ("peers", "accepted_peers", "mistrusted", "peer_budgets"):  # deleted with the owner's last certificate
         yield Statement(
             "transport_certificates.drop_certificate.delete_known",
             f"delete from servicebroker.{table} t where t.owner = $1 and not exists (select from "

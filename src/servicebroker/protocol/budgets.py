@@ -1,0 +1,137 @@
+"""The budget of each owner: how much of this instance a peer may use, whatever it sends.
+
+An owner is whoever owns the certificate that a peer's connections have shown. All peers without one count together. A
+budget bounds what an owner uses at a time, or in an hour, over all of its connections and conversations. What goes
+beyond is dropped or waits, with error 10928, which is counted under the owner's name and shown by doctor.
+
+Rounds and sockets share one `Budgets`. Whoever takes something in for a peer asks it here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.routing import Address
+
+OVER_BUDGET = 10928  # the number of the event, and of the refusal that doctor shows
+MAX_RECENT = 10_000  # route requests that are remembered, so that each counts once in `REQUEST_PERIOD_S`
+REQUEST_PERIOD_S = 60.0  # seconds for which a route request is pending, or its answer counts
+NAMED_PERIOD_S = 10.0  # the longest pause between two attempts to connect
+HOUR_S = 3_600.0
+
+
+class Budget(NamedTuple):
+    """The most that one owner may use. Measured: honest peers under full load stay below a tenth of each.
+
+    Attributes:
+        connections: connections at a time.
+        openings: conversations that its messages have begun, and of which no message has been delivered.
+        unfinished_bytes: bytes kept of its messages that are not complete (`protocol/unfinished.py`).
+        waiting_messages: first messages in memory that wait until their service or their sender is known.
+        trace_contexts: trace contexts in memory whose messages are not stored yet.
+        addresses: addresses in ten seconds that its messages name, and where nobody has answered.
+        route_requests: requests to the dynamic routing service in an hour that its messages cause.
+    """
+
+    connections: int = 64
+    openings: int = 1_000
+    unfinished_bytes: int = 268_435_456
+    waiting_messages: int = 250
+    trace_contexts: int = 5_000
+    addresses: int = 64
+    route_requests: int = 300
+
+
+DEFAULT = Budget()
+
+
+def over_budget(resource: str, amount: int) -> BrokerError:
+    """Return the event for work beyond a budget; `resource` is a field of `Budget`."""
+    return BrokerError(OVER_BUDGET, resource.replace("_", " "), f"{amount:,}")
+
+
+class Budgets:
+    """The budgets of all owners: the default, and those that were set for single owners.
+
+    Attributes:
+        amounts: what `obey` was given.
+    """
+
+    def __init__(self, default: Budget = DEFAULT) -> None:
+        self._default = default
+        self._by_owner: Mapping[str, Budget] = {}
+        self.amounts: Mapping[str, Mapping[str, int]] = {}
+
+    def of(self, owner: str) -> Budget:
+        """Return the budget of an owner."""
+        return self._by_owner.get(owner, self._default)
+
+    def obey(self, amounts: Mapping[str, Mapping[str, int]]) -> None:
+        """Set the amounts that single owners have instead of the default; all others get the default back."""
+        self.amounts = amounts
+        self._by_owner = {owner: self._default._replace(**some) for owner, some in amounts.items()}
+
+
+class RouteRequests:
+    """Counts the requests to the dynamic routing service that peers cause: each owner has so many an hour.
+
+    The allowance comes back evenly over the hour. A request that was made a moment ago counts no second time.
+    """
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+        self.shares = 1  # that divide the budget
+        self._used: dict[str, tuple[float, float]] = {}  # by owner: requests, and when they were counted last
+        self._recent: OrderedDict[object, float] = OrderedDict()  # when each was asked for, the latest last
+
+    def may_ask(self, owner: str, missing: object, now: float) -> bool:
+        """Return whether this owner's message may cause a request for `missing`. Then it is counted."""
+        asked_at = self._recent.get(missing)
+        if asked_at is not None and now - asked_at < REQUEST_PERIOD_S:
+            return True
+        limit = self._budgets.of(owner).route_requests // self.shares
+        used, since = self._used.get(owner, (0.0, now))
+        used = max(0.0, used - (now - since) * limit / HOUR_S)
+        if used + 1 > limit:
+            self._used[owner] = used, now
+            return False
+        self._used[owner] = used + 1, now
+        self._recent.pop(missing, None)
+        self._recent[missing] = now
+        if len(self._recent) > MAX_RECENT:
+            self._recent.popitem(last=False)
+        return True
+
+
+class NamedAddresses:
+    """The addresses that messages of peers name, where nobody has answered: each owner has so many in ten seconds.
+
+    A route of the kind TRANSPORT takes the address from the name of a service. So a peer chooses where to connect to.
+    """
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+        self.shares = 1  # that divide the budget
+        self._since: dict[str, OrderedDict[Address, float]] = {}  # by owner, the latest last
+
+    def may_ask(self, owner: str, address: Address, now: float) -> bool:
+        """Return whether this owner's message may have a connection made to an address. Then it is counted."""
+        addresses = self._since.setdefault(owner, OrderedDict())
+        while addresses and next(iter(addresses.values())) <= now - NAMED_PERIOD_S:
+            addresses.popitem(last=False)
+        if address in addresses:
+            return True
+        if len(addresses) >= self._budgets.of(owner).addresses // self.shares:
+            return False
+        addresses[address] = now
+        return True
+
+    def reached(self, address: Address) -> None:
+        """Note that somebody has answered there: it counts no more."""
+        for owner, addresses in list(self._since.items()):
+            addresses.pop(address, None)
+            if not addresses:
+                del self._since[owner]

@@ -1,0 +1,158 @@
+"""A peer whose messages name addresses, and services without a route: what it has this instance do is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from uuid import UUID, uuid4
+
+import pytest
+
+from remote_support import Wire
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.relay import Relay
+from servicebroker.broker.transport.links import Arrival
+from servicebroker.engine.remote.local_topology import LocalInstance
+from servicebroker.model.security.peers import Mistrust
+from servicebroker.protocol.budgets import NAMED_PERIOD_S, OVER_BUDGET
+from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
+from servicebroker.protocol.forwarding import MAX_HOPS, Passage, unwrap, wrap
+from servicebroker.protocol.integrity import CHECKSUM
+from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE, LOCAL, TRANSPORT, Address, Ask, Decision, Route
+from servicebroker_lab.simulation.simulated_time import MIDNIGHT
+from servicebroker_lab.simulation.store import MemoryStore, Tables
+
+FEW = {"addresses": 10, "route_requests": 20}
+MALLORY, SHOP = "certificate mallory", "certificate shop"
+LOCAL_TARGET = Route("target", "//target", None, None, LOCAL)
+TO_ASK = Route("ask", DYNAMIC_ROUTING_SERVICE, None, None, LOCAL)
+BY_NAME = Route("any", None, None, None, TRANSPORT)
+
+
+class Asking(MemoryStore):
+    """A store that counts the requests for routes."""
+
+    asked: list[Ask]
+
+    def ask(self, database_id: int, missing: Ask) -> None:
+        self.asked.append(missing)
+
+    def route_arrivals(
+        self, headers: Sequence[Header], here: LocalInstance, may_ask: Callable[[int, Ask], bool]
+    ) -> list[Decision]:
+        decisions = super().route_arrivals(headers, here, may_ask)
+        for place, one in enumerate(decisions):
+            if isinstance(one.destination, Ask) and may_ask(place, one.destination):
+                self.asked.append(one.destination)
+        return decisions
+
+
+class Victim:
+    """An instance that knows its peers by certificates, forwards, and reaches nobody at first."""
+
+    def __init__(self, *routes: Route) -> None:
+        self.now = 0.0
+        self.reached: dict[Address, Wire] = {}
+        self.dialled: list[Address] = []
+        self.tables = Tables(uuid4(), Random(1))
+        self.tables.services.add("//target")
+        self.tables.set_routes([LOCAL_TARGET, *routes])
+        self.peers = Peers()
+        self.peers.proves = True
+        self.peers.set_budgets(dict.fromkeys((MALLORY, SHOP), FEW))
+        here = LocalInstance(frozenset({Address("here", 4022)}), True, frozenset(), 10)
+        self.relay = Relay(self, lambda: MIDNIGHT, lambda: self.now, Random(1), lambda: here, peers=self.peers)
+        self.store = Asking(self.tables, lambda: MIDNIGHT)
+        self.store.asked = []
+
+    def reach(self, address: Address) -> Wire | str:
+        self.dialled.append(address)
+        return self.reached.get(address, "")
+
+    def ask(self, address: Address, known: object) -> None:
+        raise NotImplementedError
+
+    def takes(self, link: Wire, *bodies: bytes, is_forwarded: bool = False) -> None:
+        self.relay.round(self.store, [Arrival(link, body, is_forwarded) for body in bodies])
+
+
+class Forwarding(Wire):
+    """A link that takes what is passed on."""
+
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        self.frames.append(body)
+
+
+def opening(to_service: str, from_service: str = "//shop", conversation: UUID | None = None) -> bytes:
+    names = to_service, None, from_service, uuid4()
+    header = Header(conversation or uuid4(), True, Kind.RUN, False, *names, opening=Opening("//contract", 1_000, False))
+    return encode(header, (Part("//type", Content.DATA, b"x", bytes(8)),), CHECKSUM)
+
+
+def named(number: int) -> str:
+    return f"tcp://host{number}:4022/service"
+
+
+@pytest.mark.parametrize(
+    ("routes", "make", "resource"),
+    [
+        ([BY_NAME], lambda number: opening("//target", named(number)), "addresses"),
+        ([TO_ASK], lambda number: opening("//target", f"//from/{number}"), "route_requests"),
+        ([TO_ASK], lambda number: opening(f"//to/{number}"), "route_requests"),
+    ],
+    ids=["addresses of senders", "routes to senders", "routes to targets"],
+)
+def test_what_messages_of_one_peer_have_us_do_is_bounded(
+    routes: list[Route], make: Callable[[int], bytes], resource: str
+) -> None:
+    victim, mallory = Victim(*routes), Wire(owner=MALLORY)
+    for first in range(0, 100, 25):
+        victim.takes(mallory, *map(make, range(first, first + 25)))
+    done = {*victim.dialled} if resource == "addresses" else {*victim.store.asked}
+    assert len(done) == FEW[resource]
+    assert mallory.refusals[OVER_BUDGET] == 100 - FEW[resource]
+    assert Mistrust(MALLORY, "messages") not in victim.peers.take_mistrusted()
+    victim.takes(Wire(owner=SHOP), make(1_000))  # another peer has a budget of its own
+    done = {*victim.dialled} if resource == "addresses" else {*victim.store.asked}
+    assert len(done) == FEW[resource] + 1
+
+
+def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() -> None:
+    victim, mallory, shop = Victim(BY_NAME), Wire(owner=MALLORY), Wire(owner=SHOP)
+    for number in range(60):
+        victim.takes(mallory, sealed(named(number)))
+    assert len({*victim.dialled}) == FEW["addresses"]
+    there = Forwarding()
+    victim.reached[Address("host99", 4022)] = there
+    victim.takes(shop, sealed(named(99)))
+    assert len(there.frames) == 1
+    victim.now += NAMED_PERIOD_S
+    victim.takes(shop)
+    assert len({*victim.dialled}) == 2 * FEW["addresses"] + 1  # others have their turn
+
+
+def sealed(to_service: str) -> bytes:
+    """A frame that only its target can open."""
+    header = Header(uuid4(), True, Kind.RUN, True, to_service, None, "//shop", uuid4())
+    return encode(header, (Part("//type", Content.DATA, b"x", bytes(8)),), CHECKSUM)
+
+
+def test_a_circle_of_forwarders_ends() -> None:
+    """Two forwarders whose routes lead to each other: what goes round is bounded by its hops, whatever it claims."""
+    names = Address("west", 4022), Address("east", 4022)
+    sites = [Victim(Route("other", None, None, None, str(there))) for there in names]
+    wires = [Forwarding(owner=SHOP), Forwarding(owner=SHOP)]
+    for site, there, wire in zip(sites, names, wires, strict=True):
+        site.reached[there] = wire
+    endless = wrap(Passage(uuid4(), 255, 2**31 - 1), sealed("//nowhere"))
+    sites[0].takes(Wire(owner=MALLORY), endless, endless, is_forwarded=True)
+    passed = []
+    for turn in range(60):
+        wire = wires[turn % 2]
+        frames = list(wire.frames)
+        wire.frames.clear()
+        passed += frames
+        sites[1 - turn % 2].takes(wires[turn % 2], *frames, is_forwarded=True)
+    assert len(passed) <= 2 * MAX_HOPS
+    assert min(unwrap(body)[0].hops_remaining for body in passed) == 0
+    assert [len(site.relay.forwarding._forwarder) for site in sites] == [0, 0]
