@@ -9,6 +9,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.stream.frontier import (
     Frontier,
+    GroupPartition,
     QueuePosition,
     Slice,
     check_continuity,
@@ -19,6 +20,7 @@ from servicebroker.pipeline.stream.frontier import (
 )
 
 pytest.importorskip("pyspark")
+rows = pytest.importorskip("servicebroker.pipeline.stream.rows")
 
 HERE = Frontier("7710542726357531054", "c48a2ac8:65540")
 GIVEN = {"instance": "./data", "database": "W", "queue": "Q"}
@@ -29,7 +31,10 @@ def test_an_offset_survives_the_checkpoint():
     assert Frontier.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"more": 1}, {"version": None}])
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 2}, {"more": 1}, {"version": None}, {"lo": "0)"}, {"hi": None}, {"queue": 5}, {"queuing_order": 1.5}],
+)
 def test_a_foreign_offset_is_refused(change):
     with pytest.raises(InstanceError, match="checkpoint"):
         Frontier.from_json(HERE.to_json() | change)
@@ -151,3 +156,33 @@ def test_a_wrong_option_is_named(given, complaint):
 def test_an_offset_has_read_what_one_before_it_has(offset, other, is_read):
     one, before = (Frontier("1", "q", *numbers) for numbers in (offset, other))
     assert has_read(one, before) is is_read
+
+
+PART = rows.Part("url", "q", 65536, 5, Slice(1, 2, 0, 9), GroupPartition(0, 2), False, True, "a" * 64, "b" * 64)
+
+
+def test_a_part_comes_back_from_its_text():
+    assert rows.Part.from_text(PART.to_text()) == PART
+    plain = replace(PART, source="", end="")
+    assert rows.Part.from_text(plain.to_text()) == plain
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("queue_id", "65536; drop table x"),
+        ("database_id", "1 or true"),
+        ("window_slice", [1, 2, 0]),
+        ("window_slice", [1, 2, 0, "9)"]),
+        ("group", [0, "2) or (1 = 1"]),
+        ("archived", "yes"),
+        ("source", "'; drop table x; --"),
+        ("end", "b" * 63 + "'"),
+        ("more", 1),
+    ],
+)
+def test_a_row_of_somebody_else_is_no_part(field, value):
+    """A sink that is given rows of its own column becomes no way to run SQL."""
+    text = json.dumps(json.loads(PART.to_text()) | {field: value})
+    with pytest.raises(InstanceError, match="does not hold a part of a queue"):
+        rows.Part.from_text(text)

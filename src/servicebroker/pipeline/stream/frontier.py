@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+import msgspec
+
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
@@ -59,8 +61,10 @@ class Frontier:
                 "upgrade servicebroker, or start the query with a new checkpoint location."
             )
         try:
-            return cls(**fields)
-        except TypeError:
+            if fields.keys() - cls.__slots__:
+                raise msgspec.ValidationError("unknown fields")
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError:
             raise InstanceError(
                 f"The checkpoint holds an offset that is not one of the servicebroker source: {stored!r}."
             ) from None

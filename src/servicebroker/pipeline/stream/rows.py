@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+from msgspec import Meta, Struct, structs
 from pyspark.sql.datasource import InputPartition
 
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY
@@ -62,11 +64,31 @@ class Part(InputPartition):
 
     @classmethod
     def from_text(cls, text: str) -> Part:
-        """Return the part that `to_text` wrote."""
-        fields = json.loads(text)
-        return cls(
-            **fields | {"window_slice": Slice(*fields["window_slice"]), "group": GroupPartition(*fields["group"])}
-        )
+        """Return the part that `to_text` wrote. Its numbers are numbers, since they become text of SQL.
+
+        Raises:
+            InstanceError: the text is not from `to_text`: a sink was given rows of another source.
+        """
+        try:
+            fields = msgspec.json.decode(text, type=_PartText)
+        except msgspec.MsgspecError as problem:
+            raise InstanceError(f"The column '{PART}' does not hold a part of a queue: {problem}.") from None
+        return cls(**structs.asdict(fields))
+
+
+class _PartText(Struct, forbid_unknown_fields=True):
+    """The fields of `Part` in JSON."""
+
+    instance: str
+    queue: str
+    queue_id: int
+    database_id: int
+    window_slice: Slice
+    group: GroupPartition
+    archived: bool
+    system_messages: bool
+    source: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    end: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 def part_row(part: Part) -> pa.RecordBatch:
