@@ -85,7 +85,7 @@ def mallory(pair: Pair) -> Stranger:
 def test_a_peer_fills_no_more_than_its_quota_and_one_message(pair: Pair, mallory: Stranger) -> None:
     mallory.begins(20, 3)
     assert kept_bytes(pair.east) <= QUOTA + 3 * FULL  # the first is taken in any case
-    assert len(endpoints(pair.east)) <= 11  # of what is not taken there is no target
+    assert len(endpoints(pair.east)) <= 11  # refused fragments make no target
     for _ in range(2):  # nor after a start
         pair.east.relay = new_relay(pair.east)
         before = kept_bytes(pair.east)
