@@ -16,7 +16,7 @@ from servicebroker.model.bodies import codec
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_instances import EventInstance, read_event
 from servicebroker.model.events import BrokerEvent, Events
-from servicebroker.model.messages import Message, read_error
+from servicebroker.model.messages import DelayedMessage, Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
 from servicebroker.model.poison import (
     DeadLetterGroup,
@@ -69,6 +69,7 @@ __all__ = [
     "ConversationPool",
     "Database",
     "DeadLetterGroup",
+    "DelayedMessage",
     "EndWithError",
     "EventInstance",
     "Events",

@@ -24,6 +24,7 @@ from servicebroker.model.errors import BrokerError, ServiceBrokerError, Unreacha
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
@@ -197,6 +198,10 @@ class Verbs(ABC):
     begin_conversation_timer = operated(BeginConversationTimer)
 
     get_transmission_status = operated(GetTransmissionStatus)
+
+    delayed_messages = operated(DelayedMessages)
+
+    cancel_delayed = operated(CancelDelayed)
 
     def _find(self, queue: str) -> Queue:
         """Return the queue of that name; without a connection, if this process remembers the queue."""

@@ -19,6 +19,7 @@ from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
@@ -185,6 +186,8 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     MoveConversation: _within(watched),
     BeginConversationTimer: _within(),
     GetTransmissionStatus: _within(innermost=asked),
+    DelayedMessages: _within(innermost=asked),
+    CancelDelayed: _within(),
     SetAsideMessages: _within(innermost=administered),
     DeadLetterGroups: _within(innermost=administered),
     ReplayMessage: _within(innermost=administered),

@@ -101,6 +101,7 @@ COMMANDS = {
         "receive",
         "Receive messages of one conversation group and print them; they leave the queue.",
     ),
+    "delayed": Place("delayed", "app", "Delayed messages: list and cancel them."),
     "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
     "queue": Place("queue", "app", "Queues: list, create, alter, drop, purge."),
     "service": Place("service", "app", "Services: their queues and contracts."),
@@ -138,7 +139,7 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 
 GROUPS = {  # as the help shows them
     "Begin": ("init", "define", "demo"),
-    "Messages": ("send", "receive", "peek", "dead-letters", "poison"),
+    "Messages": ("send", "receive", "peek", "delayed", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
     "See what happens": ("status", "doctor", "check", "audit", "trail"),
     "Objects": ("database", "queue", "service", "route", "endpoint", "instance"),

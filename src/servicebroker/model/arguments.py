@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -139,6 +140,27 @@ def check_seconds(name: str, seconds: object) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is a number
         raise BrokerError(402, name, shown(seconds), f"seconds, 0 to {MAXIMUM_LIFETIME}")
+
+
+def due_time(delay: object, at: object, now: datetime) -> datetime | None:
+    """Return the time until which a SEND is delayed; None if it is not, or that time is over.
+
+    Raises:
+        BrokerError: 402 no duration, no time with a time zone, or both.
+    """
+    if delay is not None and at is not None:
+        raise BrokerError(402, "SEND", "delay and at", "one of the two")
+    if at is not None:
+        if not isinstance(at, datetime) or at.utcoffset() is None:
+            raise BrokerError(402, "at", shown(at), "a datetime with a time zone")
+        due = at.astimezone(UTC)
+    elif delay is not None:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        check_seconds("delay", seconds)
+        due = now + timedelta(seconds=seconds)  # type: ignore[arg-type] # it is a number
+    else:
+        return None
+    return due if due > now else None
 
 
 def check_procedure(procedure: object, *, may_be_async: bool) -> None:

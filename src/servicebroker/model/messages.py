@@ -112,3 +112,27 @@ def read_error(body: bytes | None) -> tuple[int, str]:
 def _xml_allows(character: str) -> bool:
     code = ord(character)
     return code in (0x9, 0xA, 0xD) or 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+
+
+class DelayedMessage(NamedTuple):
+    """A message in the transmission queue that is delayed, or waits behind one that is.
+
+    Attributes:
+        conversation_handle: its conversation, on the sender's side.
+        message_sequence_number: its number, which is lower by one after an earlier delayed message was cancelled.
+        message_type_name: its type.
+        from_service: the service that sends it.
+        to_service: the service that gets it.
+        bytes: the size of its body.
+        enqueue_time: the time of the SEND.
+        delayed_until: the time at which it is delivered, at the earliest.
+    """
+
+    conversation_handle: UUID
+    message_sequence_number: int
+    message_type_name: str
+    from_service: str
+    to_service: str
+    bytes: int
+    enqueue_time: datetime
+    delayed_until: datetime

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from servicebroker.model.errors import RULES
-from servicebroker.model.waiting import CLOCK_DIFFERS, NO_ACKNOWLEDGEMENT
+from servicebroker.model.waiting import CLOCK_DIFFERS, DELAYED, NO_ACKNOWLEDGEMENT
 
 _EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
 _TRUST = (
@@ -133,10 +133,18 @@ _WRONG_CLOCK = (
 _ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
 
 
+_DELAYED = (
+    "servicebroker delayed list shows the time. If it is over, keep a program of the owner's open with its background "
+    "thread, or servicebroker serve."
+)
+
+
 def after_status(text: str) -> str:
     """Return advice about a `transmission_status`, which may be empty."""
     if text.startswith(NO_ACKNOWLEDGEMENT):
         return _UNANSWERED
     if text == CLOCK_DIFFERS:
         return _WRONG_CLOCK
+    if text == DELAYED:
+        return _DELAYED
     return next((REMEDIES[number] for number, pattern in _PATTERNS.items() if pattern.match(text)), _ELSE)

@@ -8,6 +8,7 @@ NOT_HERE = RULES[9796].text
 INSTANCE_NOT_HERE = RULES[9795].text
 TARGET_QUEUE_OFF = RULES[9749].text
 SENDER_DISABLED = RULES[9791].text
+DELAYED = "It is delayed, or a message before it on its conversation is."
 NO_ACKNOWLEDGEMENT = (
     "It was sent and sent again over a connection that stands, and the other side acknowledges nothing."
 )

@@ -52,6 +52,7 @@ from servicebroker.operations.certificates import (
 )
 from servicebroker.operations.contracts import CreateContract, DropContract
 from servicebroker.operations.databases import AlterDatabase, DropDatabase
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.endpoints import AlterEndpoint, CreateEndpoint, DropEndpoint
 from servicebroker.operations.event_notifications import CreateEventNotification, DropEventNotification
@@ -123,6 +124,7 @@ __all__ = [
     "BeginConversationTimer",
     "BeginDialog",
     "BeginRequest",
+    "CancelDelayed",
     "CloseMasterKey",
     "CreateBrokerPriority",
     "CreateCertificate",
@@ -142,6 +144,7 @@ __all__ = [
     "CreateXmlSchemaCollection",
     "DeadLetterGroups",
     "Definition",
+    "DelayedMessages",
     "Deny",
     "DenyConnect",
     "DenyOnInstance",

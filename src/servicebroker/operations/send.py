@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar, TypeVar, overload
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from servicebroker.model.arguments import (
     OMITTED,
     check_handle,
     check_handles,
+    due_time,
     stored_bodies,
     stored_body,
 )
@@ -35,13 +37,17 @@ class Send(Operation[Numbers]):
         message_type: one that the contract lets this side send.
         body: bytes; a str, which is sent as UTF-8; or an object, if the message type has a `servicebroker.codec`. An
             omitted or empty body is received as None.
+        delay: a timedelta or seconds. The message, and every later one of its conversation, waits as long in the
+            transmission queue. To overtake it, use another conversation.
+        at: the time until which they wait, with a time zone. A time that is over is no delay.
 
     Raises:
         BodyError: the body is not what messages of this type carry.
         BrokerError: 8426 no such conversation, 8429 it has ended or failed, 8428 no such message type, 8431 it is
             not in the contract, 8432 and 8434 only the other side may send it, 8433 the body is None, 8459 it is
             too large, 8494 no permission, 9618 the own queue is off and has RETENTION, 8418 the handle is missing,
-            402 the list of handles is empty, has one twice, or more than 10,000.
+            402 the list of handles is empty, has one twice, or more than 10,000, or the delay ends after the
+            conversation's lifetime.
     """
 
     permission: ClassVar[str] = "SEND"
@@ -50,18 +56,43 @@ class Send(Operation[Numbers]):
     handle: UUID | Sequence[UUID]
     message_type: str = names.DEFAULT
     body: object = field(default=OMITTED, repr=False)
+    _: KW_ONLY
+    delay: timedelta | float | None = None
+    at: datetime | None = None
 
     if TYPE_CHECKING:  # the result depends on the handle
 
         @overload
-        def __init__(self: Send[int], handle: UUID, message_type: str = ..., body: object = ...) -> None: ...
+        def __init__(
+            self: Send[int],
+            handle: UUID,
+            message_type: str = ...,
+            body: object = ...,
+            *,
+            delay: timedelta | float | None = ...,
+            at: datetime | None = ...,
+        ) -> None: ...
 
         @overload
         def __init__(
-            self: Send[list[int]], handle: Sequence[UUID], message_type: str = ..., body: object = ...
+            self: Send[list[int]],
+            handle: Sequence[UUID],
+            message_type: str = ...,
+            body: object = ...,
+            *,
+            delay: timedelta | float | None = ...,
+            at: datetime | None = ...,
         ) -> None: ...
 
-        def __init__(self, handle: object, message_type: str = ..., body: object = ...) -> None: ...
+        def __init__(
+            self,
+            handle: object,
+            message_type: str = ...,
+            body: object = ...,
+            *,
+            delay: timedelta | float | None = ...,
+            at: datetime | None = ...,
+        ) -> None: ...
 
     @property
     def is_single(self) -> bool:
@@ -73,6 +104,27 @@ class Send(Operation[Numbers]):
     def handles(self) -> Sequence[UUID]:
         """The conversations."""
         return [self.handle] if isinstance(self.handle, UUID) or self.handle is None else self.handle
+
+    @property
+    def is_delayed(self) -> bool:
+        """True if a delay was given, though it may be over."""
+        return self.delay is not None or self.at is not None
+
+    def due(self, now: datetime) -> datetime | None:
+        """Return the time until which the message is delayed; None if it is not.
+
+        Raises:
+            BrokerError: 402 an invalid delay.
+        """
+        return due_time(self.delay, self.at, now)
+
+    def seconds_or_time(self, now: datetime) -> tuple[float | None, datetime | None]:
+        """Return the delay in seconds, or else its time, for a server that counts by its own clock.
+
+        Raises:
+            BrokerError: 402 an invalid delay.
+        """
+        return _seconds_or_time(self.delay, self.at, now)
 
     def content(self, maximum: int = MAX_BODY_BYTES) -> bytes | None:
         """Check the fields, and return the body to store; `maximum` is in bytes.
@@ -101,6 +153,8 @@ class SendBatch(Operation[int]):
         handle: the conversation.
         message_type: one that the contract lets this side send.
         bodies: of each message, as for `send`.
+        delay: of all of them, as for `send`.
+        at: as for `send`.
 
     Raises:
         BodyError: as `send`.
@@ -113,6 +167,9 @@ class SendBatch(Operation[int]):
     handle: UUID
     message_type: str
     bodies: Sequence[object] = field(repr=False)
+    _: KW_ONLY
+    delay: timedelta | float | None = None
+    at: datetime | None = None
 
     def __post_init__(self) -> None:
         """Read an iterator once: the operation may be run again."""
@@ -129,6 +186,27 @@ class SendBatch(Operation[int]):
         """The number of messages; 1 for bodies that cannot be counted, which are refused later."""
         return len(self.bodies) if isinstance(self.bodies, Sized) else 1
 
+    @property
+    def is_delayed(self) -> bool:
+        """True if a delay was given, though it may be over."""
+        return self.delay is not None or self.at is not None
+
+    def due(self, now: datetime) -> datetime | None:
+        """Return the time until which the messages are delayed; None if they are not.
+
+        Raises:
+            BrokerError: 402 an invalid delay.
+        """
+        return due_time(self.delay, self.at, now)
+
+    def seconds_or_time(self, now: datetime) -> tuple[float | None, datetime | None]:
+        """Return the delay in seconds, or else its time, for a server that counts by its own clock.
+
+        Raises:
+            BrokerError: 402 an invalid delay.
+        """
+        return _seconds_or_time(self.delay, self.at, now)
+
     def contents(self, maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:
         """Check the fields, and return the bodies to store; `maximum` is in bytes, of each.
 
@@ -139,3 +217,10 @@ class SendBatch(Operation[int]):
         check_handle(self.handle)
         names.checked("message type", self.message_type)
         return stored_bodies(encoded_all(self.message_type, self.bodies), maximum)
+
+
+def _seconds_or_time(
+    delay: timedelta | float | None, at: datetime | None, now: datetime
+) -> tuple[float | None, datetime | None]:
+    due_time(delay, at, now)
+    return delay.total_seconds() if isinstance(delay, timedelta) else delay, at

@@ -302,13 +302,14 @@ end $$;
 
 -- One message on several conversations, or several on one: the first number on each. All are sent, or none.
 create or replace function servicebroker_fence.send_all(
-    database integer, handles uuid[], message_type text, bodies bytea[], me uuid default servicebroker_fence.me(),
-    out numbers bigint[], out refusal text[]
+    database integer, handles uuid[], message_type text, bodies bytea[], delay double precision, due timestamptz,
+    me uuid default servicebroker_fence.me(), out numbers bigint[], out refusal text[]
 ) language plpgsql security definer {pinned} as $$
 declare
     who record := servicebroker.caller(me, database);
     sent record;
     handle uuid;
+    until timestamptz := coalesce(due, clock_timestamp() + make_interval(secs => delay));
 begin
     refusal := case
         when who.refusal is not null then who.refusal
@@ -318,7 +319,7 @@ begin
     end;
     if refusal is not null then return; end if;
     if cardinality(handles) = 1 then
-        sent := servicebroker.send_on(handles[1], message_type, bodies, database, who.identities);
+        sent := servicebroker.send_on(handles[1], message_type, bodies, database, who.identities, until);
         numbers := array[sent.number];
         refusal := sent.refusal;
         return;
@@ -336,7 +337,7 @@ begin
       order by conversation_id, is_initiator for update;
     begin
         foreach handle in array handles loop
-            sent := servicebroker.send_on(handle, message_type, bodies, database, who.identities);
+            sent := servicebroker.send_on(handle, message_type, bodies, database, who.identities, until);
             refusal := sent.refusal;
             if refusal is not null then
                 raise sqlstate 'SBBCK';
@@ -359,9 +360,37 @@ declare
 begin
     if handle is null then perform servicebroker.refuse(8418); end if;
     if database is null then perform servicebroker.refuse(8426, handle::text); end if;
-    sent := servicebroker_fence.send_all(database, array[handle], message_type, array[body], me);
+    sent := servicebroker_fence.send_all(database, array[handle], message_type, array[body], null, null, me);
     perform servicebroker.refuse_with(sent.refusal);
     return sent.numbers[1];
+end $$;
+
+-- Delayed messages of a conversation of the caller's: to list, and to cancel (engine/delivery/delayed_messages.py).
+create or replace function servicebroker_fence.delayed_messages(
+    database integer, handle uuid, me uuid default servicebroker_fence.me()
+) returns table (
+    conversation_handle uuid, message_sequence_number bigint, message_type_name text, from_service text, far_service text,
+    size bigint, enqueue_time timestamptz, due timestamptz, refusal text[]
+) language plpgsql stable security definer {pinned} as $$
+begin
+    refusal := case when handle is null then array['8418'] else servicebroker.own_refusal(me, 'SEND', database, handle) end;
+    if refusal is not null then
+        return next;
+        return;
+    end if;
+    return query select d.*, null::text[] from servicebroker.delayed_messages(database, handle) d
+     order by 8, 1, 2;
+end $$;
+
+create or replace function servicebroker_fence.cancel_delayed(
+    database integer, handle uuid, number bigint, me uuid default servicebroker_fence.me(),
+    out cancelled bigint, out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := case when handle is null then array['8418'] else servicebroker.own_refusal(me, 'SEND', database, handle) end;
+    if refusal is null then
+        cancelled := servicebroker.cancel_delayed(handle, number);
+    end if;
 end $$;
 
 -- ---------------------------------------------------------------- RECEIVE, GET CONVERSATION GROUP
@@ -1002,7 +1031,9 @@ declare
 begin
     return query
         select e.far_service::text, t.transmission_status, count(*), min(t.enqueue_time)
-          from (select w.* from servicebroker.transmission_queue w limit servicebroker.counted(most)) t
+          from (select w.* from servicebroker.transmission_queue w where w.conversation_handle not in (
+                       select d.conversation_handle from servicebroker.transmission_queue d
+                        where d.delayed_until > clock_timestamp()) limit servicebroker.counted(most)) t
           join servicebroker.conversation_endpoints e using (conversation_handle)
          where e.queue_id = any (own) group by 1, 2 order by 4 limit 100;
 end $$;

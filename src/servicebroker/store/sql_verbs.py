@@ -24,7 +24,7 @@ from servicebroker.model.security.permissions import (
     fixed_roles_with,
 )
 from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
-from servicebroker.model.waiting import TARGET_QUEUE_OFF
+from servicebroker.model.waiting import DELAYED, TARGET_QUEUE_OFF
 from servicebroker.model.wording import MAXIMUM_TRACEBACK
 from servicebroker.store import locks
 
@@ -131,6 +131,7 @@ def _values() -> dict[str, object]:
         "maximum_failures": MAXIMUM_FAILURES,
         "maximum_pause": int(MAXIMUM_PAUSE_S),
         "counted_at_most": MAX_COUNTED_ROWS,
+        "delayed": _literal(DELAYED),
         "queue_off": _literal(TARGET_QUEUE_OFF),
         "queue_disabled": BROKER_QUEUE_DISABLED,
         "audit_kept": f"interval '{AUDIT_KEPT.days} days'",

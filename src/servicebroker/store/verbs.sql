@@ -365,9 +365,10 @@ end $$;
 -- SEND of messages of one type: the sequence number of the first. What is sent later, from wherever, waits behind them:
 -- the conversation is parked (engine/delivery/transmission.py). The locks are those of engine/conversation/endpoints.py and
 -- engine/delivery/opening.py, in their order. With identities, those must be allowed to, and know the handle in that database.
+-- They are delayed `until` that time, if it is to come.
 create or replace function servicebroker.send_on(
     handle uuid, message_type text, bodies bytea[], database integer, identities integer[],
-    out number bigint, out refusal text[]
+    until timestamptz default null, out number bigint, out refusal text[]
 ) language plpgsql as $$
 declare
     sender record;
@@ -393,6 +394,9 @@ begin
     if not found then refusal := array['8426', handle::text];
     elsif sender.state not in ('SO', 'CO') then refusal := array['8429', sender.state];
     elsif sender.lifetime <= clock_timestamp() then refusal := array['8429', 'ER'];
+    elsif until > sender.lifetime then
+        refusal := array['402', 'the delay', format('one until %s', until),
+                         format('a time before the lifetime ends, %s', sender.lifetime)];
     end if;
     if refusal is not null then return; end if;
 
@@ -437,8 +441,12 @@ begin
     update servicebroker.conversation_endpoints set send_sequence = send_sequence + many, state = 'CO', far_queue_id = null
      where conversation_handle = handle;
     insert into servicebroker.transmission_queue
-           (conversation_handle, message_sequence_number, message_type_name, message_body)
-    select handle, number + place - 1, message_type, nullif(body, '')
+           (conversation_handle, message_sequence_number, message_type_name, message_body, transmission_status,
+            delayed_until, xact)
+    select handle, number + place - 1, message_type, nullif(body, ''),
+           case when until > clock_timestamp() then {delayed} else '' end,
+           case when until > clock_timestamp() then until end,
+           case when until > clock_timestamp() then '0' else pg_current_xact_id() end
       from unnest(bodies) with ordinality given (body, place);
     perform servicebroker.ring_transmission();
 end $$;
@@ -451,6 +459,84 @@ declare
 begin
     perform servicebroker.refuse_with(sent.refusal);
     return sent.number;
+end $$;
+
+-- Messages that are delayed, or wait behind one that is (engine/delivery/delayed_messages.py).
+create or replace function servicebroker.delayed_messages(database integer, handle uuid) returns table (
+    conversation_handle uuid, message_sequence_number bigint, message_type_name text, from_service text, far_service text,
+    size bigint, enqueue_time timestamptz, due timestamptz
+) language sql stable as $$
+    select t.conversation_handle, t.message_sequence_number, t.message_type_name, coalesce(s.name, ''), e.far_service,
+           coalesce(octet_length(case when t.is_shared then (
+               select b.body from servicebroker.shared_bodies b join servicebroker.shared_body_readers r using (body_id)
+                where r.reader = t.message_body) else t.message_body end), 0)::bigint,
+           t.enqueue_time, max(t.delayed_until) over (partition by t.conversation_handle order by t.message_sequence_number)
+      from (select d.conversation_handle, min(d.message_sequence_number) as first from servicebroker.transmission_queue d
+             where d.delayed_until is not null and (handle is null or d.conversation_handle = handle) group by 1) held
+      join servicebroker.transmission_queue t
+        on t.conversation_handle = held.conversation_handle and t.message_sequence_number >= held.first
+      join servicebroker.conversation_endpoints e on e.conversation_handle = t.conversation_handle
+      left join servicebroker.services s on s.service_id = e.service_id
+     where e.database_id = database
+$$;
+
+-- Cancel the message of that number, which waits for a time, or all delayed ones. Those behind them move up: how many are gone.
+create or replace function servicebroker.cancel_delayed(handle uuid, number bigint) returns bigint language plpgsql as $$
+declare
+    own record;
+    gone bigint[];
+begin
+    perform pg_advisory_xact_lock_shared({delivery_lock}, 0);
+    select e.conversation_id, e.is_initiator, e.queue_id, q.keeps_retained into own
+      from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id)
+     where e.conversation_handle = handle for no key update of e;
+    if not found then
+        return 0;
+    end if;
+    with cancelled as (
+        delete from servicebroker.transmission_queue t
+         where t.conversation_handle = handle and not t.is_end_of_dialog and not t.is_conversation_error
+           and case when number is null then t.delayed_until is not null
+                    else t.message_sequence_number = number and exists (
+                         select from servicebroker.transmission_queue h
+                          where h.conversation_handle = handle and h.delayed_until is not null
+                            and h.message_sequence_number <= number)
+               end
+        returning t.message_sequence_number, t.is_shared, t.message_body
+    ), unread as (
+        delete from servicebroker.shared_body_readers
+         where reader = any (array(select message_body from cancelled where is_shared))
+    )
+    select array_agg(message_sequence_number order by message_sequence_number) into gone from cancelled;
+    if gone is null then
+        return 0;
+    end if;
+    -- numbers are unique at each moment: first out of the way, then to their places
+    update servicebroker.transmission_queue t
+       set message_sequence_number = -1 - (t.message_sequence_number
+           - (select count(*) from unnest(gone) g where g < t.message_sequence_number))
+     where t.conversation_handle = handle and t.message_sequence_number > gone[1];
+    update servicebroker.transmission_queue t
+       set message_sequence_number = -1 - t.message_sequence_number,
+           xact = case when exists (select from servicebroker.transmission_queue h
+                                     where h.conversation_handle = handle and h.delayed_until is not null)
+                       then t.xact else pg_current_xact_id() end
+     where t.conversation_handle = handle and t.message_sequence_number < 0;
+    update servicebroker.conversation_endpoints set send_sequence = send_sequence - cardinality(gone)
+     where conversation_handle = handle;
+    delete from servicebroker.trace_contexts c
+     where c.conversation_id = own.conversation_id and c.is_from_initiator = own.is_initiator
+       and c.message_sequence_number >= gone[1];
+    if own.keeps_retained then
+        execute format('delete from servicebroker.retained_%s where conversation_handle = $1 and status = 3 '
+                       'and message_sequence_number = any ($2)', own.queue_id) using handle, gone;
+        execute format('update servicebroker.retained_%s r set message_sequence_number = message_sequence_number '
+                       '- (select count(*) from unnest($2) g where g < r.message_sequence_number) '
+                       'where conversation_handle = $1 and status = 3 and message_sequence_number > $2[1]', own.queue_id)
+          using handle, gone;
+    end if;
+    perform servicebroker.ring_transmission();
+    return cardinality(gone);
 end $$;
 
 -- What tells whether somebody has written the objects of a queue again: which there are, and in which transactions PostgreSQL's

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from servicebroker.model import names, waiting
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import error_body
+from servicebroker.model.messages import DelayedMessage, error_body
 from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event, after, at
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.testing.catalog import Service
+from servicebroker.testing.catalog import Broker, Service
 from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
 from servicebroker.testing.memory import Endpoint, Memory, Session, UndeliveredMessage
 
@@ -21,15 +23,18 @@ from servicebroker.testing.memory import Endpoint, Memory, Session, UndeliveredM
 def send(session: Session, operation: Send[Any]) -> Any:
     """SEND one message on one or several conversations. Returns the sequence number, or a list of them."""
     content, handles, message_type = operation.content(), operation.handles, operation.message_type
+    until = operation.due(session.now)
     if operation.is_single:
-        return _send(session, handles[0], message_type, [content])
-    return _send_multicast(session, handles, message_type, content)
+        return _send(session, handles[0], message_type, [content], until)
+    return _send_multicast(session, handles, message_type, content, until)
 
 
-def _send_multicast(session: Session, handles: Sequence[UUID], message_type: str, content: bytes | None) -> list[int]:
+def _send_multicast(
+    session: Session, handles: Sequence[UUID], message_type: str, content: bytes | None, until: datetime | None
+) -> list[int]:
     """SEND one message on each of the conversations, or on none. Returns the sequence numbers."""
     for endpoint in [session.endpoint(handle) for handle in handles]:
-        _refuse(endpoint, message_type, session)
+        _refuse(endpoint, message_type, session, until)
     for handle in sorted(handles):
         session.lock("endpoint", handle)
     numbers = []
@@ -39,23 +44,39 @@ def _send_multicast(session: Session, handles: Sequence[UUID], message_type: str
         if endpoint.state is EndpointState.ERROR:  # just failed, since its other side is among the handles
             session.update(endpoint, send_sequence=endpoint.send_sequence + 1)
         else:
-            _send(session, handle, message_type, [content])
+            _send(session, handle, message_type, [content], until)
     return numbers
 
 
 def send_batch(session: Session, operation: SendBatch) -> int:
     """SEND messages of one type on a conversation. Returns the first sequence number."""
-    return _send(session, operation.handle, operation.message_type, operation.contents())
+    contents = operation.contents()
+    return _send(session, operation.handle, operation.message_type, contents, operation.due(session.now))
 
 
-def _send(session: Session, handle: UUID, message_type: str, contents: list[bytes | None]) -> int:
+def _send(
+    session: Session, handle: UUID, message_type: str, contents: list[bytes | None], until: datetime | None
+) -> int:
     endpoint = session.endpoint(handle)
-    _refuse(endpoint, message_type, session)
+    _refuse(endpoint, message_type, session, until)
     session.lock("endpoint", handle)
     first = endpoint.send_sequence
-    if endpoint.far_handle is not None or _open_and_deliver(session, endpoint, message_type, contents):
+    if until is not None or session.is_delayed(handle):
+        _delay(session, endpoint, message_type, contents, until)
+    elif endpoint.far_handle is not None or _open_and_deliver(session, endpoint, message_type, contents):
         _deliver(session, session.endpoint(handle), message_type, contents)
     return first
+
+
+def _delay(
+    session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None], until: datetime | None
+) -> None:
+    """Hold messages until that time, or behind others that are held. Drop them if the peer receives no more."""
+    peer = session.peer(endpoint)
+    if peer and peer.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
+        session.update(endpoint, send_sequence=endpoint.send_sequence + len(contents))
+    else:
+        park(session, endpoint, message_type, contents, waiting.DELAYED, until=until)
 
 
 def _open_and_deliver(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> bool:
@@ -96,13 +117,17 @@ def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: 
         session.update(endpoint, send_sequence=first + len(contents))
 
 
-def _refuse(endpoint: Endpoint, message_type: str, session: Session) -> None:
-    """Raise the errors of the sender's own side: state first, then message type and direction."""
+def _refuse(endpoint: Endpoint, message_type: str, session: Session, until: datetime | None) -> None:
+    """Raise the errors of the sender's own side: state first, then message type, direction and delay."""
     after(at(endpoint.state, endpoint.lifetime, session.now), Event.SEND)
     if message_type not in endpoint.contract.usages:
         raise BrokerError(8431 if message_type in endpoint.broker.message_types else 8428, message_type)
     if not endpoint.contract.allows(message_type, initiator=endpoint.is_initiator):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
+    if until is not None and until > endpoint.lifetime:
+        raise BrokerError(
+            402, "the delay", f"one until {until}", f"a time before the lifetime ends, {endpoint.lifetime}"
+        )
 
 
 def _rejection(
@@ -142,11 +167,12 @@ def park(
     contents: list[bytes | None],
     wait_reason: str,
     end: str = "",
+    until: datetime | None = None,
 ) -> None:
-    """Put messages into the transmission queue."""
+    """Put messages into the transmission queue, delayed until a time or not."""
     handle = endpoint.conversation_handle
     for number, content in enumerate(contents, endpoint.send_sequence):
-        message = UndeliveredMessage(handle, number, message_type, content, wait_reason, session.now, end)
+        message = UndeliveredMessage(handle, number, message_type, content, wait_reason, session.now, end, until)
         session.waiting.put((handle, number), message)
     state = EndpointState.DISCONNECTED_OUTBOUND if end else EndpointState.CONVERSING
     session.update(endpoint, send_sequence=endpoint.send_sequence + len(contents), state=state, is_parked=True)
@@ -231,14 +257,14 @@ def never_opened(session: Session, endpoint: Endpoint) -> bool:
 
 
 def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
-    """Deliver the undelivered messages of an endpoint without obstacle.
+    """Deliver the undelivered messages of an endpoint without obstacle, up to the first that is delayed.
 
     Returns False if one of them fails the conversation.
     """
     peer = session.peer(endpoint)
     assert peer is not None
     end, failure = "", None
-    for message in session.undelivered(endpoint.conversation_handle):
+    for message in session.deliverable(endpoint.conversation_handle):
         number = message.message_sequence_number
         if not message.end:
             failure = _rejection(endpoint, peer, message.message_type, number, message.message_body)
@@ -252,7 +278,7 @@ def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
         else:
             kind, _, _ = peer.contract.usages[message.message_type]
         session.enqueue(peer, kind, message.message_body, number=number, rank=1 if end == names.ERROR else 2)
-    endpoint = session.update(endpoint, is_parked=False)
+    endpoint = session.update(endpoint, is_parked=bool(session.undelivered(endpoint.conversation_handle)))
     if failure:
         _fail(session, endpoint, *failure)
     elif end:
@@ -267,7 +293,7 @@ def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
 def deliver_to_service(session: Session, name: str) -> None:
     """Deliver undelivered messages for a service, oldest conversation first."""
     for message in session.waiting.all():
-        if message.message_sequence_number == 0:
+        if message.message_sequence_number == 0 and message.delayed_until is None:
             endpoint = session.endpoints.get(message.conversation_handle)
             if endpoint and endpoint.far_service == name:
                 _open_waiting(session, endpoint)
@@ -281,11 +307,74 @@ def deliver_everything(session: Session) -> None:
             endpoint = session.endpoints.get(handle)
             if endpoint is None or (endpoint.far_handle is not None) is not opened:
                 continue
+            if not session.deliverable(handle):
+                continue
             peer = session.peer(endpoint)
             if peer and endpoint.is_parked and not obstacle(endpoint, peer):
                 deliver_waiting(session, endpoint)
             elif never_opened(session, endpoint) and _should_retry(session, endpoint):
                 _open_waiting(session, endpoint)
+
+
+def release_due(session: Session) -> None:
+    """Release delayed messages whose time has come, and deliver them. Conversations in use are left for later."""
+    due = [one for one in session.waiting.all() if one.delayed_until and one.delayed_until <= session.now]
+    released = set()
+    for message in due:
+        handle = message.conversation_handle
+        if session.try_lock("endpoint", handle):
+            session.waiting.put(
+                (handle, message.message_sequence_number), replace(message, delayed_until=None, status="")
+            )
+            released.add(handle)
+    for handle in released:
+        for message in session.deliverable(handle):
+            session.waiting.put((handle, message.message_sequence_number), replace(message, status=""))
+    if released:
+        deliver_everything(session)
+
+
+def find_delayed(session: Session, broker: Broker, operation: DelayedMessages) -> list[DelayedMessage]:
+    """Return the delayed messages, and those that wait behind them, the next one first."""
+    operation.check()
+    found = []
+    for handle in dict.fromkeys(message.conversation_handle for message in session.waiting.all()):
+        endpoint, until = session.endpoint(handle), None
+        if endpoint.broker is not broker or operation.handle not in (None, handle):
+            continue
+        for message in session.undelivered(handle):
+            until = max(until or message.delayed_until, message.delayed_until) if message.delayed_until else until
+            if until:
+                names_of_services = endpoint.service.name, endpoint.far_service
+                size = len(message.message_body or b"")
+                number, kind, sent = message.message_sequence_number, message.message_type, message.enqueue_time
+                found.append(DelayedMessage(handle, number, kind, *names_of_services, size, sent, until))
+    return sorted(found, key=lambda one: (one.delayed_until, one.conversation_handle, one.message_sequence_number))
+
+
+def cancel_delayed(session: Session, operation: CancelDelayed) -> int:
+    """Cancel a delayed message, or all of the conversation. Returns how many; later messages move up."""
+    operation.check()
+    handle = operation.handle
+    session.lock("endpoint", handle)
+    messages = session.undelivered(session.endpoint(handle).conversation_handle)
+    held = messages[len(session.deliverable(handle)) :]
+    if operation.number is None:
+        gone = [one for one in held if one.delayed_until and not one.end]
+    else:
+        gone = [one for one in held if one.message_sequence_number == operation.number and not one.end]
+    if not gone:
+        return 0
+    left = [one for one in messages if one not in gone]
+    first = messages[0].message_sequence_number
+    session.drop_undelivered(handle)
+    for number, message in enumerate(left, first):
+        session.waiting.put((handle, number), replace(message, message_sequence_number=number))
+    endpoint = session.endpoint(handle)
+    session.update(endpoint, send_sequence=endpoint.send_sequence - len(gone), is_parked=bool(left))
+    if left and not session.is_delayed(handle):
+        deliver_everything(session)
+    return len(gone)
 
 
 def _should_retry(session: Session, initiator: Endpoint) -> bool:
@@ -306,7 +395,8 @@ def _open_waiting(session: Session, endpoint: Endpoint) -> None:
     elif wait_reason:
         for message in session.undelivered(endpoint.conversation_handle):
             key = message.conversation_handle, message.message_sequence_number
-            session.waiting.put(key, replace(message, status=wait_reason))
+            if message.delayed_until is None:
+                session.waiting.put(key, replace(message, status=wait_reason))
     else:
         deliver_waiting(session, session.endpoint(endpoint.conversation_handle))
 

@@ -35,7 +35,7 @@ from servicebroker.operations.receive import Receive
 from servicebroker.operations.send import Send
 from servicebroker.testing import definitions, delivery, failures, worker_calls
 from servicebroker.testing.catalog import Broker
-from servicebroker.testing.delivery import deliver_everything
+from servicebroker.testing.delivery import deliver_everything, release_due
 from servicebroker.testing.endpoints import expire_ended, remove_closed
 from servicebroker.testing.memory import Connect, IdentityFactory, Memory, Session, WouldWait, application_connection
 from servicebroker.testing.receiving import fire_due_events
@@ -92,6 +92,7 @@ class Instance:
                     drop_late(session, queue)
             expire_ended(session)
             remove_closed(session)
+            release_due(session)
             deliver_everything(session)
 
     def close(self) -> None:
@@ -399,7 +400,9 @@ class Transaction(Verbs):
         position: Any = len(self._pipeline.numbers) + len(self._pipeline.waiting)
         content = operation.content()
         assert isinstance(operation.handle, UUID)
-        send = Send(operation.handle, operation.message_type, OMITTED if content is None else content)
+        body = OMITTED if content is None else content
+        due = operation.due(self.database.instance.clock())
+        send = Send(operation.handle, operation.message_type, body, at=due)
         self._pipeline.waiting.append(send)
         return cast(T, position)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -102,7 +103,10 @@ class QueuedMessage:
 
 @dataclass(frozen=True)
 class UndeliveredMessage:
-    """A message in the transmission queue. `end` names EndDialog or Error; "" for other messages."""
+    """A message in the transmission queue. `end` names EndDialog or Error; "" for other messages.
+
+    `delayed_until`: the time before which neither the message nor one behind it is delivered.
+    """
 
     conversation_handle: UUID
     message_sequence_number: int
@@ -111,6 +115,7 @@ class UndeliveredMessage:
     status: str
     enqueue_time: datetime
     end: str = ""
+    delayed_until: datetime | None = None
 
     @property
     def is_end(self) -> bool:
@@ -330,6 +335,14 @@ class Session:
         """Return the undelivered messages that were sent on a handle, in order."""
         messages = [message for message in self.waiting.all() if message.conversation_handle == handle]
         return sorted(messages, key=lambda message: message.message_sequence_number)
+
+    def deliverable(self, handle: UUID) -> list[UndeliveredMessage]:
+        """Return the undelivered messages that were sent on a handle, up to the first that is delayed."""
+        return list(takewhile(lambda message: message.delayed_until is None, self.undelivered(handle)))
+
+    def is_delayed(self, handle: UUID) -> bool:
+        """Return whether a message that was sent on a handle is delayed."""
+        return any(message.delayed_until for message in self.undelivered(handle))
 
     def drop_undelivered(self, handle: UUID, first: int = 0) -> None:
         """Drop undelivered messages that were sent on a handle, from a number on."""

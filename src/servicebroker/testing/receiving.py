@@ -13,7 +13,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.states import EndpointState
 from servicebroker.operations.receive import Receive
 from servicebroker.testing.catalog import Queue
-from servicebroker.testing.delivery import enqueue_error
+from servicebroker.testing.delivery import enqueue_error, release_due
 from servicebroker.testing.memory import Endpoint, QueuedMessage, Session
 
 _EXPIRING = (
@@ -35,6 +35,7 @@ def prepare_receive(session: Session, queue: Queue, operation: Receive) -> None:
     if operation.top == 0 or not queue.is_receive_enabled:
         return
     fire_due_events(session, queue)
+    release_due(session)
     handle = operation.conversation_handle
     endpoint = session.endpoints.get(handle) if handle is not None else None
     if endpoint and endpoint.service.queue is queue:
@@ -62,6 +63,7 @@ def get_conversation_group(session: Session, queue: Queue) -> UUID | None:
     """GET CONVERSATION GROUP: return the group that RECEIVE would take from, locked."""
     if queue.is_receive_enabled:
         fire_due_events(session, queue)
+        release_due(session)
         for message in _candidates(session, queue, None, None):
             return message.conversation_group_id
     _refuse_if_unreceivable(session, queue, None, None)
@@ -159,7 +161,7 @@ def _is_over(endpoint: Endpoint, now: datetime) -> bool:
 
 
 def next_due(session: Session, queue: Queue) -> datetime | None:
-    """Return the time of the next timer, lifetime or retry of a queue; None without any."""
+    """Return the time of the next timer, lifetime or retry of a queue, or of a delayed message; None without any."""
     endpoints = _endpoints(session, queue)
     times = [endpoint.dialog_timer for endpoint in endpoints if endpoint.dialog_timer]
     times += [endpoint.lifetime for endpoint in endpoints if endpoint.state in _EXPIRING]
@@ -168,6 +170,7 @@ def next_due(session: Session, queue: Queue) -> datetime | None:
         for message in session.messages_in(queue)
         if session.is_held(message.conversation_group_id)
     ]
+    times += [message.delayed_until for message in session.waiting.all() if message.delayed_until]
     return min((time for time in times if time > session.now), default=None)
 
 

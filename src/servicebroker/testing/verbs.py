@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.messages import Message
+from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
@@ -94,6 +95,10 @@ class Verbs(ABC):
     begin_conversation_timer = method_of(BeginConversationTimer)
 
     get_transmission_status = method_of(GetTransmissionStatus)
+
+    delayed_messages = method_of(DelayedMessages)
+
+    cancel_delayed = method_of(CancelDelayed)
 
     # ------------------------------------------------------------ views for tests
 
@@ -219,6 +224,16 @@ def _get_transmission_status(verbs: Verbs, operation: GetTransmissionStatus) -> 
     return "" if oldest is None else str(oldest["transmission_status"])
 
 
+def _delayed_messages(verbs: Verbs, operation: DelayedMessages) -> list[DelayedMessage]:
+    with verbs._verb() as session:
+        return delivery.find_delayed(session, verbs.database.broker, operation)
+
+
+def _cancel_delayed(verbs: Verbs, operation: CancelDelayed) -> int:
+    with verbs._verb() as session:
+        return delivery.cancel_delayed(session, operation)
+
+
 INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     Send: _send,
     SendBatch: _send_batch,
@@ -232,6 +247,8 @@ INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
+    DelayedMessages: _delayed_messages,
+    CancelDelayed: _cancel_delayed,
     SetAsideMessages: failures.find,
     DeadLetterGroups: failures.groups,
     ReplayMessage: failures.replay,

@@ -21,10 +21,11 @@ from psycopg import sql
 import hostile_role
 import servicebroker as sb
 from portal import deliver
+from servicebroker.api.upkeep import release
 from servicebroker.engine.diagnosis.consistency import tampered
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import judge
-from servicebroker.model import names
+from servicebroker.model import names, waiting
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT
 from servicebroker.model.security.permissions import (
@@ -942,3 +943,43 @@ def test_messages_that_were_set_aside_are_for_db_owner(town: Town) -> None:
         for operation in (SetAsideMessages(), DeadLetterGroups(), ReplayMessage(1), DiscardMessage(1)):
             with refused(5011):
                 bank.run(operation)
+
+
+def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
+    alices, _ = conversation(town, "Alice", "Vault", SECRET)
+    town.database.send(alices, "//bank/Order", SECRET, delay=60)
+    with sb.open(town.mallory, upkeep=None) as instance:
+        bank = instance.database("Bank")
+        handles = [
+            bank.begin_dialog("//bank/Mallory", "//bank/Den", contract="//bank/Contract", encryption=False)
+            for _ in range(2)
+        ]
+        assert bank.send(handles[0], "//bank/Order", b"1", delay=0.2) == 0
+        assert bank.send_batch(handles[0], "//bank/Order", [b"2", b"3"], at=instance.clock() + timedelta(hours=1)) == 1
+        assert bank.send(handles, "//bank/Order", b"4", delay=timedelta(hours=2)) == [3, 0]
+        bank.end_conversation(handles[0])
+        assert bank.get_transmission_status(handles[0]) == waiting.DELAYED
+        assert [one.message_sequence_number for one in bank.delayed_messages(handles[0])] == [0, 1, 2, 3, 4]
+        assert bank.cancel_delayed(handles[0], 2) == 1
+        for run, number in (
+            (lambda: bank.delayed_messages(), 5011),
+            (lambda: bank.delayed_messages(alices), 8494),
+            (lambda: bank.cancel_delayed(alices), 8494),
+            (lambda: bank.send(handles[1], "//bank/Order", b"x", delay=-1), 402),
+            (lambda: bank.send(handles[1], "//bank/Order", b"x", delay=2**31 - 1), 402),
+        ):
+            with refused(number):
+                run()
+        before = in_queue(town, "Den")
+
+        def came() -> bool:
+            with town.database.instance.connection() as connection:
+                release(connection, town.database.instance.clock())
+            delivered(town)
+            return in_queue(town, "Den") == [*before, b"1"]
+
+        eventually(came)
+        assert bank.cancel_delayed(handles[0]) == 2
+        delivered(town)
+        assert in_queue(town, "Den") == [*before, b"1", None]
+    assert [one.bytes for one in town.database.delayed_messages(alices)] == [len(SECRET)]

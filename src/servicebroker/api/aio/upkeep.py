@@ -29,6 +29,8 @@ from servicebroker.engine.conversation.maintenance import (
 from servicebroker.engine.conversation.requests import drop_late
 from servicebroker.engine.conversation.shared_bodies import remove_unread
 from servicebroker.engine.conversation.traces import sweep
+from servicebroker.engine.delivery.delayed_messages import find_due
+from servicebroker.engine.delivery.delayed_messages import release as release_messages
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, find_oldest_writer
 from servicebroker.engine.diagnosis.audit import forget_old
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, sample
@@ -88,6 +90,7 @@ class Upkeep:
         self._interval = interval
         self._closed = Event()
         self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._release_at: datetime | None = None  # the time of the next delayed message
         self._since = 0  # transaction id: messages of older transactions were looked at
         self._tries = 0  # attempts left to find a drained table unused
         self._connection: psycopg.AsyncConnection[Any] | None = None
@@ -161,6 +164,7 @@ class Upkeep:
             if time.monotonic() >= due:
                 heard |= await upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
+            heard |= self._release_at is not None and self._release_at <= self._clock()
             left = heard and await self._deliver(connection)
             if time.monotonic() >= told:
                 await tell(connection, self._tally)
@@ -171,15 +175,16 @@ class Upkeep:
             if time.monotonic() >= sampled + SAMPLE_INTERVAL_S:
                 await take_sample(connection)
                 sampled = time.monotonic()
-            seconds = min(pause if left else _TICK_S, max(0.0, due - time.monotonic()))
+            seconds = min(pause if left else _TICK_S, max(0.0, due - time.monotonic()), self._seconds_to_release())
             pause = min(2 * pause, _MAX_RETRY_S) if left else _MIN_RETRY_S
             heard = await _hears(connection, seconds) or left
 
     async def _deliver(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time.
 
-        Return whether messages are left.
+        Delayed messages whose time has come are delivered, too. Return whether messages are left.
         """
+        self._release_at = await release(connection, self._clock())
         unfinished = await run(connection, find_oldest_writer())
         if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
             self._since = 0
@@ -191,6 +196,12 @@ class Upkeep:
         if not left:
             self._since = unfinished
         return left
+
+    def _seconds_to_release(self) -> float:
+        """Return the seconds until the time of the next delayed message."""
+        if self._release_at is None:
+            return math.inf
+        return max(0.0, (self._release_at - self._clock()).total_seconds())
 
 
 async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bool:
@@ -264,6 +275,20 @@ async def deliver(
     return is_left or answers.again
 
 
+async def release(connection: psycopg.AsyncConnection[Any], now: datetime) -> datetime | None:
+    """Release delayed messages whose time has come, so that they can be delivered. Return the time of the next one.
+
+    A conversation in use is tried again a moment later.
+    """
+    for _ in range(_MAX_PIECES):
+        due = await run(connection, find_due(now))
+        if not due.handles:
+            return due.next_time
+        if await in_transaction(connection, release_messages(due.handles, now)) == 0:
+            break
+    return now + timedelta(seconds=_MIN_RETRY_S)
+
+
 async def give_back(connection: psycopg.AsyncConnection[Any], stopped: Callable[[], bool]) -> bool:
     """Give back the space of queues that are large and empty. Return whether no large one is left."""
     left = 0
@@ -326,6 +351,7 @@ async def upkeep(
     if stopped():
         return False
     await keep_trail(connection, now)
+    await release(connection, now)
     is_left = await deliver(connection, now, catalog)
     await give_back(connection, stopped)
     return is_left

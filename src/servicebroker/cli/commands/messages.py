@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -42,6 +43,10 @@ def send(
         UUID | None, typer.Option(metavar="HANDLE", help="An existing conversation, instead of a new dialog.")
     ] = None,
     encryption: Annotated[bool, typer.Option(help="Whether a dialog with another instance is secured.")] = True,
+    delay: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Deliver it that much later.")] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Deliver it at this time: 2030-01-31T09:00+01:00.")
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,9 +58,22 @@ def send(
         if conversation is None and from_service is not None and to_service is not None:
             conversation = transaction.begin_dialog(from_service, to_service, contract=contract, encryption=encryption)
         assert conversation is not None
-        number = transaction.send(conversation, message_type, content)
+        number = transaction.send(conversation, message_type, content, delay=delay, at=_time(at))
     told = {"conversation_handle": conversation, "message_sequence_number": number}
     say_json(told) if as_json else say(conversation)
+
+
+def _time(text: str | None) -> datetime | None:
+    """Return a time as typed, with its time zone."""
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time, such as 2030-01-31T09:00+01:00", param_hint="--at") from None
+    if time.utcoffset() is None:
+        raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00", param_hint="--at")
+    return time
 
 
 def receive(

@@ -115,9 +115,10 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     if mirrors:
         say("This server is a standby. What connects and what runs is known to its primary only: ask there.")
     if waiting.messages:
+        delayed = f"{counted(waiting.delayed, 'is', 'are')} delayed (servicebroker delayed list); "
         say(
             f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
-            f"the oldest because: {waiting.status}"
+            f"{delayed if waiting.delayed else ''}the oldest because: {waiting.status}"
         )
     if serving:
         say(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")

@@ -150,7 +150,9 @@ def contents_of(operation: Send[int] | SendBatch, maximum_body: int) -> Sequence
 def defer_send(
     dialog: DeferredDialog, operation: Send[int] | SendBatch, now: datetime, maximum_body: int
 ) -> DeferredSend | None:
-    """Defer SEND on a deferred conversation. None if a side does not take the message, or the lifetime is over.
+    """Defer SEND on a deferred conversation.
+
+    None if a side does not take the message, it is delayed, or the lifetime is over.
 
     Raises:
         BrokerError: what the operation's checks refuse.
@@ -159,7 +161,7 @@ def defer_send(
     contents = contents_of(operation, maximum_body)
     assert dialog.path is not None
     usage = first_usage(dialog.path, operation.message_type, contents)
-    if usage is None or dialog.expiry <= now:
+    if usage is None or operation.is_delayed or dialog.expiry <= now:
         return None
     return DeferredSend(dialog, dialog.messages, operation, contents, usage)
 

@@ -30,6 +30,7 @@ from servicebroker.model.security.permissions import User
 from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
 from servicebroker.operations.end import EndConversation
 from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
@@ -155,6 +156,8 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the obstacle may be gone
     if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
+        if not endpoint.obstacle and not endpoint.is_delayed:  # this END has dropped what was delayed
+            yield SQL("tell.notify", (DELIVERY_CHANNEL,))
         return True
     message: tuple[int, str, bytes | None, int]
     if error:

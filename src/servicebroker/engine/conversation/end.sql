@@ -7,6 +7,9 @@ select catalog_version from servicebroker.queues where queue_id = $1
 select queue_id, coalesce(far_queue_id, 0), state from servicebroker.conversation_endpoints
 where conversation_handle = $1
 
+-- name: tell.notify
+select pg_notify($1, '')
+
 -- name: park_end.disconnect
 with unread as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a
   where f.conversation_handle = $1 and a.conversation_handle = $1

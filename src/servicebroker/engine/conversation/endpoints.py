@@ -22,7 +22,8 @@ class Endpoint(NamedTuple):
 
     `retains` and `is_queue_enabled` are the options RETENTION and STATUS of its own queue. `keeps_retained`: the queue
     may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service. `acts_as`
-    is the principal of an initiator in the target's database, if a remote service binding names one.
+    is the principal of an initiator in the target's database, if a remote service binding names one. `is_delayed`: a
+    message of it is delayed (engine/delivery/delayed_messages.py).
     """
 
     conversation_handle: UUID
@@ -55,6 +56,7 @@ class Endpoint(NamedTuple):
     is_remote: bool
     far_priority: int
     acts_as: int | None
+    is_delayed: bool
 
     @property
     def obstacle(self) -> str:
@@ -100,7 +102,9 @@ _SELECT = (
     "when not q.is_enqueue_enabled then 9749 else 0 end, "
     "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled, coalesce(s.owner_id, 1), "
     "coalesce(e.far_service_id, 0), e.is_remote, coalesce(e.far_priority, 0), "
-    "case when e.is_initiator then p.far_principal_id end "
+    "case when e.is_initiator then p.far_principal_id end, "
+    "case when e.far_queue_id is null then exists (select from servicebroker.transmission_queue t "
+    "where t.conversation_handle = e.conversation_handle and t.delayed_until is not null) else false end "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
     "join servicebroker.queues mine on mine.queue_id = e.queue_id "

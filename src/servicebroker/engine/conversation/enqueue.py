@@ -199,6 +199,13 @@ WAKE_TRANSMITTER = (
     "then pg_notify('servicebroker', '0') end"
 )
 
+# A row `t` of the transmission queue that is not delayed, nor is one before it on its conversation. The index holds
+# delayed messages only, so the search costs next to nothing where there are none.
+IS_FREE = (
+    "not exists (select from servicebroker.transmission_queue h where h.conversation_handle = t.conversation_handle "
+    "and h.delayed_until is not null and h.message_sequence_number <= t.message_sequence_number)"
+)
+
 _TOKEN = "substr(uuid_send(gen_random_uuid()), 1, 8)"  # as the column's default; drawing one costs 2 µs
 
 # SEND of messages of one type to another instance, in their order: rows of the transmission queue. They share one
@@ -381,15 +388,20 @@ def end_dialog(near: int, far: int) -> str:
 
 
 def deliver(queue_id: int) -> str:
-    """Deliver everything parked on these endpoints to their peers in that queue, and mark their way as free.
+    """Deliver what is parked on these endpoints and not delayed to their peers in that queue.
+
+    If nothing is left, mark their way as free.
 
     Conversations are ordered by the time at which they began to wait. Messages keep their sequence numbers.
     Parameters: handles (an array). The row has the priorities of the application messages among them, an array.
     """
     return (
         f"with waiting as ("
-        f"delete from servicebroker.transmission_queue where conversation_handle = any ($1) returning *), "
-        f"sender as (update servicebroker.conversation_endpoints set far_queue_id = {queue_id}, {_STAMP} "
+        f"delete from servicebroker.transmission_queue t "
+        f"where conversation_handle = any ($1) and {IS_FREE} returning *), "
+        f"sender as (update servicebroker.conversation_endpoints e set far_queue_id = "
+        f"case when not exists (select from servicebroker.transmission_queue h where h.conversation_handle = "
+        f"e.conversation_handle and h.delayed_until is not null) then {queue_id} end, {_STAMP} "
         f"where conversation_handle = any ($1) returning conversation_handle, last_stamp, {_ADDRESS}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}, is_shared) "
         f"select w.message_sequence_number, last_stamp, {_TO_PEER}, t.message_type_id, far_priority, "

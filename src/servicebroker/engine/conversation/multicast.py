@@ -11,6 +11,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Usage
 from servicebroker.engine.conversation import enqueue, shared_bodies
 from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint, find_endpoints, lock_parking
 from servicebroker.engine.conversation.send import (
+    check_delay,
     check_own_side,
     far_usages,
     find_refusal,
@@ -50,13 +51,18 @@ def send_multicast(
     if catalog.user is not None:
         yield from authorize(catalog.user, Send.permission, conversation(*handles))
     verdicts: Verdicts = {}
-    yield from _lock(catalog, handles, message_type, content, verdicts, now)
+    until = operation.due(now)
+    yield from _lock(catalog, handles, message_type, content, verdicts, now, is_delayed=until is not None)
     endpoints = yield from find_endpoints(handles)
     near = {}
     for handle in handles:
         near[handle] = yield from check_own_side(catalog, endpoints[handle], message_type, now)
+        if until is not None:
+            check_delay(endpoints[handle], until)
     body_id = None if content is None else (yield from shared_bodies.store(content))
-    sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, verdicts, body_id)
+    sent: dict[UUID, int] = {}
+    if until is None:
+        sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, verdicts, body_id)
     for handle in handles:
         if handle in sent:
             continue
@@ -66,7 +72,9 @@ def send_multicast(
         if endpoint.state == EndpointState.ERROR:
             sent[handle] = yield from discard(endpoint, 1)
         else:
-            sent[handle] = yield from pass_on(catalog, endpoint, near[handle], message_type, [content], now, body_id)
+            sent[handle] = yield from pass_on(
+                catalog, endpoint, near[handle], message_type, [content], now, body_id, until=until
+            )
     if body_id is not None:
         yield shared_bodies.remove_if_unread(body_id)
     return [sent[handle] for handle in handles]
@@ -79,6 +87,8 @@ def _lock(
     content: bytes | None,
     verdicts: Verdicts,
     now: datetime,
+    *,
+    is_delayed: bool,
 ) -> Steps[None]:
     """Take every lock that a SEND on any of the handles takes, in the order of all who lock several endpoints."""
     endpoints = yield from find_endpoints(handles)
@@ -90,7 +100,7 @@ def _lock(
             wanted.append(endpoint.far_handle)  # the Error goes to both sides
     for service in sorted({endpoint.far_service for endpoint in endpoints.values() if not endpoint.has_peer}):
         yield lock_service(service)
-    if any(endpoint.is_blocked for endpoint in endpoints.values()):
+    if is_delayed or any(endpoint.is_blocked for endpoint in endpoints.values()):
         yield lock_parking()
     yield SQL("lock", (wanted,))
 

@@ -37,17 +37,18 @@ from servicebroker.engine.conversation.begin import Identity
 from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending, StepwiseVerbs
 from servicebroker.engine.conversation.receive import Received
 from servicebroker.engine.conversation.replay import replay
-from servicebroker.engine.delivery import transmission
+from servicebroker.engine.delivery import delayed_messages, transmission
 from servicebroker.engine.diagnosis.audit import note
 from servicebroker.engine.security import authorization, principals
 from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import Message
+from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
 from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
@@ -419,6 +420,24 @@ def _discard_message(verbs: OwnerVerbs, operation: DiscardMessage) -> Steps[None
     yield from note("DISCARD MESSAGE", verbs.user.database, str(operation.set_aside_id), message._asdict())
 
 
+def _delayed_messages(verbs: OwnerVerbs, operation: DelayedMessages) -> Steps[list[DelayedMessage]]:
+    operation.check()
+    if operation.handle is None:
+        yield from authorization.demand(verbs.user, operation.permission)
+    else:
+        yield from authorization.authorize(
+            verbs.user, CancelDelayed.permission, authorization.conversation(operation.handle)
+        )
+    return (yield from delayed_messages.find_delayed(verbs.user.database_id, operation.handle))
+
+
+def _cancel_delayed(verbs: OwnerVerbs, operation: CancelDelayed) -> Steps[int]:
+    operation.check()
+    yield from endpoints.find_endpoint(operation.handle)
+    yield from authorization.authorize(verbs.user, operation.permission, authorization.conversation(operation.handle))
+    return (yield from delayed_messages.cancel(operation.handle, operation.number))
+
+
 OwnerVerbs.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
@@ -434,4 +453,6 @@ OwnerVerbs.interpreters = {
     DeadLetterGroups: _dead_letter_groups,
     ReplayMessage: _replay_message,
     DiscardMessage: _discard_message,
+    DelayedMessages: _delayed_messages,
+    CancelDelayed: _cancel_delayed,
 }

@@ -21,15 +21,16 @@ SendBatchVerb: TypeAlias = Callable[[SendBatch], Steps[int]]
 
 
 class PipelinedSend(NamedTuple):
-    """A pipelined SEND, its arguments checked. `place` is its position in its pipeline, from 0."""
+    """A pipelined SEND, its arguments checked. `place` is its position in its pipeline, from 0; `at`: its delay."""
 
     place: int
     handle: UUID
     message_type: str
+    at: datetime | None
     content: bytes | None
 
 
-def checked_send(place: int, operation: Send[int], maximum_body: int) -> PipelinedSend:
+def checked_send(place: int, operation: Send[int], maximum_body: int, now: datetime) -> PipelinedSend:
     """Return a pipelined SEND.
 
     Raises:
@@ -37,7 +38,7 @@ def checked_send(place: int, operation: Send[int], maximum_body: int) -> Pipelin
     """
     content = operation.content(maximum_body)
     assert isinstance(operation.handle, UUID)
-    return PipelinedSend(place, operation.handle, operation.message_type, content)
+    return PipelinedSend(place, operation.handle, operation.message_type, operation.due(now), content)
 
 
 def send_pipelined(
@@ -74,10 +75,10 @@ def send_in_runs(sends: Sequence[PipelinedSend], send_batch: SendBatchVerb) -> S
 
 
 def _first_run(sends: Sequence[PipelinedSend]) -> Sequence[PipelinedSend]:
-    """Return the first SEND, and those of its type that follow it on its conversation."""
+    """Return the first SEND, and those of its type and delay that follow it on its conversation."""
     first = sends[0]
     same = (send for send in sends if send.handle == first.handle)
-    return list(takewhile(lambda send: send.message_type == first.message_type, same))
+    return list(takewhile(lambda send: (send.message_type, send.at) == (first.message_type, first.at), same))
 
 
 def _send_run(run: Sequence[PipelinedSend], send_batch: SendBatchVerb, numbers: dict[int, int]) -> Steps[None]:
@@ -85,7 +86,7 @@ def _send_run(run: Sequence[PipelinedSend], send_batch: SendBatchVerb, numbers: 
     first = run[0]
     try:
         number = yield from send_batch(
-            SendBatch(first.handle, first.message_type, [send.content or b"" for send in run])
+            SendBatch(first.handle, first.message_type, [send.content or b"" for send in run], at=first.at)
         )
     except BrokerError as refused:
         raise refused.of_send(first.place, f"'{first.message_type}' on the conversation {first.handle}") from None
@@ -106,10 +107,10 @@ def _send_known(
 ) -> Steps[list[PipelinedSend]]:
     """SEND those before the first whose path is not cached or not free, and record numbers. Returns the others."""
     runs_by_queue: dict[tuple[int, int], dict[UUID, list[_Run]]] = defaultdict(lambda: defaultdict(list))
-    for (handle, message_type), given in groupby(sends, lambda send: send[1:3]):
+    for (handle, message_type, at), given in groupby(sends, lambda send: send[1:4]):
         channel, waiting = catalog.channels.get(handle), list(given)
         usage = channel and known_usage(channel, message_type)
-        if channel is None or usage is None:
+        if channel is None or usage is None or at is not None:
             break
         taken = waiting[: _taken(usage, channel.is_initiator, waiting)]
         runs = runs_by_queue[channel.far_queue_id, channel.catalog_version][handle]

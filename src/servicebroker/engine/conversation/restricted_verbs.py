@@ -25,10 +25,11 @@ from servicebroker.engine.conversation.requests import AnswerQueue, LateAnswer, 
 from servicebroker.model import names
 from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import Message
+from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.requests import LateAnswers, late_groups
 from servicebroker.model.security.permissions import User
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
@@ -141,7 +142,7 @@ class RestrictedVerbs(OwnerVerbs):
         """Defer SEND on a deferred conversation. None if the role has sent no message of this type there."""
         contents = deferred_dialogs.contents_of(operation, self.settings.maximum_body)
         types = self.catalog.restricted_paths.find(_key(dialog.operation)) or ()
-        if operation.message_type not in types or dialog.expiry <= self.settings.clock():
+        if operation.message_type not in types or operation.is_delayed or dialog.expiry <= self.settings.clock():
             return None
         return DeferredSend(dialog, dialog.messages, operation, contents, None)
 
@@ -286,7 +287,7 @@ class RestrictedVerbs(OwnerVerbs):
 def _send(verbs: RestrictedVerbs, operation: Send[Any]) -> Steps[Any]:
     """SEND. Under a restricted role each conversation gets its own copy of the body."""
     content = operation.content(verbs.settings.maximum_body)
-    numbers = yield from _send_all(verbs, operation.handles, operation.message_type, [content])
+    numbers = yield from _send_all(verbs, operation.handles, operation.message_type, [content], operation)
     return numbers[0] if operation.is_single else numbers
 
 
@@ -296,15 +297,20 @@ def _send_batch(verbs: RestrictedVerbs, operation: SendBatch) -> Steps[int]:
         yield SQL("send_batch")  # opens one transaction
     numbers: list[int] = []
     for portion in portions:
-        numbers += yield from _send_all(verbs, operation.handles, operation.message_type, portion)
+        numbers += yield from _send_all(verbs, operation.handles, operation.message_type, portion, operation)
     return numbers[0]
 
 
 def _send_all(
-    verbs: RestrictedVerbs, handles: Sequence[UUID], message_type: str, contents: Sequence[bytes | None]
+    verbs: RestrictedVerbs,
+    handles: Sequence[UUID],
+    message_type: str,
+    contents: Sequence[bytes | None],
+    operation: Send[Any] | SendBatch,
 ) -> Steps[list[int]]:
     bodies = Bodies(content or b"" for content in contents)
-    rows = yield call("send_all", verbs.user.database_id, list(handles), message_type, bodies)
+    seconds, due = operation.seconds_or_time(verbs.settings.clock()) if operation.is_delayed else (None, None)
+    rows = yield call("send_all", verbs.user.database_id, list(handles), message_type, bodies, seconds, due)
     numbers, refusal = rows[0]
     _refuse(refusal)
     for handle in handles:
@@ -380,7 +386,9 @@ def _begin_and_send(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Seque
         return
     yield from _begin_with(verbs, dialog, [])
     for send in sends:
-        yield from _send_all(verbs, [dialog.identity.handle], send.operation.message_type, send.contents)
+        yield from _send_all(
+            verbs, [dialog.identity.handle], send.operation.message_type, send.contents, send.operation
+        )
 
 
 def _begin_with(verbs: RestrictedVerbs, dialog: DeferredDialog, sends: Sequence[DeferredSend]) -> Steps[bool]:
@@ -433,6 +441,23 @@ def _get_transmission_status(verbs: RestrictedVerbs, operation: GetTransmissionS
     return str(rows[0][0])
 
 
+def _delayed_messages(verbs: RestrictedVerbs, operation: DelayedMessages) -> Steps[list[DelayedMessage]]:
+    operation.check()
+    if operation.handle is None:
+        _refuse_administration(verbs, operation)
+    rows = yield call("delayed_messages", verbs.user.database_id, operation.handle)
+    if rows:
+        _refuse(rows[0][-1])
+    return [DelayedMessage(*row[:-1]) for row in rows]
+
+
+def _cancel_delayed(verbs: RestrictedVerbs, operation: CancelDelayed) -> Steps[int]:
+    operation.check()
+    cancelled, refusal = (yield call("cancel_delayed", verbs.user.database_id, operation.handle, operation.number))[0]
+    _refuse(refusal)
+    return int(cancelled)
+
+
 def _refuse_administration(verbs: RestrictedVerbs, operation: Operation[Any]) -> Steps[Any]:
     """Refuse an operation that needs all rights in the database."""
     raise BrokerError(5011, verbs.user.database)
@@ -449,6 +474,8 @@ RestrictedVerbs.interpreters = {
     MoveConversation: _move_conversation,
     BeginConversationTimer: _begin_conversation_timer,
     GetTransmissionStatus: _get_transmission_status,
+    DelayedMessages: _delayed_messages,
+    CancelDelayed: _cancel_delayed,
     **dict.fromkeys((SetAsideMessages, DeadLetterGroups, ReplayMessage, DiscardMessage), _refuse_administration),
 }
 

@@ -42,6 +42,10 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
     content = operation.content(maximum_body)
     handle, message_type = operation.handle, operation.message_type
     assert isinstance(handle, UUID)  # several handles go to `multicast`
+    # not `is_delayed`: each SEND comes here, and a loop of them feels each call
+    is_delayed = operation.delay is not None or operation.at is not None
+    if is_delayed and (until := operation.due(now)) is not None:
+        return (yield from _delay(catalog, handle, message_type, [content], now, until))
     channel = catalog.channels.get(handle)
     if channel is None and handle.bytes in catalog.received:
         number = yield from _answer(catalog, handle, message_type, content, now)
@@ -151,6 +155,8 @@ def send_batch(
     """SEND many messages of one type on one conversation. Returns the first sequence number."""
     contents = operation.contents(maximum_body)
     handle, message_type = operation.handle, operation.message_type
+    if operation.is_delayed and (until := operation.due(now)) is not None:
+        return (yield from _delay(catalog, handle, message_type, contents, now, until))
     channel = catalog.channels.get(handle)
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
@@ -168,6 +174,37 @@ def send_batch(
                 return int(rows[0][0])
         catalog.forget(handle)
     return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+
+
+def _delay(
+    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime, until: datetime
+) -> Steps[int]:
+    """SEND into the transmission queue, where the messages are held until that time.
+
+    The peer is not asked whether it takes them: it may take others then.
+    """
+    catalog.paths.take_begun(handle)
+    catalog.forget(handle)
+    endpoint = yield from find_endpoint(handle)
+    if catalog.user is not None:
+        yield from authorize(catalog.user, Send.permission, conversation(handle))
+    yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
+    endpoint = yield from lock_endpoint(handle)
+    near = yield from check_own_side(catalog, endpoint, message_type, now)
+    check_delay(endpoint, until)
+    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, until=until))
+
+
+def check_delay(endpoint: Endpoint, until: datetime) -> None:
+    """Refuse a delay that ends after the conversation.
+
+    Raises:
+        BrokerError: 402.
+    """
+    if until > endpoint.lifetime:
+        raise BrokerError(
+            402, "the delay", f"one until {until}", f"a time before the lifetime ends, {endpoint.lifetime}"
+        )
 
 
 def _transmit(
@@ -267,14 +304,20 @@ def pass_on(
     now: datetime,
     body_id: int | None = None,
     looked_at: int = -1,
+    until: datetime | None = None,
 ) -> Steps[int]:
     """Deliver, park or turn into Errors messages from a locked endpoint, which the sender's side allows.
 
     With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
     body that stands for the only element of `contents`. `looked_at` is the catalog version under which permissions were
-    checked; with another version the next SEND checks them again.
+    checked; with another version the next SEND checks them again. `until`: the messages are delayed until that time.
     """
-    first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
+    if until is None and not endpoint.is_delayed:
+        first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
+    elif endpoint.has_peer and endpoint.peer_has_ended:
+        first = yield from transmission.discard(endpoint, len(contents))
+    else:  # behind earlier messages that are delayed, too
+        first = yield from park(endpoint, message_type, contents, "", body_id=body_id, until=until)
     if endpoint.retains:
         yield from retain_sent(endpoint, message_type, first, contents, body_id)
     return first

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.endpoints import Endpoint
 from servicebroker.engine.conversation.enqueue import WAKE_TRANSMITTER
 from servicebroker.engine.conversation.shared_bodies import NEW_READER
+from servicebroker.model import waiting
+from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -21,12 +24,21 @@ def park(
     is_end_of_dialog: bool = False,
     is_conversation_error: bool = False,
     body_id: int | None = None,
+    until: datetime | None = None,
 ) -> Steps[int]:
     """Store messages of a locked endpoint until they can be delivered. Returns the first sequence number.
 
     `validation` is the letter under which the peer has accepted them, None if it was not asked. `body_id` is the shared
-    body that stands for the only element of `contents`.
+    body that stands for the only element of `contents`. They wait at least `until` that time (delayed_messages.py).
     """
+    more: tuple[object, ...] = ()
+    if until is not None:
+        columns, values = ", delayed_until, xact", ", $10, '0'::xid8"  # no poll of a daemon finds them
+        told, more = f"pg_notify('{DELIVERY_CHANNEL}', '')", (until,)  # each upkeep learns of the time
+        status = waiting.DELAYED
+    else:
+        columns, values, told = "", "", WAKE_TRANSMITTER
+        status = waiting.DELAYED if endpoint.is_delayed else status
     for portion in enqueue.split_batch(contents if body_id is None else [None]):
         yield Statement(
             "parking.park",
@@ -41,9 +53,9 @@ def park(
             "select body, $9 from message where $9 is not null) "
             "insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, "
             "message_type_name, message_body, transmission_status, is_end_of_dialog, is_conversation_error, "
-            "validation, is_shared) "
-            "select $1, number, $2, body, $4, $6, $7, $8, $9 is not null from message "
-            f"returning {WAKE_TRANSMITTER}",
+            f"validation, is_shared{columns}) "
+            f"select $1, number, $2, body, $4, $6, $7, $8, $9 is not null{values} from message "
+            f"returning {told}",
             (
                 endpoint.conversation_handle,
                 message_type,
@@ -54,6 +66,7 @@ def park(
                 is_conversation_error,
                 validation,
                 body_id,
+                *more,
             ),
         )
     return endpoint.send_sequence

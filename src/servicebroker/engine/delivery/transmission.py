@@ -166,14 +166,18 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
             yield from deliver_waiting(catalog, endpoint, now)
 
 
-# endpoints that are parked, or may have parked messages, though the path to the peer is free
+# Endpoints that are parked, or may have parked messages, though the path to the peer is free. Not those whose first
+# message is delayed.
 PATH_IS_FREE = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
     "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
     "join servicebroker.databases far on far.database_id = p.database_id and far.is_broker_enabled "
     "join servicebroker.queues q on q.queue_id = p.queue_id and q.is_enqueue_enabled "
-    "where e.far_queue_id is null "
+    "where e.far_queue_id is null and not exists (select from servicebroker.transmission_queue h "
+    "where h.conversation_handle = e.conversation_handle and h.delayed_until is not null and not exists "
+    "(select from servicebroker.transmission_queue b where b.conversation_handle = e.conversation_handle "
+    "and b.message_sequence_number < h.message_sequence_number)) "
 )
 
 
@@ -235,12 +239,12 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
     waiting = yield Statement(
         "transmission.deliver_waiting",
         "select message_sequence_number, message_type_name, "
-        f"{MESSAGE_BODY} from servicebroker.transmission_queue "
-        "where conversation_handle = $1 and not is_end_of_dialog and not is_conversation_error "
+        f"{MESSAGE_BODY} from servicebroker.transmission_queue t "
+        f"where conversation_handle = $1 and not is_end_of_dialog and not is_conversation_error and {enqueue.IS_FREE} "
         "order by message_sequence_number",
         (endpoint.conversation_handle,),
     )
-    if not waiting and endpoint.far_queue_id:
+    if not waiting and (endpoint.far_queue_id or endpoint.is_delayed):
         return True
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
     refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None

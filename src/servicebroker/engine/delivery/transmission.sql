@@ -18,7 +18,7 @@ select pg_advisory_xact_lock($1, 0)
 -- name: deliver_to_service
 select e.conversation_handle from servicebroker.transmission_queue t
 join servicebroker.conversation_endpoints e using (conversation_handle)
-where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 order by t.enqueue_time
+where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 and t.delayed_until is null order by t.enqueue_time
 
 -- name: find_oldest_writer
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint
@@ -28,6 +28,8 @@ select e.conversation_handle from servicebroker.transmission_queue t
 join servicebroker.conversation_endpoints e using (conversation_handle)
 join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled
 where t.xact >= $2::text::xid8 and e.far_handle is null and not e.is_remote
+and not exists (select from servicebroker.transmission_queue h where h.conversation_handle = t.conversation_handle
+and h.message_sequence_number = 0 and h.delayed_until is not null)
 and (t.transmission_status = '' or t.message_sequence_number = 0 and t.transmission_status = $1
 and not exists (select from servicebroker.route_requests r
 where r.service_name = e.far_service and r.answered is null)
@@ -39,7 +41,7 @@ where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)
 -- name: match_again
 select e.conversation_handle from servicebroker.transmission_queue t
 join servicebroker.conversation_endpoints e using (conversation_handle)
-where t.message_sequence_number = 0 and e.far_handle is null and not e.is_remote
+where t.message_sequence_number = 0 and t.delayed_until is null and e.far_handle is null and not e.is_remote
 and e.database_id = $1 order by t.enqueue_time
 
 -- name: deliver_left_over
@@ -56,8 +58,10 @@ select conversation_handle from servicebroker.conversation_endpoints
 where conversation_handle = any ($1) for update skip locked
 
 -- name: deliver.find_ends
-select conversation_handle, is_conversation_error from servicebroker.transmission_queue
+select conversation_handle, is_conversation_error from servicebroker.transmission_queue t
 where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_error)
+and not exists (select from servicebroker.transmission_queue h where h.conversation_handle = t.conversation_handle
+and h.delayed_until is not null)
 
 -- name: finish
 update servicebroker.conversation_endpoints p
@@ -69,4 +73,4 @@ and p.state in ('SO', 'SI', 'CO')
 
 -- name: set_status
 update servicebroker.transmission_queue set transmission_status = $2
-where conversation_handle = $1 and transmission_status <> $2
+where conversation_handle = $1 and transmission_status <> $2 and delayed_until is null

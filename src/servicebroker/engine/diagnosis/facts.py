@@ -162,9 +162,11 @@ def _look_at_waits(facts: Facts) -> Steps[Facts]:
     waits = yield Statement(
         "facts.look_at_waits",
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
-        f"servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
+        "servicebroker.transmission_queue where conversation_handle not in (select conversation_handle "
+        f"from servicebroker.transmission_queue where delayed_until > $1) limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints using (conversation_handle) "
         f"group by 1, 2 order by 4 limit {_MAX_ROWS}",
+        (facts.now,),
     )
     return facts._replace(waits=[WaitFacts(*row) for row in waits])
 

@@ -33,11 +33,15 @@ class QueueStatus(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """The transmission queue: its messages (up to COUNT_LIMIT), the time of the oldest, and its reason to wait."""
+    """The transmission queue: its messages (up to COUNT_LIMIT), the time of the oldest, and its reason to wait.
+
+    `delayed`: messages that wait for a time of theirs.
+    """
 
     messages: int
     oldest: datetime | None
     status: str
+    delayed: int = 0
 
 
 def transmission_status() -> Steps[Backlog]:
@@ -45,7 +49,7 @@ def transmission_status() -> Steps[Backlog]:
     rows = yield Statement(
         "queue_counts.transmission_status",
         "select count(*), min(enqueue_time), "
-        "coalesce((array_agg(transmission_status order by enqueue_time))[1], '') "
+        "coalesce((array_agg(transmission_status order by enqueue_time))[1], ''), count(delayed_until) "
         f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t",
     )
     return Backlog(*rows[0])

@@ -124,24 +124,28 @@ _LOOKS = (
     "exists (select from servicebroker.trace_contexts), "
     "w.conversation_handle, w.last, w.has_end "
     "from (select pg_current_snapshot() as snapshot) now left join lateral (select g.* from ("
-    "select conversation_handle, max(message_sequence_number) as last, "
+    "select conversation_handle, min(message_sequence_number) as first, max(message_sequence_number) as last, "
     "bool_or(is_end_of_dialog or is_conversation_error) as has_end from ("
     f"select {_FRESH} where xact >= $1::text::xid8 "
     "union all "  # an OR would read the whole table
     f"select {_FRESH} where xact = any ($2::text[]::xid8[]) and xact < $1::text::xid8) fresh "
-    "group by conversation_handle) g{}) w on true"
+    "group by conversation_handle) g where (not exists ("  # a delayed message before them
+    "select from servicebroker.transmission_queue h where h.conversation_handle = g.conversation_handle "
+    "and h.delayed_until is not null and h.message_sequence_number <= g.first) "
+    "or g.has_end and (select e.is_remote from servicebroker.conversation_endpoints e "  # its dialog hears of the end
+    "where e.conversation_handle = g.conversation_handle)){}) w on true"
 )
 _SHARE = (  # `share_of` of protocol/division.py
     "(select get_byte(uuid_send(e.conversation_id), 15) % $4::int "
     "from servicebroker.conversation_endpoints e where e.conversation_handle = {}) = $3::int"
 )
-_LOOK, _LOOK_DIVIDED = _LOOKS.format(""), _LOOKS.format(" where " + _SHARE.format("g.conversation_handle"))
+_LOOK, _LOOK_DIVIDED = _LOOKS.format(""), _LOOKS.format(" and " + _SHARE.format("g.conversation_handle"))
 
 
 def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[list[UUID]]:
     """Return the next endpoints of that division with waiting messages, in the order of their handles.
 
-    Each costs one index lookup, and one more if the work is divided.
+    Those whose first message is delayed are left out. Each costs one index lookup, and one more if the work is divided.
     """
     parameters = (after or UUID(int=0), count)
     if division == WHOLE:
@@ -159,7 +163,11 @@ _PAGE = (
     "union all select (select t.conversation_handle from servicebroker.transmission_queue t "
     "where t.conversation_handle > found.conversation_handle order by t.conversation_handle limit 1) "
     "from found where found.conversation_handle is not null) "
-    "select conversation_handle from found where conversation_handle is not null and {} limit $2"
+    "select conversation_handle from found where conversation_handle is not null and not exists ("
+    "select from servicebroker.transmission_queue h where h.conversation_handle = found.conversation_handle "
+    "and h.delayed_until is not null and not exists (select from servicebroker.transmission_queue b "
+    "where b.conversation_handle = found.conversation_handle "
+    "and b.message_sequence_number < h.message_sequence_number)) and {} limit $2"
 )
 
 
@@ -247,20 +255,22 @@ class Reading(NamedTuple):
 
 
 def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
-    """Read the messages of each endpoint that has any; bodies up to `longest` bytes."""
+    """Read the messages of each endpoint up to the first that is delayed; bodies up to `longest` bytes."""
     rows = yield Statement(
         "departing.read",
         "select r.place, t.number, t.size, t.message_type_name, t.content, "
         "case when t.size <= $5 then t.message_body end, t.token "
         "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) with ordinality "
         "  r (handle, first, most, room, place) "
-        "cross join lateral (select *, sum(size) over (order by number) - size as before from ("
+        "cross join lateral (select *, sum(size) over (order by number) - size as before, "
+        "bool_or(is_delayed) over (order by number) as is_held from ("
         f"select message_sequence_number as number, message_type_name, {MESSAGE_BODY} as message_body, "
         "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, token, "
-        f"coalesce(octet_length({MESSAGE_BODY}), 0) as size from servicebroker.transmission_queue "
+        f"delayed_until is not null as is_delayed, coalesce(octet_length({MESSAGE_BODY}), 0) as size "
+        "from servicebroker.transmission_queue "
         "where conversation_handle = r.handle and message_sequence_number >= r.first "
         "order by message_sequence_number limit r.most) found) t "
-        "where t.before < r.room order by r.place, t.number",
+        "where t.before < r.room and not t.is_held order by r.place, t.number",
         (
             list(wanted),
             [one.first for one in wanted.values()],

@@ -36,4 +36,4 @@ where conversation_handle = any ($1) for key share skip locked)
 update servicebroker.transmission_queue t set transmission_status = s.text
 from unnest($1::uuid[], $2::text[]) s (handle, text), free
 where t.conversation_handle = s.handle and free.conversation_handle = s.handle
-and t.transmission_status <> s.text
+and t.transmission_status <> s.text and t.delayed_until is null

@@ -1,0 +1,61 @@
+"""`servicebroker delayed`: messages that wait for a time, list and cancel them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from servicebroker.cli.audited_act import audited
+from servicebroker.cli.existing_instance import open_database
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.output import say, say_json
+from servicebroker.model.wording import counted
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Delayed messages: list and cancel them.")
+
+
+@app.command("list")
+def list_(
+    database: DatabaseOption,
+    conversation: Annotated[UUID | None, typer.Option(metavar="HANDLE", help="Only this conversation.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show messages that are delayed, and those that wait behind them on their conversations, the next one first."""
+    with open_database(instance, database) as opened:
+        messages = opened.delayed_messages(conversation)
+    if as_json:
+        say_json({"messages": [message._asdict() for message in messages]})
+        return
+    for one in messages:
+        say(
+            f"{one.delayed_until:%Y-%m-%d %H:%M:%S} UTC: conversation {one.conversation_handle}, message "
+            f"{one.message_sequence_number}, {one.message_type_name} from {one.from_service} to {one.to_service}, "
+            f"{counted(one.bytes, 'byte')}"
+        )
+    if not messages:
+        say("No message is delayed.")
+
+
+@app.command()
+def cancel(
+    conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation.")],
+    database: DatabaseOption,
+    number: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="The number of one message; else all that are delayed.")
+    ] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel delayed messages of a conversation: they are never sent. Later messages move up by as many numbers."""
+    with (
+        open_database(instance, database) as opened,
+        audited(opened, "CANCEL DELAYED MESSAGES", conversation, number=number) as transaction,
+    ):
+        cancelled = transaction.cancel_delayed(conversation, number)
+    if as_json:
+        say_json({"conversation_handle": conversation, "cancelled": cancelled})
+    else:
+        say(f"{counted(cancelled, 'message is', 'messages are')} cancelled.")

@@ -1,0 +1,81 @@
+"""Delayed messages: list them, cancel them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+from uuid import UUID
+
+from servicebroker.model.arguments import check_handle
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import DelayedMessage
+from servicebroker.model.wording import shown
+from servicebroker.operations.operation import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessages(Operation[list[DelayedMessage]]):
+    """List the messages that are delayed, and those that wait behind them on their conversations, the next one first.
+
+    Args:
+        handle: a conversation; None for all conversations of the database.
+
+    Raises:
+        BrokerError: 5011 no permission: without a handle the list is for db_owner; 8494 no SEND on the conversation's
+            own service; 402 no handle.
+    """
+
+    permission: ClassVar[str] = "ALTER DATABASE"
+
+    handle: UUID | None = None
+
+    def check(self) -> None:
+        """Refuse what can be no handle.
+
+        Raises:
+            BrokerError: 402.
+        """
+        if self.handle is not None:
+            check_handle(self.handle)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelDelayed(Operation[int]):
+    """Cancel delayed messages of a conversation: they are never sent.
+
+    Later messages move up by as many numbers. A message that was cancelled before its time was never delivered.
+
+    Args:
+        handle: the conversation.
+        number: the sequence number of one message, which is delayed or waits behind one that is; None for all
+            messages of the conversation that are delayed themselves.
+
+    Returns:
+        The number of cancelled messages: 0 if none of them was waiting any more.
+
+    Raises:
+        BrokerError: 8426 no such conversation, 8494 no SEND on the conversation's own service, 8418 the handle is
+            missing, 402 no handle or number.
+    """
+
+    permission: ClassVar[str] = "SEND"
+
+    handle: UUID
+    number: int | None = None
+
+    @property
+    def handles(self) -> Sequence[UUID]:
+        """The conversation."""
+        return [self.handle]
+
+    def check(self) -> None:
+        """Refuse what can be no handle or number.
+
+        Raises:
+            BrokerError: 8418 and 402.
+        """
+        check_handle(self.handle)
+        number = self.number
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63):
+            raise BrokerError(402, "number", shown(number), "the sequence number of a message")

@@ -1,0 +1,381 @@
+"""SEND with a delay: of the engine, of a restricted role, of the double, and to another instance."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+import servicebroker.testing as double
+from remote_support import begin as begin_remote
+from remote_support import paired
+from servicebroker.api.upkeep import upkeep
+from servicebroker.cli.main import app as command
+from servicebroker.model import waiting
+from servicebroker.store.connection import connect
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    define_standard_set,
+    query,
+    refused,
+)
+
+MINUTE = timedelta(minutes=1)
+
+
+class Course:
+    """A database, real or in memory, whose time a test moves."""
+
+    def __init__(self, database: Any, jump: Callable[[float], None], now: Callable[[], datetime]) -> None:
+        self.database, self.jump, self.now = database, jump, now
+
+    def received(self) -> list[bytes | None]:
+        return bodies(self.database.receive(STOCK_QUEUE))
+
+
+def of_engine(database: sb.Database, clock: Clock) -> Course:
+    def jump(seconds: float) -> None:
+        clock.jump(seconds=seconds)
+        with connect(database.instance.url) as connection:
+            connection.autocommit = True
+            upkeep(connection, clock())
+
+    return Course(database, jump, clock)
+
+
+def of_double() -> Course:
+    instance = double.open()
+    database = instance.database("Test", create=True)
+    define_standard_set(database)  # type: ignore[arg-type]
+
+    def jump(seconds: float) -> None:
+        instance.clock.jump(seconds=seconds)
+        instance.upkeep()
+
+    return Course(database, jump, instance.clock)
+
+
+@pytest.fixture(params=["engine", "double"])
+def course(request: pytest.FixtureRequest) -> Course:
+    if request.param == "double":
+        return of_double()
+    return of_engine(request.getfixturevalue("database"), request.getfixturevalue("clock"))
+
+
+def opened(course: Course, *, is_open: bool) -> Any:
+    """A conversation, whose target has received its first message or does not exist yet."""
+    handle = begin(course.database)
+    if is_open:
+        course.database.send(handle, ORDER, b"open")
+        assert course.received() == [b"open"]
+    return handle
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_later_messages_and_the_end_stay_behind(course: Course, is_open: bool) -> None:
+    database, handle = course.database, opened(course, is_open=is_open)
+    first = int(is_open)
+    assert database.send(handle, ORDER, b"1", delay=60) == first
+    assert database.send(handle, ORDER, b"2") == first + 1
+    assert database.send_batch(handle, ORDER, [b"3", b"4"], delay=MINUTE * 2) == first + 2
+    database.end_conversation(handle)
+    assert course.received() == []
+    assert database.get_transmission_status(handle) == waiting.DELAYED
+    assert [(one.message_sequence_number, one.bytes) for one in database.delayed_messages(handle)] == [
+        *((first + number, 1) for number in range(4)),
+        (first + 4, 0),
+    ]
+    course.jump(59)
+    assert course.received() == []
+    course.jump(2)
+    assert course.received() == [b"1", b"2"]
+    course.jump(30)
+    assert course.received() == []
+    course.jump(40)
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"3", b"4", None]
+    assert messages[-1].is_end_dialog
+    assert [one.message_sequence_number for one in messages] == [first + number for number in (2, 3, 4)]
+    assert database.delayed_messages() == []
+
+
+def test_times(course: Course) -> None:
+    database, now = course.database, course.now()
+    for given, seconds in (
+        ({"delay": 0}, 0),
+        ({"delay": timedelta()}, 0),
+        ({"at": now - MINUTE}, 0),
+        ({"at": now + MINUTE * 10}, 600),
+        ({"delay": 1.5}, 2),
+    ):
+        database.send(begin(database), ORDER, b"x", **given)
+        if seconds:
+            assert course.received() == []
+            course.jump(seconds)
+        assert course.received() == [b"x"], given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"delay": -1},
+        {"delay": "1"},
+        {"delay": True},
+        {"delay": float("nan")},
+        {"at": 5},
+        {"at": datetime(2030, 1, 1)},
+        {"delay": 2_000_000_000},
+        {"delay": 1, "at": datetime.fromisoformat("2031-01-01T00:00:00Z")},
+        {"at": datetime.fromisoformat("2999-01-01T00:00:00Z")},
+    ],
+)
+def test_no_time(course: Course, given: dict[str, Any]) -> None:
+    handle = begin(course.database, lifetime=1_000_000_000)
+    with refused(402):
+        course.database.send(handle, ORDER, b"x", **given)
+    with refused(402):
+        course.database.send_batch(handle, ORDER, [b"x"], **given)
+    with refused(402):
+        course.database.send([handle], ORDER, b"x", **given)
+    course.database.end_conversation(handle)
+
+
+def test_other_conversations_overtake_and_the_timer_is_free(course: Course) -> None:
+    database, handle = course.database, begin(course.database)
+    database.begin_conversation_timer(handle, 30)
+    database.send(handle, ORDER, b"late", delay=60)
+    database.send(begin(database), ORDER, b"soon")
+    assert course.received() == [b"soon"]
+    course.jump(31)
+    (timer,) = database.receive(ORDERS_QUEUE)
+    assert timer.is_timer
+    course.jump(31)
+    assert course.received() == [b"late"]
+
+
+def test_in_transactions_and_pipelines(course: Course) -> None:
+    database = course.database
+    with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
+        transaction.send(begin(transaction), ORDER, b"never", delay=1)
+        raise ZeroDivisionError
+    with database.transaction() as transaction:
+        handles = [begin(transaction) for _ in range(3)]
+        transaction.send(handles, ORDER, b"all", delay=10)
+        with transaction.pipeline() as pipeline:
+            for place, delay in enumerate((None, 20, 20, None)):
+                transaction.send(handles[0], ORDER, str(place), delay=delay)
+            transaction.send(handle := begin(transaction), ORDER, b"now")
+        assert pipeline.numbers == [1, 2, 3, 4, 0]
+    assert course.received() == [b"now"]
+    assert len(database.delayed_messages()) == 7
+    course.jump(11)
+    arrived = [body for _ in range(3) for body in course.received()]
+    assert sorted(arrived, key=str) == [b"0", b"all", b"all", b"all"]
+    course.jump(10)
+    assert course.received() == [b"1", b"2", b"3"]
+    database.end_conversation(handle)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, None, 3])
+def test_cancel(course: Course, number: int | None) -> None:
+    database, handle = course.database, begin(course.database)
+    for place, delay in enumerate((60, None, 120)):
+        database.send(handle, ORDER, str(place), delay=delay)
+    gone = {0: 1, 1: 1, 2: 1, None: 2, 3: 0}[number]
+    assert database.cancel_delayed(handle, number) == gone
+    left = [b"0", b"1", b"2"] if number == 3 else [b"1"] if number is None else [b"0", b"1", b"2"]
+    if number is not None and gone:
+        del left[number]
+    assert database.send(handle, ORDER, b"last") == len(left)
+    course.jump(61)
+    course.jump(61)
+    messages = database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [*left, b"last"]
+    assert [message.message_sequence_number for message in messages] == list(range(len(left) + 1))
+    assert database.cancel_delayed(handle) == 0
+    with refused(8426):
+        database.cancel_delayed(uuid4())
+    with refused(402):
+        database.cancel_delayed(handle, -1)
+
+
+@pytest.mark.parametrize("how", ["cleanup", "error", "peer", "expiry"])
+def test_what_drops_them(course: Course, how: str) -> None:
+    database, handle = course.database, begin(course.database, lifetime=100)
+    database.send(handle, ORDER, b"open")
+    (message,) = database.receive(STOCK_QUEUE)
+    database.send(handle, ORDER, b"late", delay=60)
+    if how == "peer":
+        database.end_conversation(message.conversation_handle)
+    elif how == "expiry":
+        course.jump(101)
+        assert [one.is_error for one in database.receive(ORDERS_QUEUE)] == [True]
+    else:
+        database.end_conversation(handle, **{"cleanup": True} if how == "cleanup" else {"error": (5, "failed")})
+    assert database.delayed_messages() == []
+    course.jump(61)
+    assert [one.is_error for one in database.receive(STOCK_QUEUE)] == ([True] if how in {"error", "expiry"} else [])
+
+
+def test_behind_messages_that_wait_for_something_else(course: Course) -> None:
+    database = course.database
+    database.alter_queue(STOCK_QUEUE, status=False)
+    handle, nowhere = begin(database), begin(database, "//test/Later")
+    for conversation in (handle, nowhere):
+        database.send(conversation, ORDER, b"1")
+        database.send(conversation, ORDER, b"2", delay=60)
+        database.send(conversation, ORDER, b"3")
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert course.received() == [b"1"]
+    database.create_queue("LaterQueue")
+    database.create_service("//test/Later", "LaterQueue", [CONTRACT])
+    assert bodies(database.receive("LaterQueue")) == [b"1"]
+    assert course.received() == []
+    database.alter_queue(STOCK_QUEUE, status=False)
+    course.jump(61)
+    assert bodies(database.receive("LaterQueue")) == [b"2", b"3"]
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert course.received() == [b"2", b"3"]
+
+
+def test_the_target_delays_its_replies(course: Course) -> None:
+    database, handle = course.database, begin(course.database)
+    database.send(handle, ORDER, b"?")
+    (message,) = database.receive(STOCK_QUEUE)
+    database.send(message.conversation_handle, REPLY, b"!", delay=5)
+    assert database.receive(ORDERS_QUEUE) == []
+    course.jump(6)
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"!"]
+
+
+def test_a_wait_of_the_double_goes_on_to_the_time() -> None:
+    course = of_double()
+    course.database.send(begin(course.database), ORDER, b"late", delay=60)
+    assert bodies(course.database.receive(STOCK_QUEUE, wait=90)) == [b"late"]
+
+
+def test_random_courses(database: sb.Database, clock: Clock, request: pytest.FixtureRequest) -> None:
+    """The engine and the double deliver the same at the same times."""
+    chance = random.Random(request.config.getoption("seed"))
+    courses = [of_engine(database, clock), of_double()]
+    handles = [[begin(course.database) for _ in range(4)] for course in courses]
+    for step in range(60 if request.config.getoption("full") else 25):
+        which, action = chance.randrange(4), chance.choice(["send", "delay", "delay", "jump", "cancel"])
+        delay, seconds, number = (
+            chance.choice([5, 30, 90]),
+            chance.choice([3, 20, 60]),
+            chance.choice([None, *range(6)]),
+        )
+        results: list[Any] = []
+        for course, own in zip(courses, handles, strict=True):
+            if action == "jump":
+                course.jump(seconds)
+                results.append(None)
+            elif action == "cancel":
+                results.append(course.database.cancel_delayed(own[which], number))
+            else:
+                results.append(
+                    course.database.send(own[which], ORDER, str(step), delay=delay if action == "delay" else None)
+                )
+            taken = course.database.receive(STOCK_QUEUE, top=None, groups=10)
+            results[-1] = (
+                results[-1],
+                sorted((message.message_sequence_number, message.message_body) for message in taken),
+            )
+        assert results[0] == results[1], (step, action)
+
+
+def test_to_another_instance(make_instance_url: Callable[..., str]) -> None:
+    with paired(make_instance_url) as pair:
+        west, east = pair.west, pair.east.database
+
+        def jump(seconds: float) -> None:
+            west.clock.jump(seconds=seconds)
+            with connect(west.instance.url) as connection:
+                connection.autocommit = True
+                upkeep(connection, west.clock())
+            pair.rounds()
+
+        handles = [begin_remote(pair, 0), begin_remote(pair, 0)]
+        west.database.send(handles[1], ORDER, b"open")
+        pair.rounds()
+        assert bodies(east.receive(STOCK_QUEUE)) == [b"open"]
+        for handle in handles:
+            west.database.send(handle, ORDER, b"1", delay=60)
+            west.database.send(handle, ORDER, b"2")
+            west.database.send(handle, ORDER, b"3", delay=120)
+            west.database.end_conversation(handle)
+        pair.rounds()
+        west.relay = west.new_relay()
+        pair.rounds()
+        assert east.receive(STOCK_QUEUE) == []
+        assert query(west.database, "select count(*) from servicebroker.conversation_endpoints where is_remote") == [
+            (1,)
+        ]
+        jump(30)
+        assert east.receive(STOCK_QUEUE) == []
+        jump(31)
+        assert [bodies(east.receive(STOCK_QUEUE)) for _ in handles] == [[b"1", b"2"]] * 2
+        assert west.database.cancel_delayed(handles[0]) == 1
+        jump(61)
+        assert sorted(len(east.receive(STOCK_QUEUE)) for _ in handles) == [1, 2]
+        pair.rounds()
+        assert query(west.database, "select count(*) from servicebroker.transmission_queue") == [(0,)]
+
+
+def test_the_background_delivers_at_the_time(make_instance_url: Callable[..., str]) -> None:
+    with sb.open(make_instance_url(1)) as instance:
+        database = instance.database("Test")
+        for delay in (5, 0.5):
+            database.send(begin(database), ORDER, str(delay), delay=delay)
+        began = instance.clock()
+        assert bodies(database.receive(STOCK_QUEUE, wait=5)) == [b"0.5"]
+        assert 0.4 < (instance.clock() - began).total_seconds() < 3
+
+
+def test_other_sends_write_no_index_entry(database: sb.Database) -> None:
+    text = (
+        "select indexrelid::regclass::text from pg_index where indrelid = 'servicebroker.transmission_queue'::regclass "
+        "and pg_get_expr(indpred, indrelid) = '(delayed_until IS NOT NULL)' order by 1"
+    )
+    names = ["transmission_queue_delayed", "transmission_queue_due"]
+    assert query(database, text) == [(name,) for name in names]
+
+
+def test_the_commands(database: sb.Database, clock: Clock) -> None:
+    def run(*words: str, code: int = 0) -> str:
+        options = ["--instance", database.instance.url, "--database", database.name]
+        result = CliRunner().invoke(command, [*words, *options])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    to_stock = ["--from", ORDERS, "--to", STOCK, "--contract", CONTRACT, "--type", ORDER]
+    assert run("delayed", "list") == "No message is delayed.\n"
+    handle = run("send", "tea", *to_stock, "--delay", "90").strip()
+    run("send", "pot", "--conversation", handle, "--type", ORDER, "--at", f"{clock() + MINUTE * 9}")
+    assert "no time zone" in run("send", "x", *to_stock, "--at", "2030-01-31T09:00", code=2)
+    assert "is no time" in run("send", "x", *to_stock, "--at", "soon", code=2)
+    messages = json.loads(run("delayed", "list", "--json"))["messages"]
+    assert [(one["conversation_handle"], one["bytes"]) for one in messages] == [(handle, 3)] * 2
+    assert STOCK in run("delayed", "list", "--conversation", handle)
+    status = CliRunner().invoke(command, ["status", "--instance", database.instance.url]).output
+    assert "2 are delayed (servicebroker delayed list)" in status
+    assert run("delayed", "cancel", handle, "--number", "1") == "1 message is cancelled.\n"
+    assert json.loads(run("delayed", "cancel", handle, "--json"))["cancelled"] == 1
+    assert waiting.DELAYED not in CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).output
