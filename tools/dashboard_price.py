@@ -188,7 +188,7 @@ def addresses(instance: sb.Instance, handle: UUID) -> list[str]:
     """Every page."""
     queue = urlencode({"database": "Shop", "queue": "dbo.Queue0"})
     busy = urlencode({"database": "Shop", "queue": LOAD_QUEUE})
-    plain = ("queues", "conversations", "way", "poison", "statements", "audit")
+    plain = ("queues", "conversations", "way", "dead-letters", "statements", "audit")
     with instance.connection() as connection:
         far = connection.execute(
             "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s", (handle,)

@@ -87,6 +87,17 @@ class DiagnosedInstance:
             return run(connection, steps)
         return otherwise
 
+    def read(self, steps: Steps[T]) -> T:
+        """Run steps that read, with the deadlines of one look.
+
+        Raises:
+            psycopg.Error: they were cut, or refused; `QueryCanceled` and `LockNotAvailable` tell of a deadline.
+            BrokerError: the steps have refused something.
+            InstanceError: the server is lost.
+        """
+        with self._transaction() as connection:
+            return run(connection, steps)
+
     def find_timeouts(self) -> dict[str, int]:
         """Return the timeouts that interrupt applications of this role, in milliseconds."""
         subject = "timeouts of the role"
@@ -121,6 +132,11 @@ class DiagnosedInstance:
         for one in unseen:
             say(f"Not seen: {one.subject}: {one.reason}", error=True)
         return not unseen
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the connection was lost; the next look opens another one."""
+        return self._connection is None or self._connection.closed
 
     def close(self) -> None:
         """Close the connection."""

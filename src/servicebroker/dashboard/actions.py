@@ -9,20 +9,34 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
 from servicebroker.cli.audited_act import audited
+from servicebroker.cli.commands.trail import record_conversation
+from servicebroker.dashboard.pages import chosen_dead_letters
 from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.poison_report import forget_failures
-from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.engine.diagnosis.session_end import end_session
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.wording import counted, shown
 from servicebroker.operations.queues import Activation
+from servicebroker.store.running import in_transaction, run
 
 Fields = Mapping[str, str]
+MAX_ERRORS_TOLD = 5  # of an act on many messages
 
 
 class Action(NamedTuple):
-    """An action, and the page of the instance to show afterwards."""
+    """An action in the database that its form names, and the page of the instance to show afterwards."""
 
     run: Callable[[Database, Fields], str]
+    page_after: Callable[[Fields], str]
+
+
+class InstanceAction(NamedTuple):
+    """An action on the instance, and the page of the instance to show afterwards."""
+
+    run: Callable[[Instance, Fields], str]
     page_after: Callable[[Fields], str]
 
 
@@ -77,6 +91,24 @@ def _set_timer(database: Database, fields: Fields) -> str:
     return f"A DialogTimer message comes in {counted(seconds, 'second')}."
 
 
+def _restart_activation(database: Database, fields: Fields) -> str:
+    """Switch activation off and on; procedure, readers and user stay."""
+    for status in (False, True):
+        database.alter_queue(fields["queue"], activation=Activation(status=status))
+    return f"The activation of {fields['queue']} has started again."
+
+
+def _enable_broker(database: Database, fields: Fields) -> str:
+    database.alter(enable_broker=True)
+    return f"The broker of {database.name} is enabled."
+
+
+def _record_trail(database: Database, fields: Fields) -> str:
+    handle = _identifier(fields, "handle")
+    record_conversation(database.instance, handle)
+    return f"Events of the conversation {handle} are recorded from now on."
+
+
 def _set_activation(database: Database, fields: Fields) -> str:
     activation = Activation(
         fields["procedure"].strip() or None,
@@ -102,21 +134,51 @@ def _replayed(fields: Fields, new_conversation: UUID | None, suffix: str = "") -
     return f"Message {fields['number']} is in its queue again{suffix}{conversation}."
 
 
-def _replay_all(database: Database, fields: Fields) -> str:
-    errors, numbers = [], [_whole_number(number, "numbers") for number in fields["numbers"].split()]
+def _replay_chosen(database: Database, fields: Fields) -> str:
+    return _for_each_chosen(
+        database,
+        fields,
+        database.replay_message,
+        ("message is in its queue again.", "messages are in their queues again."),
+    )
+
+
+def _discard_chosen(database: Database, fields: Fields) -> str:
+    return _for_each_chosen(
+        database, fields, database.discard_message, ("message is discarded.", "messages are discarded.")
+    )
+
+
+def _for_each_chosen(database: Database, fields: Fields, act: Callable[[int], object], words: tuple[str, str]) -> str:
+    """Act on each dead letter that the filter of a form chooses, up to the newest one that its page has shown.
+
+    Each has a transaction of its own, so that one that fails keeps no other back.
+    """
+    chosen, newest = chosen_dead_letters(fields), _number(fields, "newest")
+    with database.instance.connection() as connection:
+        numbers = run(connection, dashboard_queries.dead_letter_numbers(chosen, newest))
+    errors = []
     for number in numbers:
         try:
-            database.replay_message(number)
+            act(number)
         except ServiceBrokerError as problem:
             errors.append(f"Message {number}: {problem}")
-    replayed = len(numbers) - len(errors)
-    summary = counted(replayed, "message is in its queue again.", "messages are in their queues again.")
-    return " ".join([summary, *errors])
+    summary = counted(len(numbers) - len(errors), *words)
+    more = " There are more: press again." if len(numbers) == dashboard_queries.MAX_BULK else ""
+    return " ".join([summary + more, *errors[:MAX_ERRORS_TOLD], *(["..."] if len(errors) > MAX_ERRORS_TOLD else [])])
 
 
 def _discard(database: Database, fields: Fields) -> str:
     database.discard_message(_number(fields, "number"))
     return f"Message {fields['number']} is discarded."
+
+
+def _end_session(instance: Instance, fields: Fields) -> str:
+    pid = _number(fields, "pid")
+    with instance.connection() as connection:
+        if not in_transaction(connection, end_session(pid)):
+            raise InstanceError(f"There is no session {pid} any more.")
+    return f"The session {pid} has ended."
 
 
 def _queue(fields: Fields) -> str:
@@ -127,11 +189,17 @@ def _conversation(fields: Fields) -> str:
     return f"conversation?{urlencode({'handle': fields['handle']})}"
 
 
-def _poison(fields: Fields) -> str:
-    return "poison"
+def _dead_letters(fields: Fields) -> str:
+    chosen = {name: value for name, value in chosen_dead_letters(fields)._asdict().items() if value}
+    is_bulk = "newest" in fields
+    return f"dead-letters?{urlencode(chosen)}" if is_bulk and chosen else "dead-letters"
 
 
-ACTIONS = {
+def _queues(fields: Fields) -> str:
+    return "queues"
+
+
+ACTIONS: dict[str, Action | InstanceAction] = {
     "switch": Action(_switch, _queue),
     "retry": Action(_retry, _queue),
     "end": Action(_end, _conversation),
@@ -140,10 +208,15 @@ ACTIONS = {
     "move": Action(_move, _conversation),
     "timer": Action(_set_timer, _conversation),
     "activation": Action(_set_activation, _queue),
-    "replay": Action(_replay, _poison),
-    "replay-edited": Action(_replay_edited, _poison),
-    "replay-all": Action(_replay_all, _poison),
-    "discard": Action(_discard, _poison),
+    "restart-activation": Action(_restart_activation, _queue),
+    "enable-broker": Action(_enable_broker, _queues),
+    "end-session": InstanceAction(_end_session, _queues),
+    "record-trail": Action(_record_trail, _conversation),
+    "replay": Action(_replay, _dead_letters),
+    "replay-edited": Action(_replay_edited, _dead_letters),
+    "replay-chosen": Action(_replay_chosen, _dead_letters),
+    "discard-chosen": Action(_discard_chosen, _dead_letters),
+    "discard": Action(_discard, _dead_letters),
 }
 
 

@@ -8,11 +8,12 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
 
 import psycopg
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,20 +28,23 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from servicebroker.cli.commands.audit import changed
-from servicebroker.cli.commands.trail import told
 from servicebroker.cli.people_file import People, Role
 from servicebroker.cli.printable_text import printable
 from servicebroker.dashboard import pages
 from servicebroker.dashboard.access import LOOPBACK, AccessControl, Proxy, Sessions, cookie_for
-from servicebroker.dashboard.actions import ACTIONS
-from servicebroker.dashboard.bodies import editable, shown
+from servicebroker.dashboard.actions import ACTIONS, InstanceAction
+from servicebroker.dashboard.bodies import editable, preview, shown
+from servicebroker.dashboard.charts import depth_chart, flow_chart, spark
 from servicebroker.dashboard.pipeline_page import CachedPipeline
 from servicebroker.dashboard.sign_in_limits import TooManyFailures
 from servicebroker.dashboard.snapshot_cache import ObservedInstance, sentence
-from servicebroker.dashboard.sparklines import line
+from servicebroker.dashboard.statement_names import readable
 from servicebroker.dashboard.viewer_limits import Stream, TooManyRequests, ViewerLimits
+from servicebroker.engine.diagnosis.findings import Severity
 from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
+from servicebroker.model.names import short
+from servicebroker.model.states import STATE_MEANINGS, STATE_WORDS
 from servicebroker.model.wording import counted
 
 UPDATE_INTERVAL_S = 1.0  # between two queries for the stream of a page
@@ -51,12 +55,14 @@ _MAX_NOTICES = 1000  # results of actions that nobody has seen yet
 _PAGES: dict[str, tuple[Callable[[ObservedInstance, pages.PageQuery], Callable[[Any], Any]], str]] = {
     "queues": (pages.queues, "Queues"),
     "queue": (pages.queue, "Queue"),
+    "workers": (pages.workers, "Workers"),
     "conversations": (pages.conversations, "Conversations"),
     "conversation": (pages.conversation, "Conversation"),
     "way": (pages.way, "In transit"),
-    "poison": (pages.poison, "Poison"),
+    "dead-letters": (pages.dead_letters, "Dead letters"),
     "statements": (pages.statements, "Statements"),
     "audit": (pages.audit, "Audit"),
+    "search": (pages.search, "Search"),
 }
 _REQUIRED_FIELDS = {"queue": ("database", "queue"), "conversation": ("handle",)}
 
@@ -160,6 +166,10 @@ class Dashboard:
         lacks_fields = any(not fields.get(field) for field in _REQUIRED_FIELDS.get(name, ()))
         if observed is None or name not in _PAGES or lacks_fields:
             return self._missing(request, "There is no such page.")
+        if name == "search" and (handle := _handle(fields.get("q", ""))):
+            return RedirectResponse(
+                f"{_base(request)}/i/{request.path_params['instance']}/conversation?handle={handle}"
+            )
         make_query, title = _PAGES[name]
 
         def query() -> dict[str, Any]:
@@ -238,7 +248,10 @@ class Dashboard:
             return refusal
 
         def do() -> str:
-            return act.run(observed.instance().database(fields["database"]), fields)
+            instance = observed.instance()
+            if isinstance(act, InstanceAction):
+                return act.run(instance, fields)
+            return act.run(instance.database(fields["database"]), fields)
 
         try:
             where = act.page_after(fields)
@@ -328,6 +341,7 @@ class Dashboard:
             "page": name,
             "title": title,
             "asked": asked,
+            "Severity": Severity,
             "instances": self._instances,
             "has_pipelines": bool(self._cached_pipelines),
             "instance": request.path_params.get("instance", 0),
@@ -378,6 +392,14 @@ def _viewer(request: Request) -> str:
     return (person.name if person else "") or request.state.session or ""
 
 
+def _handle(text: str) -> str:
+    """Return a whole conversation handle in its usual form; '' for any other text."""
+    try:
+        return str(UUID(text.strip()))
+    except ValueError:
+        return ""
+
+
 def _base(request: Request) -> str:
     """Return the path at which the application is mounted."""
     return str(request.scope.get("root_path", ""))
@@ -410,16 +432,30 @@ def _environment() -> Environment:
         "age": _age,
         "when": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else "never",
         "rate": lambda rate: f"{rate:,.1f}" if 0 < rate < 10 else f"{rate:,.0f}",
+        "amount": _amount,
+        "readers": _readers,
         "number": lambda number: f"{number:,}",
         "clean": lambda text: printable(str(text)),
         "size": _size,
         "query": urlencode,
-        "line": line,
+        "flow_chart": flow_chart,
+        "depth_chart": depth_chart,
+        "spark": spark,
         "changed": changed,
-        "happened": told,
+        "short": lambda name: printable(short(name)),
+        "is_system": lambda name: short(name) != name,
+        "state": lambda state: STATE_WORDS.get(state, state),
+        "state_meaning": lambda state: STATE_MEANINGS.get(state, ""),
+        "short_handle": lambda handle: f"{str(handle)[:8]}…",
+        "statement": readable,
+        "pause": _pause,
+        "tick": _tick,
+        "clock_time": lambda at: f"{at:%H:%M:%S}.{at.microsecond // 1000:03}",
         "body": lambda message: shown(message.validation, message.head, message.size),
+        "preview": lambda message: preview(message.validation, message.head, message.size),
         "editable": lambda message: editable(message.head, message.size),
     }
+    environment.globals["states"] = STATE_WORDS
     environment.globals["ago"] = lambda seen: _age(seen.at, datetime.now(UTC))
     environment.globals["clock"] = lambda: datetime.now(UTC).isoformat()
     return environment
@@ -438,6 +474,33 @@ def _age(since: datetime | None, now: datetime) -> str:
         if len(parts) == 2:
             break
     return " ".join(parts)
+
+
+def _amount(value: float) -> str:
+    """Return a value of a chart, with at most one decimal."""
+    return f"{value:,.1f}".removesuffix(".0") if value < 10 else f"{value:,.0f}"
+
+
+def _readers(line: pages.QueueLine) -> str:
+    """Return the readers of a queue in words."""
+    facts = line.facts
+    words = [f"{number} {word}" for number, word in ((facts.readers, "waiting"), (facts.holders, "working")) if number]
+    words += ["activation"] * facts.is_activated + ["a pipeline"] * facts.is_piped
+    return ", ".join(words) or "none"
+
+
+def _tick(at: datetime, times: Sequence[datetime]) -> str:
+    """Return the label of a time axis: the time of day, or the day where the axis is longer than one."""
+    return f"{at:%H:%M}" if times[-1] - times[0] <= timedelta(days=1) else f"{at:%b %d}"
+
+
+def _pause(seconds: float) -> str:
+    """Return a time between two events with the precision that its size deserves."""
+    if seconds < 1:
+        return f"{seconds * 1000:,.0f} ms"
+    return (
+        f"{seconds:,.1f} s" if seconds < 60 else _age(datetime.now(UTC) - timedelta(seconds=seconds), datetime.now(UTC))
+    )
 
 
 def _size(count: int) -> str:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from servicebroker.cli.printable_text import printable, shown_body
 
+PREVIEW_BYTES = 120  # of a body in a table
+
 
 class ShownBody(NamedTuple):
     """A body for a page: its kind, its text, and the number of bytes that are not shown."""
@@ -36,6 +38,12 @@ def shown(validation: str, head: bytes | None, size: int) -> ShownBody:
     if laid_out is not None:
         return ShownBody("JSON", printable(laid_out), more)
     return ShownBody("text", printable(text.replace("\r\n", "\n")), more)
+
+
+def preview(validation: str, head: bytes | None, size: int) -> str:
+    """Return the beginning of a body on one line, for a table."""
+    text = " ".join(shown(validation, head and head[:PREVIEW_BYTES], size).text.split())
+    return text if size <= PREVIEW_BYTES else f"{text}…"
 
 
 def editable(head: bytes | None, size: int) -> str | None:

@@ -1,50 +1,67 @@
-"""The query of each page, with the functions that status, doctor and poison use: there is one judgement."""
+"""The query of each page, with the functions that status, doctor and poison use: there is one judgement.
+
+A query gets a reader. The steps of a page run in one transaction with a deadline; the looks of doctor have one each.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from servicebroker.api.instance import Instance
+from servicebroker.cli.diagnosed_instance import DiagnosedInstance
+from servicebroker.cli.examination import gather, judge_instance
+from servicebroker.dashboard.readers import Reader
+from servicebroker.dashboard.remedies import Button, QueueNames, buttons
 from servicebroker.dashboard.snapshot_cache import CounterName, ObservedInstance
+from servicebroker.dashboard.timeline import drawn
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
-from servicebroker.engine.diagnosis import dashboard_queries, poison_report
+from servicebroker.engine.diagnosis import dashboard_queries, poison_report, trail
 from servicebroker.engine.diagnosis.audit import find_acts
 from servicebroker.engine.diagnosis.counters import message_flows
-from servicebroker.engine.diagnosis.facts import gather, gather_conversation, queue_facts
+from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterFilter, Work, Worker
+from servicebroker.engine.diagnosis.facts import gather_conversation, queue_facts
 from servicebroker.engine.diagnosis.findings import (
-    Facts,
     Finding,
     QueueFacts,
-    judge,
+    Severity,
     judge_conversation,
     judge_disk,
     judge_queue,
+    judge_unseen,
 )
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, Course, courses, whole_course
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
 from servicebroker.engine.diagnosis.totals import statement_totals
-from servicebroker.engine.diagnosis.trail import life
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.remedies import after_status
 from servicebroker.model.wording import shown
 from servicebroker.protocol.explanation import words
 from servicebroker.store.connection import is_url
-from servicebroker.store.running import run
+from servicebroker.store.statements import Steps
 
 MAX_QUEUES = 300  # on one page
+TOP_STATEMENTS = 20  # until all are asked for
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
 PageQuery = Mapping[str, str]  # the query string of the page's address
 
 
+class Advice(NamedTuple):
+    """A finding of doctor, with buttons for what it advises."""
+
+    finding: Finding
+    buttons: list[Button]
+
+
 class QueueLine(NamedTuple):
-    """A queue in a list. `is_more`: not all of its messages were counted. `facts` are doctor's."""
+    """A queue in a list. `is_more`: not all of its messages were counted. `facts` and `findings` are doctor's."""
 
     database: str
     name: str
@@ -55,14 +72,20 @@ class QueueLine(NamedTuple):
     came: float
     left: float
     facts: QueueFacts
+    findings: list[Finding]
     course: Course | None
+
+    @property
+    def severity(self) -> Severity:
+        """The greatest severity of the findings."""
+        return _severity(self.findings)
 
 
 class Summary(NamedTuple):
     """The state of an instance at a glance."""
 
     now: datetime
-    findings: list[Finding]
+    advice: list[Advice]
     came: float
     left: float
     messages: int
@@ -75,22 +98,54 @@ class Summary(NamedTuple):
     peers: int
     course: Course | None
 
+    @property
+    def troubles(self) -> int:
+        """The number of findings that are trouble."""
+        return sum(one.finding.severity == Severity.TROUBLE for one in self.advice)
 
-def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], Summary]:
+    @property
+    def warnings(self) -> int:
+        """The number of findings that are warnings."""
+        return sum(one.finding.severity == Severity.WARNING for one in self.advice)
+
+
+class WorkerLine(NamedTuple):
+    """A session that reads a queue, with its current work, if it is known."""
+
+    worker: Worker
+    work: Work | None
+
+
+class QueueWorkers(NamedTuple):
+    """The workers of a queue, its messages per second, and doctor's findings about it."""
+
+    database: str
+    name: str
+    messages: int
+    left: float
+    findings: list[Finding]
+    workers: list[WorkerLine]
+
+
+def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], Summary]:
     """Return the query for findings and rates."""
 
-    def look(instance: Instance) -> Summary:
-        facts = _facts(instance)
-        with instance.connection() as connection:
-            links = [] if instance.engine is RestrictedVerbs else run(connection, dashboard_queries.links())
-            course = (
-                None if instance.engine is RestrictedVerbs else run(connection, whole_course(*_span(facts.now, fields)))
-            )
-        came, left = _rates(observed, instance)
+    def look(reader: Reader) -> Summary:
+        instance = reader.begin()
+        facts = gather(instance, at_a_glance=True)
+        links: list[Any] = []
+        course: Course | None = None
+        if instance.engine is not RestrictedVerbs:
+            links = instance.look("links to peers", dashboard_queries.links(), links)
+            course = instance.look("the history", whole_course(*_span(facts.now, fields)), course)
+        came, left = instance.look("rates", _rates(observed, instance), ({}, {}))
+        findings = [*reader.access, *judge_instance(instance, facts), *_disk(observed)]
+        names = instance.look("names of queues", _names(instance), {})
+        findings += judge_unseen(instance.unseen)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
         return Summary(
             facts.now,
-            [*judge(facts), *_disk(observed)],
+            _advice(findings, names),
             sum(came.values()),
             sum(left.values()),
             sum(queue.messages for queue in facts.queues),
@@ -107,204 +162,291 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instanc
     return look
 
 
-def queues(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
-    """Return the query for all queues of applications."""
+def queues(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
+    """Return the query for all queues of applications, those with trouble first."""
 
-    def look(instance: Instance) -> dict[str, Any]:
-        now, facts = instance.clock(), _queue_facts(instance)
-        came, left = _rates(observed, instance)
-        named, past = {}, {}
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        now = instance.clock()
+        facts = yield from _queue_facts(instance)
+        came, left = yield from _rates(observed, instance)
+        names = yield from _names(instance)
+        services: dict[str, tuple[str, str, list[str]]] = {}
+        past: dict[tuple[str, str], Course] = {}
         if instance.engine is not RestrictedVerbs:
-            with instance.connection() as connection:
-                named = run(connection, dashboard_queries.queue_names())
-                past = run(connection, courses(*_span(now, fields)))
+            services = yield from dashboard_queries.queue_names()
+            past = yield from courses(*_span(now, fields))
         lines = []
         for queue in facts:
-            database, name, services = named.get(queue.name) or (*_split(queue.name), [])
+            database, name = names.get(queue.name) or _split(queue.name)
             lines.append(
                 QueueLine(
                     database,
                     name,
-                    services,
+                    services[queue.name][2] if queue.name in services else [],
                     queue.messages,
                     queue.messages >= _counted(instance, len(facts)),
                     queue.oldest,
                     came.get((database, name), 0.0),
                     left.get((database, name), 0.0),
                     queue,
+                    list(judge_queue(queue, now)),
                     past.get((database, name)),
                 )
             )
         name_part = fields.get("name", "").lower()
         shown_lines = [line for line in lines if name_part in line.name.lower()]
         if len(shown_lines) > MAX_QUEUES:
-            shown_lines = sorted(shown_lines, key=lambda line: line.messages, reverse=True)[:MAX_QUEUES]
+            shown_lines = sorted(shown_lines, key=lambda line: (line.severity, line.messages), reverse=True)
+            shown_lines = shown_lines[:MAX_QUEUES]
+        shown_lines = sorted(shown_lines, key=lambda line: -line.severity)  # stable: by name among equals
         return {"now": now, "queues": shown_lines, "all": len(lines), "most": MAX_QUEUES}
 
-    return look
+    return _in_one_transaction(steps)
 
 
-def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
     """Return the query for one queue, and the messages at its head."""
 
-    def look(instance: Instance) -> dict[str, Any]:
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         now = instance.clock()
-        came, left = _rates(observed, instance)
-        with instance.connection() as connection:
-            details = run(connection, dashboard_queries.queue_look(fields["database"], fields["queue"]))
-            facts = _queue_facts(instance, details.queue_id)
-            full_name = f"{details.database}.{details.name}"
-            facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
-            histories = run(connection, courses(*_span(now, fields), details.queue_id))
-            message_type, text = fields.get("type", ""), fields.get("text", "")
-            return {
-                "now": now,
-                "queue": details,
-                "facts": facts_of_queue,
-                "findings": [] if facts_of_queue is None else list(judge_queue(facts_of_queue, now)),
-                "came": came.get((details.database, details.name), 0.0),
-                "left": left.get((details.database, details.name), 0.0),
-                "course": next(iter(histories.values()), None),
-                "states": run(connection, dashboard_queries.conversation_states(details.queue_id)),
-                "locks": run(connection, dashboard_queries.group_locks(details.queue_id)),
-                "messages": run(connection, dashboard_queries.message_heads(details.queue_id, message_type, text)),
-                "searched": dashboard_queries.SEARCHED_MESSAGES,
-                "limit": COUNT_LIMIT,
-            }
+        came, left = yield from _rates(observed, instance)
+        details = yield from dashboard_queries.queue_look(fields["database"], fields["queue"])
+        facts = yield from _queue_facts(instance, details.queue_id)
+        full_name = f"{details.database}.{details.name}"
+        facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
+        histories = yield from courses(*_span(now, fields), details.queue_id)
+        message_type, text = fields.get("type", ""), fields.get("text", "")
+        findings = [] if facts_of_queue is None else list(judge_queue(facts_of_queue, now))
+        return {
+            "now": now,
+            "queue": details,
+            "facts": facts_of_queue,
+            "advice": _advice(findings, {full_name: (details.database, details.name)}),
+            "came": came.get((details.database, details.name), 0.0),
+            "left": left.get((details.database, details.name), 0.0),
+            "course": next(iter(histories.values()), None),
+            "states": (yield from dashboard_queries.conversation_states(details.queue_id)),
+            "locks": (yield from dashboard_queries.group_locks(details.queue_id)),
+            "messages": (yield from dashboard_queries.message_heads(details.queue_id, message_type, text)),
+            "searched": dashboard_queries.SEARCHED_MESSAGES,
+            "limit": COUNT_LIMIT,
+        }
 
-    return look
+    return _in_one_transaction(steps)
 
 
-def conversations(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def workers(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
+    """Return the query for the sessions that read queues, by queue, with their current work."""
+
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        now = instance.clock()
+        _, left = yield from _rates(observed, instance)
+        facts = yield from _queue_facts(instance)
+        names = yield from _names(instance)
+        found = yield from dashboard_queries.workers()
+        work: dict[tuple[int, int], Work] = {}
+        working = sorted({worker.queue_id for worker in found if worker.doing == "works"})
+        for queue_id in working[: dashboard_queries.MAX_WORKING_QUEUES]:
+            for one in (yield from dashboard_queries.current_work(queue_id)):
+                work[queue_id, one.pid] = one
+        groups = []
+        for queue in facts:
+            database, name = names.get(queue.name) or _split(queue.name)
+            lines = [
+                WorkerLine(one, work.get((one.queue_id, one.pid)))
+                for one in found
+                if (one.database, one.queue) == (database, name)
+            ]
+            findings = list(judge_queue(queue, now))
+            if lines or queue.messages or findings:
+                groups.append(
+                    QueueWorkers(database, name, queue.messages, left.get((database, name), 0.0), findings, lines)
+                )
+        groups.sort(key=lambda group: -_severity(group.findings))  # stable: by name among equals
+        return {"now": now, "groups": groups, "sessions": len({worker.pid for worker in found})}
+
+    return _in_one_transaction(steps)
+
+
+def conversations(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
     """Return the query for conversations by service and state."""
 
-    def look(instance: Instance) -> dict[str, Any]:
-        with instance.connection() as connection:
-            endpoints = run(connection, dashboard_queries.endpoints(fields.get("service", ""), fields.get("state", "")))
-            return {"now": instance.clock(), "endpoints": endpoints, "most": dashboard_queries.MAX_ROWS}
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        now = instance.clock()
+        service, state, newest = fields.get("service", ""), fields.get("state", ""), fields.get("order") == "newest"
+        endpoints = yield from dashboard_queries.endpoints(service, state, now, newest_first=newest)
+        return {"now": now, "endpoints": endpoints, "most": dashboard_queries.MAX_ROWS}
 
-    return look
+    return _in_one_transaction(steps)
 
 
-def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
     """Return the query for one side of a conversation, and the other side if it is in this instance."""
 
-    def look(instance: Instance) -> dict[str, Any]:
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         try:
             handle = UUID(fields["handle"].strip())
         except ValueError:
             raise BrokerError(402, "handle", shown(fields["handle"]), "an identifier") from None
-        gather_facts = gather_own_conversation if instance.engine is RestrictedVerbs else gather_conversation
-        with instance.connection() as connection:
-            past = [] if instance.engine is RestrictedVerbs else run(connection, life(handle))
-            try:
-                endpoint = run(connection, dashboard_queries.endpoint(handle))
-            except BrokerError:
-                if not past:
-                    raise
-                return {"now": instance.clock(), "handle": handle, "endpoint": None, "life": past}
-            far_endpoint = (
-                None
-                if endpoint.far_handle is None
-                else run(connection, dashboard_queries.endpoint(endpoint.far_handle))
-            )
-        database = instance.database(endpoint.database)
-        facts = database._do(gather_facts(database.database_id, handle, instance.clock()))
-        with instance.connection() as connection:
-            return {
-                "now": facts.now,
-                "endpoint": endpoint,
-                "other": far_endpoint,
-                "facts": facts,
-                "findings": judge_conversation(facts),
-                "messages": run(connection, dashboard_queries.conversation_heads(endpoint)),
-                "sent": run(connection, dashboard_queries.sent_heads(handle)),
-                "life": past,
-            }
+        is_restricted = instance.engine is RestrictedVerbs
+        now = instance.clock()
+        past = [] if is_restricted else (yield from trail.life(handle))
+        try:
+            endpoint = yield from dashboard_queries.endpoint(handle)
+        except BrokerError:
+            if not past:
+                raise
+            return {"now": now, "handle": handle, "endpoint": None, "life": drawn(past, handle)}
+        far = None
+        if endpoint.far_handle is not None:
+            far = yield from dashboard_queries.endpoint(endpoint.far_handle)
+        database_id = yield from instance.engine.find_database(endpoint.database, create=False)
+        gather_facts = gather_own_conversation if is_restricted else gather_conversation
+        facts = yield from gather_facts(database_id, handle, now)
+        names = yield from _names(instance)
+        return {
+            "now": now,
+            "endpoint": endpoint,
+            "other": far,
+            "facts": facts,
+            "advice": _advice(judge_conversation(facts), names, endpoint.database),
+            "messages": (yield from dashboard_queries.conversation_heads(endpoint)),
+            "sent": (yield from dashboard_queries.sent_heads(handle)),
+            "life": drawn(past, handle),
+        }
 
-    return look
+    return _in_one_transaction(steps)
 
 
-def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
     """Return the query for undelivered messages, and the routes, links and certificates that they depend on."""
 
-    def look(instance: Instance) -> dict[str, Any]:
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         now = instance.clock()
+        brokers = yield from dashboard_queries.brokers()
         explained: list[str] = []
         service, database = fields.get("service", ""), fields.get("database", "")
         if service and database:
-            explanation = instance.database(database).explain_route(service, fields.get("broker") or None)
-            explained = words(explanation, _brokers(instance))
-        with instance.connection() as connection:
-            return {
-                "now": now,
-                "waiting": [(wait, after_status(wait.status)) for wait in run(connection, dashboard_queries.waiting())],
-                "routes": run(connection, dashboard_queries.routes(now)),
-                "links": run(connection, dashboard_queries.links()),
-                "refusals": run(connection, refusals()),
-                "certificates": [(one, one.is_expiring(now)) for one in run(connection, find_used_certificates(now))],
-                "forwarded": run(connection, dashboard_queries.forwarded()),
-                "databases": sorted(_brokers(instance).values()),
-                "explained": explained,
-            }
+            database_id = yield from instance.engine.find_database(database, create=False)
+            broker = fields.get("broker") or None
+            explained = words((yield from explain_route(Catalog(), database_id, service, broker, now)), brokers)
+        waiting = yield from dashboard_queries.waiting()
+        certificates = yield from find_used_certificates(now)
+        return {
+            "now": now,
+            "waiting": [(wait, after_status(wait.status)) for wait in waiting],
+            "routes": (yield from dashboard_queries.routes(now)),
+            "links": (yield from dashboard_queries.links()),
+            "refusals": (yield from refusals()),
+            "certificates": [(one, one.is_expiring(now)) for one in certificates],
+            "forwarded": (yield from dashboard_queries.forwarded()),
+            "databases": sorted(brokers.values()),
+            "explained": explained,
+        }
 
-    return look
-
-
-def poison(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
-    """Return the query for queues that are off, failing messages, and messages that were set aside."""
-
-    def look(instance: Instance) -> dict[str, Any]:
-        with instance.connection() as connection:
-            return {
-                "now": instance.clock(),
-                "off": run(connection, poison_report.off_queues()),
-                "failing": run(connection, poison_report.failing_messages()),
-                "set_aside": run(connection, dashboard_queries.set_aside_heads()),
-                "most": dashboard_queries.MAX_ROWS,
-            }
-
-    return look
+    return _in_one_transaction(steps)
 
 
-def statements(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def dead_letters(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
+    """Return the query for queues that are off, messages that fail, and dead letters in groups and one by one."""
+
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        chosen = chosen_dead_letters(fields)
+        before = int(fields["before"]) if fields.get("before", "").isdecimal() else None
+        groups = yield from dashboard_queries.dead_letter_groups(chosen)
+        return {
+            "now": instance.clock(),
+            "off": (yield from poison_report.off_queues()),
+            "failing": (yield from poison_report.failing_messages()),
+            "groups": groups,
+            "count": sum(group.letters for group in groups),
+            "has_all_groups": len(groups) < dashboard_queries.MAX_ROWS,
+            "chosen": {name: value for name, value in chosen._asdict().items() if value},
+            "letters": (yield from dashboard_queries.dead_letters(chosen, before)),
+            "most": dashboard_queries.MAX_ROWS,
+            "bulk": dashboard_queries.MAX_BULK,
+        }
+
+    return _in_one_transaction(steps)
+
+
+def chosen_dead_letters(fields: PageQuery) -> DeadLetterFilter:
+    """Return the filter that an address or a form names."""
+    return DeadLetterFilter(*(fields.get(name, "") for name in DeadLetterFilter._fields))
+
+
+def statements(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
     """Return the query for the statements that the instance's processes have run, by name."""
 
-    def look(instance: Instance) -> dict[str, Any]:
-        with instance.connection() as connection:
-            return {"now": instance.clock(), "statements": run(connection, statement_totals())}
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        totals = yield from statement_totals()
+        top = totals if fields.get("all") else totals[:TOP_STATEMENTS]
+        microseconds = sum(total.microseconds for total in totals)
+        return {"now": instance.clock(), "statements": top, "all": len(totals), "microseconds": microseconds}
 
-    return look
+    return _in_one_transaction(steps)
 
 
-def audit(observed: ObservedInstance, fields: PageQuery) -> Callable[[Instance], dict[str, Any]]:
+def audit(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
     """Return the query for definitions and operators' actions in the audit."""
 
-    def look(instance: Instance) -> dict[str, Any]:
-        with instance.connection() as connection:
-            acts = run(
-                connection, find_acts(None, fields.get("who", ""), fields.get("what", ""), dashboard_queries.MAX_ROWS)
-            )
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        acts = yield from find_acts(None, fields.get("who", ""), fields.get("what", ""), dashboard_queries.MAX_ROWS)
         return {"now": instance.clock(), "acts": acts, "most": dashboard_queries.MAX_ROWS}
 
-    return look
+    return _in_one_transaction(steps)
 
 
-def _facts(instance: Instance) -> Facts:
-    now = instance.clock()
-    with instance.connection() as connection:
-        return run(connection, gather_own(now) if instance.engine is RestrictedVerbs else gather(now, at_a_glance=True))
+def search(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
+    """Return the query for queues and services by name, and conversations by handle."""
+
+    def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
+        text = fields.get("q", "").strip()
+        matches = (yield from dashboard_queries.matches(text)) if text else []
+        return {"now": instance.clock(), "matches": matches, "text": text, "most": dashboard_queries.MAX_ROWS}
+
+    return _in_one_transaction(steps)
 
 
-def _queue_facts(instance: Instance, only: int | None = None) -> list[QueueFacts]:
+def _in_one_transaction(
+    steps: Callable[[DiagnosedInstance], Steps[dict[str, Any]]],
+) -> Callable[[Reader], dict[str, Any]]:
+    """Return a query that runs these steps in a transaction that reads, with deadlines."""
+
+    def read(reader: Reader) -> dict[str, Any]:
+        instance = reader.begin()
+        return instance.read(steps(instance))
+
+    return read
+
+
+def _advice(findings: Iterable[Finding], names: QueueNames, database: str = "") -> list[Advice]:
+    """Return findings with their buttons, the most severe first."""
+    by_severity = sorted(findings, key=lambda finding: -finding.severity)
+    return [Advice(finding, buttons(finding, names, database)) for finding in by_severity]
+
+
+def _severity(findings: Iterable[Finding]) -> Severity:
+    """Return the greatest severity."""
+    return max((finding.severity for finding in findings), default=Severity.NOTE)
+
+
+def _queue_facts(instance: DiagnosedInstance, only: int | None = None) -> Steps[Sequence[QueueFacts]]:
     """Return the facts of all queues, or of one."""
     if instance.engine is RestrictedVerbs:
-        return list(_facts(instance).queues)
-    with instance.connection() as connection:
-        return run(connection, queue_facts(only, at_a_glance=True))
+        return (yield from gather_own(instance.clock())).queues
+    return (yield from queue_facts(only, at_a_glance=True))
 
 
-def _counted(instance: Instance, queues: int) -> int:
+def _names(instance: DiagnosedInstance) -> Steps[QueueNames]:
+    """Return the database and the `schema.name` of each queue, by doctor's name for it."""
+    if instance.engine is RestrictedVerbs:
+        return {}
+    named = yield from dashboard_queries.queue_names()
+    return {full_name: (database, name) for full_name, (database, name, _) in named.items()}
+
+
+def _counted(instance: DiagnosedInstance, queues: int) -> int:
     """Return the limit up to which each of so many queues was counted."""
     return COUNT_LIMIT if instance.engine is RestrictedVerbs else share_of(queues)
 
@@ -322,18 +464,14 @@ def _span(now: datetime, fields: PageQuery) -> tuple[datetime, timedelta]:
     return last_sample, SPANS.get(fields.get("span", ""), SPANS["hour"])
 
 
-def _rates(observed: ObservedInstance, instance: Instance) -> tuple[dict[CounterName, float], dict[CounterName, float]]:
+def _rates(
+    observed: ObservedInstance, instance: DiagnosedInstance
+) -> Steps[tuple[dict[CounterName, float], dict[CounterName, float]]]:
     """Return messages per second into and out of each queue, by database and name of the queue."""
     if instance.engine is RestrictedVerbs:
         return {}, {}
-    with instance.connection() as connection:
-        counters = {counter.name: dict(counter.values) for counter in run(connection, message_flows())}
+    counters = {counter.name: dict(counter.values) for counter in (yield from message_flows())}
     return observed.came.update(counters["enqueued_messages"]), observed.left.update(counters["dequeued_messages"])
-
-
-def _brokers(instance: Instance) -> dict[str, str]:
-    with instance.connection() as connection:
-        return run(connection, dashboard_queries.brokers())
 
 
 def _split(name: str) -> tuple[str, str]:

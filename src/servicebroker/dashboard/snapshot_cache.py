@@ -18,9 +18,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
-from servicebroker.cli.existing_instance import must_exist
+from servicebroker.dashboard.readers import Reader, ReaderPool
+from servicebroker.engine.diagnosis.findings import judge_schema
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
+from servicebroker.store.migrations import this_version
 
 FRESH_S = 0.8  # a younger snapshot is shown without a query
 SLOW_S = 0.1  # a slower query runs in the background, while the last snapshot is shown
@@ -30,7 +32,7 @@ RETRY_DELAY_S = 1.0  # after a failed query
 MAX_PAGES = 50  # in the cache
 RATE_WINDOW_S = 10.0  # a rate is the mean of this time
 
-InstanceQuery = Callable[[Instance], Any]
+ReaderQuery = Callable[[Reader], Any]
 CounterName = tuple[str, ...]
 
 
@@ -55,6 +57,7 @@ class _CacheEntry:
         self.read_at = -RETRY_DELAY_S
         self.duration_s = 0.0
         self.trouble = ""
+        self.retry_at = 0.0  # after a query that was cut
 
 
 class CachedSource:
@@ -101,7 +104,7 @@ class CachedSource:
                 return Snapshot(entry.facts, entry.at, "")
             if time.monotonic() - self._down_since < RETRY_DELAY_S:
                 entry.trouble = self._trouble
-            else:
+            elif time.monotonic() >= entry.retry_at:
                 self._query(entry, query)
             return Snapshot(entry.facts, entry.at, entry.trouble)
 
@@ -110,6 +113,10 @@ class CachedSource:
         begun, version = time.monotonic(), self._version
         try:
             facts = query()
+        except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as problem:
+            entry.trouble = why_cut(problem)  # other pages may be answered
+            entry.retry_at = time.monotonic() + max(RETRY_DELAY_S, MIN_IDLE_FACTOR * (time.monotonic() - begun))
+            return
         except (InstanceError, psycopg.OperationalError, psycopg.InterfaceError, OSError) as problem:
             self._down_since, self._trouble = time.monotonic(), sentence(problem)
             entry.trouble = self._trouble
@@ -124,7 +131,7 @@ class CachedSource:
         with self._lock:
             self._version += 1
             for entry in self._entries.values():
-                entry.read_at, entry.duration_s = -RETRY_DELAY_S, 0.0
+                entry.read_at, entry.duration_s, entry.retry_at = -RETRY_DELAY_S, 0.0, 0.0
 
     def _entry(self, page: Hashable) -> _CacheEntry:
         with self._lock:
@@ -142,27 +149,39 @@ class ObservedInstance(CachedSource):
         super().__init__(shown_name(target))
         self.target = target
         self.came, self.left = Rates(), Rates()
+        self._readers = ReaderPool(target)
         self._instance: Instance | None = None
         self._opening = threading.Lock()
 
-    def read(self, page: Hashable, instance_query: InstanceQuery) -> Snapshot:
+    def read(self, page: Hashable, query: ReaderQuery) -> Snapshot:
         """Return the snapshot of a query on the instance. Raises as `snapshot`."""
-        return self.snapshot(page, lambda: instance_query(self.instance()), FRESH_S)
+
+        def read() -> Any:
+            with self._readers.reader() as reader:
+                return query(reader)
+
+        return self.snapshot(page, read, FRESH_S)
 
     def instance(self) -> Instance:
-        """Return the open instance.
+        """Return the instance, open for actions.
 
         Raises:
-            InstanceError: there is no such instance, or it cannot be reached.
+            InstanceError: there is no such instance, it cannot be reached, or its schema is of another version.
         """
         with self._opening:
             if self._instance is None:
-                must_exist(self.target)
+                with self._readers.reader() as reader:
+                    inspected = reader.instance.inspected
+                if inspected is None:
+                    raise InstanceError("The version of the schema could not be seen: nothing was done. Try again.")
+                for finding in judge_schema(inspected.schema, this_version()):
+                    raise InstanceError(f"The schema: {finding.problem} No action can be taken here. {finding.advice}")
                 self._instance = open_instance(self.target, upkeep=None)
             return self._instance
 
     def close(self) -> None:
         """Close the instance; the next query opens it again."""
+        self._readers.close()
         with self._opening:
             if self._instance is not None:
                 self._instance.close()
@@ -202,6 +221,13 @@ def shown_name(target: str) -> str:
     host = parts.get("host") or parts.get("hostaddr") or "localhost"
     port = f":{parts['port']}" if parts.get("port") else ""
     return f"{parts.get('dbname') or parts.get('user') or 'postgres'} at {host}{port}"
+
+
+def why_cut(problem: psycopg.Error) -> str:
+    """Return why a query had to end at its deadline."""
+    if isinstance(problem, psycopg.errors.LockNotAvailable):
+        return "another session holds a lock that this page needs: see Overview"
+    return "PostgreSQL did not answer this page in time"
 
 
 def sentence(problem: BaseException) -> str:

@@ -95,6 +95,12 @@ SYSTEM_SERVICES = (
 )
 
 
+def short(name: str) -> str:
+    """Return the last part of the name of a system object, as EndDialog; any other name as it is."""
+    is_system = name.startswith((_BROKER, _NOTIFICATIONS))
+    return name.rpartition("/")[2] if is_system else name
+
+
 def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """Return `name` if it is valid for a `kind` ('queue', 'service', ...).
 

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from datetime import timedelta
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
@@ -26,6 +27,7 @@ from starlette.websockets import WebSocketDisconnect
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.cli import diagnosed_instance
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard, People, Proxy, Role, snapshot_cache
 from servicebroker.dashboard.actions import ACTIONS
@@ -35,6 +37,8 @@ from servicebroker.dashboard.snapshot_cache import shown_name
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.findings import Finding
 from servicebroker.engine.diagnosis.queue_counts import queue_depths
+from servicebroker.model.names import END_DIALOG
+from servicebroker.model.states import STATE_WORDS
 from servicebroker.store.running import run
 from support import (
     DOCUMENT,
@@ -55,7 +59,8 @@ from support import (
 )
 
 HERE = "http://127.0.0.1"
-PAGES = ("", "i/0/queues", "i/0/conversations", "i/0/way", "i/0/poison", "i/0/statements")
+PAGES = ("", "i/0/queues", "i/0/conversations", "i/0/way", "i/0/dead-letters", "i/0/statements")
+TROUBLE = ".//*[contains(concat(' ', @class, ' '), ' bad ')]"  # what is red
 MARKUP = "<img src=x onerror=alert(1)>&\"'"
 
 
@@ -135,6 +140,194 @@ def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.
     assert f"{found} found." in said
     (messages,) = re.findall(r"In queues ([\d,]+)", text)
     assert int(messages) >= 2
+
+
+def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue with messages that nobody receives, for longer than is natural."""
+    sent(database, (ORDER, b"1"))
+    monkeypatch.setattr("servicebroker.engine.diagnosis.findings.UNEXPLAINED_WAIT", timedelta(0))
+
+
+def test_a_queue_that_nobody_reads_stands_out_as_doctor_judges(
+    database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row() -> html.HtmlElement:
+        return browser.page("i/0/queues").xpath(f"//tr[@data-key='{database.name}.dbo.{STOCK_QUEUE}']")[0]
+
+    assert row().get("class") == "note"
+    assert row().xpath(TROUBLE) == []
+    growing(database, monkeypatch)
+    assert row().get("class") == "trouble"
+    assert "stuck Nobody receives: 1 message" in words(row())
+    keys = [one.get("class") for one in browser.page("i/0/queues").xpath("//tbody/tr")]
+    assert keys == sorted(keys, key=["trouble", "warning", "note"].index)
+    assert "Nobody receives: 1 message" in browser.text("i/0/workers")
+    assert database.receive(STOCK_QUEUE)
+    assert row().get("class") == "note"
+
+
+def test_a_finding_has_a_button_for_what_it_advises(
+    database: sb.Database, browse: Callable[..., Browser], browser: Browser
+) -> None:
+    """And only for a person who may press it."""
+    queue = f"dbo.{STOCK_QUEUE}"
+    database.alter_queue(STOCK_QUEUE, status=False)
+    label = f"Switch on {queue}, and retry"
+    assert label not in browse(Role.SEE).text("")
+    forms = [form for form in browser.page("").xpath("//form") if label in words(form)]
+    mine = [form for form in forms if form.fields["database"] == database.name]
+    answer = browser.send_form(mine[0].action, dict(mine[0].form_values()))
+    assert f"The queue {queue} is ON" in answer.text
+    database.alter(disable_broker=True)
+    page = browser.page("")
+    (form,) = [one for one in page.xpath("//form") if words(one).strip() == f"Enable the broker of {database.name}"]
+    assert "is enabled" in browser.send_form(form.action, dict(form.form_values())).text
+
+
+def test_a_session_is_ended_after_a_question(
+    database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = far_handle(database, sent(database, (ORDER, b"1")))
+    monkeypatch.setattr("servicebroker.engine.diagnosis.findings.LONG_WAIT", timedelta(0))
+    with (
+        psycopg.connect(database.instance.url) as other,
+        pytest.raises(sb.InstanceError),
+        database.transaction() as transaction,
+    ):
+        (message,) = transaction.receive(STOCK_QUEUE)
+        ((pid,),) = transaction.connection.execute("select pg_backend_pid()").fetchall()
+        text = browser.text("i/0/workers")
+        assert re.search(rf"{pid} \S.* {ORDER} of {str(handle)[:8]}", text), text
+        page = browser.page("")
+        (form,) = [one for one in page.xpath("//form") if words(one).strip() == f"End session {pid}"]
+        assert form.getparent().tag == "details"
+        answer = browser.send_form(form.action, dict(form.form_values()))
+        assert f"The session {pid} has ended." in words(html.fromstring(answer.text))
+        assert other.execute("select 1").fetchall() == [(1,)]  # it is another one
+        transaction.send(message.conversation_handle, "//test/Reply", b"")
+    assert "There is no session" in browser.send_form(form.action, dict(form.form_values())).text
+    assert f"END SESSION {pid}" in browser.text("i/0/audit")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_closed_conversation_is_no_trouble(database: sb.Database, browser: Browser) -> None:
+    handle = sent(database, (ORDER, b"1"))
+    far = far_handle(database, handle)
+    database.end_conversation(far)
+    for page, severity in ((handle, "warning"), (far, "note")):
+        shown_findings = browser.page("i/0/conversation", handle=page).xpath("//ul[@class='findings']/li")
+        assert [one.get("class") for one in shown_findings] == [severity]
+    assert browser.page("i/0/conversation", handle=far).xpath(f"//main{TROUBLE[1:]}") == []
+    said = CliRunner().invoke(
+        command,
+        ["doctor", "--instance", database.instance.url, "--database", database.name, "--conversation", str(far)],
+    )
+    assert (said.exit_code, "It is closed." in said.output) == (0, True)
+
+
+def test_the_search_finds_queues_services_and_handles(database: sb.Database, browser: Browser) -> None:
+    handle = sent(database, (ORDER, b"1"))
+    for text, found in (
+        (STOCK_QUEUE[2:].lower(), f"{database.name}.dbo.{STOCK_QUEUE}"),
+        (STOCK[2:], STOCK),
+        (str(handle)[:10], str(handle)),
+        ("%", "No queue or service has % in its name"),
+        (MARKUP, MARKUP),
+        ("", "Type a part"),
+        ("9" * 33, "No queue"),
+    ):
+        assert found in browser.text("i/0/search", q=text)
+    assert browser.get("/i/0/search", params={"q": f" {handle} "}).url.path == "/i/0/conversation"
+
+
+def test_conversations_are_listed_by_age_active_ones_first(database: sb.Database, browser: Browser) -> None:
+    first, second, third = (sent(database, (ORDER, b"1")) for _ in range(3))
+    database.end_conversation(far_handle(database, first))
+
+    def handles(**asked: str) -> list[str]:
+        page = browser.page("i/0/conversations", service=STOCK, **asked)
+        shown_handles = page.xpath("//tbody//th//a/@title")
+        return [one for one in shown_handles if one in {str(first), str(second), str(third)}]
+
+    active = [str(second), str(third)]
+    assert [one for one in handles() if one in active] == active
+    assert [one for one in handles(order="newest") if one in active] == active[::-1]
+    page = browser.page("i/0/conversations", service=STOCK)
+    states = [words(one) for one in page.xpath("//td[@data-label='State']")]
+    assert set(states) <= set(STATE_WORDS.values())
+    assert states.index("conversing") == 0
+
+
+def test_a_trail_begins_with_a_button(database: sb.Database, browser: Browser) -> None:
+    handle, other = sent(database, (ORDER, b"1")), sent(database, (ORDER, b"1"))
+    for one in (handle, other):
+        page = browser.page("i/0/conversation", handle=one)
+        assert "are recorded from now on" in browser.press(page, "record-trail")
+    database.send(handle, ORDER, b"2")
+    (row,) = browser.page("i/0/conversation", handle=handle).xpath("//ol[@class='life']/li")
+    assert (row.get("class"), f"message 1 of type {ORDER}: arrived" in words(row)) == ("far in", True)
+    CliRunner().invoke(command, ["trail", "off", "--instance", database.instance.url], catch_exceptions=False)
+
+
+def test_dead_letters_are_grouped_and_filtered(database: sb.Database, browser: Browser) -> None:
+    for body in (b"1", b"2"):
+        poisoned(database, body)
+    sent(database, (DOCUMENT, b"<a/>"))
+    database.process(STOCK_QUEUE, lambda tx, messages: {}["price"], poison=lambda failure: sb.SetAside())
+
+    def groups(**asked: str) -> list[str]:
+        page = browser.page("i/0/dead-letters", database=database.name, **asked)
+        return [words(row)[:60] for row in page.xpath("//table//tr[contains(@data-key, 'database=')]")]
+
+    assert [one.split()[:3] for one in groups()] == [["KeyError", "1", DOCUMENT], ["ValueError", "2", ORDER]]
+    assert len(groups(kind="KeyError")) == len(groups(error="CANNOT READ")) == len(groups(message_type=ORDER)) == 1
+    assert groups(error="nothing like it") == []
+    for letter in database.set_aside_messages():
+        database.discard_message(letter.set_aside_id)
+
+
+def test_system_messages_have_short_names(database: sb.Database, browser: Browser) -> None:
+    database.end_conversation(far_handle(database, sent(database, (ORDER, b"1"))))
+    (name,) = browser.page("i/0/queue", database=database.name, queue=f"dbo.{ORDERS_QUEUE}").xpath(
+        "//table[@class='messages']//th/span[@class='system']"
+    )
+    assert (name.text, name.get("title")) == ("EndDialog", END_DIALOG)
+
+
+def test_a_page_ends_at_its_deadline_and_the_others_go_on(
+    fresh_database: sb.Database, browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosed_instance, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(diagnosed_instance, "LATER_TIMEOUT_MS", 50)
+    url = fresh_database.instance.url
+    browser = browse(url=url)
+    browser.page("i/0/dead-letters")
+    with psycopg.connect(url) as other:
+        other.execute("lock table servicebroker.set_aside_messages")
+        text = browser.text("i/0/dead-letters")
+        assert "another session holds a lock that this page needs" in text
+        assert "The figures are from" in text
+        assert "does not answer" not in browser.text("i/0/queues")
+        other.execute("lock table servicebroker.transmission_queue")
+        text = browser.text("")
+        assert "It could not see messages that wait" in text
+        assert "In queues" in text
+    eventually(lambda: "does not answer" not in browser.text("i/0/dead-letters"))
+
+
+def test_an_older_schema_is_shown_and_not_changed(
+    make_instance_url: Callable[..., str], browse: Callable[..., Browser]
+) -> None:
+    url = make_instance_url(1)
+    number = "select max(number) from servicebroker.migrations"
+    with psycopg.connect(url, autocommit=True) as admin:
+        ((newest,),) = admin.execute(number).fetchall()
+        admin.execute("delete from servicebroker.migrations where number = %s", (newest,))
+        browser = browse(url=url)
+        assert "of an older servicebroker" in browser.text("")
+        page = browser.page("i/0/queue", database="Test", queue=f"dbo.{STOCK_QUEUE}")
+        assert "No action can be taken here" in browser.press(page, "switch")
+        assert admin.execute(number).fetchall() != [(newest,)]
 
 
 def test_the_overview_counts_links_to_peers(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +465,13 @@ def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Da
         "text, 6 bytes h\u00e9llo",
     ):
         assert said in text
-    for said in ("XML, 11 bytes <a><b/></a>", "Empty body.", "Messages 5", "Conversations CO 2", f"Services {STOCK}"):
+    for said in (
+        "XML, 11 bytes <a><b/></a>",
+        "Empty body.",
+        "Messages 5",
+        "Conversations 2 conversing",
+        f"Services {STOCK}",
+    ):
         assert said in text
     assert "\x1b" not in browser.get("/i/0/queue", params={"database": database.name, "queue": "dbo.StockQueue"}).text
     assert len(database.receive(STOCK_QUEUE, top=10)) == 3
@@ -280,7 +479,7 @@ def test_a_queue_shows_its_messages_by_their_kind_and_takes_none(database: sb.Da
 
 def test_a_queue_is_searched_by_type_and_text(database: sb.Database, browser: Browser) -> None:
     sent(database, (ORDER, b"apples"), (ORDER, b"pears"), (DOCUMENT, b"<pears/>"))
-    assert re.findall(r"apples|pears", browser.queue(database, type="order", text="ear")) == ["pears"]
+    assert set(re.findall(r"apples|pears", browser.queue(database, type="order", text="ear"))) == {"pears"}
     assert "<pears/>" in browser.queue(database, type="DOCUM")
     assert "No matching messages." in browser.queue(database, text="plums")
     row = "//tr[contains(@data-key, 'Queue')]"
@@ -329,13 +528,15 @@ def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Br
     pages = [
         browser.page("i/0/queue", database=database.name, queue=f"dbo.{STOCK_QUEUE}"),
         browser.page("i/0/conversation", handle=handle),
-        browser.page("i/0/poison"),
+        browser.page("i/0/dead-letters"),
     ]
     asked = [words(one) for page in pages for one in page.xpath("//details[contains(@class, 'asks')]//button")]
     assert asked == [
         f"Switch off dbo.{STOCK_QUEUE}",
         f"End {handle}",
         f"Remove {handle}",
+        f"Replay 1 dead letter of {ORDER} with ZeroDivisionError",
+        f"Discard 1 dead letter of {ORDER} with ZeroDivisionError",
         f"Discard message {letter.set_aside_id}",
     ]
     database.discard_message(letter.set_aside_id)  # the page shows those of all tests
@@ -345,7 +546,11 @@ def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database
     handle = sent(database, (ORDER, b"first"), (ORDER, b"second"))
     far = far_handle(database, handle)
     text = browser.text("i/0/conversation", handle=far)
-    assert [said for said in ("first", "second", str(handle), "CO, target", "CO, initiator") if said not in text] == []
+    assert [
+        said
+        for said in ("first", "second", str(handle), "conversing , target", "conversing , initiator")
+        if said not in text
+    ] == []
     assert "Next number to receive 2" in text
     database.alter_queue(STOCK_QUEUE, status=False)
     sent_too = begin(database, "//nowhere/Service")
@@ -355,7 +560,7 @@ def test_a_conversation_shows_both_sides_and_the_judgement(database: sb.Database
     assert "Undelivered messages" in text
     assert "//nowhere/Service" in text
     found = browser.page("i/0/conversations", service="nowhere").xpath("//tbody//th")
-    assert [str(sent_too)] == [row.text_content() for row in found]
+    assert [str(sent_too)] == [title for row in found for title in row.xpath(".//@title")]
     assert "No matching conversations." in browser.text("i/0/conversations", service="nowhere", state="ER")
 
 
@@ -397,25 +602,25 @@ def poisoned(database: sb.Database, body: bytes) -> None:
 
 def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, browser: Browser) -> None:
     poisoned(database, b"bad")
-    page = browser.page("i/0/poison")
+    page = browser.page("i/0/dead-letters")
     text = page.text_content()
     assert "cannot read b'bad'" in text
     assert "raise ValueError" in text
     assert "again" in browser.press(page, "replay")
-    assert "No message was set aside." in browser.text("i/0/poison")
+    assert "No dead letters." in browser.text("i/0/dead-letters")
     assert "must be" in browser.press(page, "replay")  # somebody who has looked before it was replayed
     assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
     poisoned(database, b"worse")
-    page = browser.page("i/0/poison")
+    page = browser.page("i/0/dead-letters")
     assert "is discarded" in browser.press(page, "discard")
     assert "must be" in browser.press(page, "discard")
     database.alter_queue(STOCK_QUEUE, status=False)
-    assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/poison")
+    assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/dead-letters")
 
 
 def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Browser) -> None:
     poisoned(database, b"\n<b>bad</b>\nline")
-    page = browser.page("i/0/poison")
+    page = browser.page("i/0/dead-letters")
     assert page.xpath("//textarea/text()") == ["\n\n<b>bad</b>\nline"]  # of which a browser drops the first line end
     form = page.xpath("//form[contains(@action, '/replay-edited')]")[0]
     large = browser.send_form(form.action, {**dict(form.form_values()), "body": "x" * 70_000})
@@ -425,22 +630,25 @@ def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Bro
     assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
     for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # bodies that a form would change, or does not have whole
         poisoned(database, body)
-    assert browser.page("i/0/poison").xpath("//textarea") == []
+    assert browser.page("i/0/dead-letters").xpath("//textarea") == []
 
 
 def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Browser) -> None:
     for body in (b"1", b"2", b"3"):
         poisoned(database, body)
-    page = browser.page("i/0/poison")
+    page = browser.page("i/0/dead-letters")
     (handle,) = {one.conversation_handle for one in database.set_aside_messages()[:1]}
     database.end_conversation(handle)
-    forms = page.xpath("//form[contains(@action, '/replay-all')]")
+    forms = page.xpath("//form[contains(@action, '/replay-chosen')]")
     ours = [form.fields["database"] for form in forms].index(database.name)
-    assert "numbers is 'x'; it must be a number" in browser.press(page, "replay-all", ours, numbers="1 x")
-    said = browser.press(page, "replay-all", ours)
-    assert "3 messages are in their queues again." in said
+    assert "newest is 'x'; it must be a number" in browser.press(page, "replay-chosen", ours, newest="x")
+    poisoned(database, b"4")  # after the page, whose button names three
+    assert "3 messages are in their queues again." in browser.press(page, "replay-chosen", ours)
     found = sorted(str(one) for _ in range(3) for one in bodies(database.receive(STOCK_QUEUE)))
     assert found == ["b'1'", "b'2'", "b'3'"]
+    page = browser.page("i/0/dead-letters", database=database.name)
+    assert "1 message is discarded." in browser.press(page, "discard-chosen")
+    assert database.set_aside_messages() == []
 
 
 def test_the_activation_of_a_queue_is_changed(database: sb.Database, browser: Browser) -> None:
@@ -471,7 +679,7 @@ def test_of_two_people_who_act_on_one_message_one_does(
     database: sb.Database, browse: Callable[..., Browser], act: str, done: str, left: list[bytes]
 ) -> None:
     poisoned(database, b"bad")
-    said = by_two(browse, act, "i/0/poison")
+    said = by_two(browse, act, "i/0/dead-letters")
     assert [sum(text in one for one in said) for text in (done, "must be that of a message that is set aside")] == [
         1,
         1,
@@ -500,7 +708,9 @@ def test_statements_are_told_by_name(database: sb.Database, browser: Browser) ->
     sent(database, (ORDER, b"1"))
     with sb.open(database.instance.url, upkeep=None) as other:
         other.database(database.name).receive(STOCK_QUEUE)
-    assert re.search(r"conversation\.receive [\d,]+ [\d.]+ [\d.]+", browser.text("i/0/statements"))
+    assert re.search(
+        r"RECEIVE conversation\.receive \d+ % \d+ % [\d,]+ [\d.]+ [\d.]+", browser.text("i/0/statements", all="1")
+    )
 
 
 def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: Browser) -> None:
@@ -525,7 +735,12 @@ def test_markup_in_every_name_and_body_is_text(database: sb.Database, browser: B
     for path, query_ in asked:
         page = browser.page(path, **query_)
         assert page.xpath("//img | //*[@onerror] | //main//script | //style") == [], path
-        if query_ or path not in ("", "i/0/conversations", "i/0/statements", "i/0/poison"):  # some of all conversations
+        if query_ or path not in (
+            "",
+            "i/0/conversations",
+            "i/0/statements",
+            "i/0/dead-letters",
+        ):  # some of all conversations
             assert MARKUP in page.text_content(), path
     assert MARKUP in browser.text("i/0/conversation", handle=far)
     assert "ON" in browser.press(
@@ -601,7 +816,11 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
     form = acting.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/end')]")[0]
     for role in (Role.SEE, Role.BODIES):
         browser = browse(role)
-        pages = [browser.text("i/0/conversation", handle=far), browser.queue(database), browser.text("i/0/poison")]
+        pages = [
+            browser.text("i/0/conversation", handle=far),
+            browser.queue(database),
+            browser.text("i/0/dead-letters"),
+        ]
         pages.append(browser.queue(database, ORDERS_QUEUE, text="secret"))
         found = browser.queue(database, ORDERS_QUEUE, text="not in any body")
         assert ("No matching messages." in found) == (role == Role.BODIES)  # else the search would tell what is in them
@@ -958,10 +1177,10 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
 
 
 def test_it_judges_as_doctor_does(database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servicebroker.dashboard.pages.judge", lambda facts: [Finding("the moon", "is full", "wait")])
+    monkeypatch.setattr("servicebroker.cli.examination.judge", lambda facts: [Finding("the moon", "is full", "wait")])
     assert "1 problem" in browser.text("")
     assert "the moon : is full wait" in browser.text("")
-    monkeypatch.setattr("servicebroker.dashboard.pages.judge", lambda facts: [])
+    monkeypatch.setattr("servicebroker.cli.examination.judge", lambda facts: [])
     assert "All is well" in browser.text("")
 
 
@@ -1031,7 +1250,11 @@ def test_a_number_of_a_form_has_18_digits(database: sb.Database, browser: Browse
 
 
 def test_every_action_needs_the_role_to_act(
-    database: sb.Database, browse: Callable[..., Browser], people: Path, pipeline_file: Path
+    database: sb.Database,
+    browse: Callable[..., Browser],
+    people: Path,
+    pipeline_file: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """A person whose role was lowered has a form token that is right, and fields that are: only the role is missing."""
 
@@ -1043,7 +1266,8 @@ def test_every_action_needs_the_role_to_act(
         return {"database": database.name, "number": str(database.set_aside_messages()[-1].set_aside_id)}
 
     queue = {"database": database.name, "queue": f"dbo.{STOCK_QUEUE}"}
-    dead = {act: dead_letter() for act in ("replay", "replay-edited", "replay-all", "discard")}
+    dead = {act: dead_letter() for act in ("replay", "replay-edited", "discard")}
+    newest = str(max(int(fields["number"]) for fields in dead.values()))
     forms = {
         **{f"/i/0/act/{act}": fields for act, fields in dead.items()},
         "/i/0/act/end": dialog(),
@@ -1060,10 +1284,17 @@ def test_every_action_needs_the_role_to_act(
         },
         "/i/0/act/switch": {**queue, "status": "off"},
         "/i/0/act/retry": queue,
+        "/i/0/act/restart-activation": queue,
+        "/i/0/act/enable-broker": {"database": database.name},
+        "/i/0/act/record-trail": dialog(),
+        "/i/0/act/replay-chosen": {**queue, "newest": newest},
+        "/i/0/act/discard-chosen": {**queue, "newest": newest},
         "/pipelines/0/replay": {"type": "Order"},
     }
     forms["/i/0/act/replay-edited"]["body"] = "good"
-    forms["/i/0/act/replay-all"]["numbers"] = forms["/i/0/act/replay-all"].pop("number")
+    other = psycopg.connect(database.instance.url)
+    request.addfinalizer(other.close)
+    forms["/i/0/act/end-session"] = {"pid": str(other.info.backend_pid)}
     assert {path.rpartition("/")[2] for path in forms if path.startswith("/i/")} == set(ACTIONS)
 
     def let_in(role: Role) -> None:

@@ -71,7 +71,7 @@ def pages(database: sb.Database) -> list[str]:
     named = {"database": database.name, "queue": f"dbo.{HIT}"}
     return [
         "/",
-        *(f"/i/0/{page}" for page in ("queues", "conversations", "way", "poison", "statements", "audit")),
+        *(f"/i/0/{page}" for page in ("queues", "conversations", "way", "dead-letters", "statements", "audit")),
         f"/i/0/queue?{urlencode(queue)}",
         f"/i/0/queue?{urlencode(named)}",
         f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
@@ -124,7 +124,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
             "queue": f"/i/0/queue?{urlencode({'database': 'Shop', 'queue': 'dbo.StockQueue'})}",
             "conversation": f"/i/0/conversation?{urlencode({'handle': str(far_handle(database, handle))})}",
             "way": "/i/0/way",
-            "poison": "/i/0/poison",
+            "dead-letters": "/i/0/dead-letters",
         }
 
 

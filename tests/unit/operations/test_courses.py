@@ -1,12 +1,22 @@
-"""The course of a queue from its changes, and its picture."""
+"""The course of a queue and a conversation's timeline, from changes and events, and how they are drawn."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
 
+import pytest
+
+import servicebroker
 from servicebroker.cli.printable_text import blocks
-from servicebroker.dashboard.sparklines import HEIGHT_PX, WIDTH_PX, line
-from servicebroker.engine.diagnosis.history import Change, course
+from servicebroker.dashboard.charts import HEIGHT, WIDTH, depth_chart, flow_chart, spark
+from servicebroker.dashboard.statement_names import VERBS, readable
+from servicebroker.dashboard.timeline import drawn
+from servicebroker.engine.diagnosis.history import Change, Course, course
+from servicebroker.engine.diagnosis.trail import Event
+from servicebroker.model.names import END_DIALOG
 
 SINCE = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -24,13 +34,84 @@ def test_what_nobody_has_watched_is_not_known() -> None:
     assert found.came == [0.0, 0.0, 0.0]
 
 
-def test_a_picture_has_gaps_and_stays_within_its_frame() -> None:
-    drawn = line([1, 5, None, 2, 0])
-    assert (len(drawn.lines), drawn.last, drawn.most) == (2, 0, 5)
+def test_a_chart_has_gaps_and_stays_within_its_frame() -> None:
+    drawn = spark([1, 5, None, 2, 0])
+    assert (len(drawn.lines), drawn.last, drawn.highest) == (2, 0, 5)
     points = [tuple(map(float, point.split(","))) for one in drawn.lines for point in one.split()]
-    assert all(0 <= x <= WIDTH_PX and 0 <= y <= HEIGHT_PX for x, y in points)
-    assert not line([None, None]).is_known
-    assert not line([]).is_known
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+    assert not spark([None, None]).is_known
+    assert not spark([]).is_known
+
+
+@pytest.mark.parametrize(
+    ("highest", "top"), [(0.0, 1), (0.3, 1), (1, 1), (1.5, 2), (3, 5), (7, 10), (10, 10), (10.1, 20), (999, 1000)]
+)
+def test_an_axis_ends_at_a_round_number(highest: float, top: float) -> None:
+    chart = flow_chart(Course(SINCE, 600.0, [0.0, highest, None], [0.0, None, None], [None] * 3))
+    assert chart.top == top
+
+
+def test_a_chart_has_the_times_of_its_axis_and_all_values() -> None:
+    course_ = Course(SINCE, 600.0, [1.0, None], [2.0, 0.5], [7, None])
+    chart = flow_chart(course_)
+    assert [at.minute for at in chart.times] == [0, 5, 10, 15, 20]
+    told = json.loads(chart.values)
+    assert (told["since"], told["width"]) == (SINCE.timestamp(), 600)
+    assert {line["label"]: line["values"] for line in told["lines"]} == {
+        "In per second": [1.0, None],
+        "Out per second": [2.0, 0.5],
+    }
+    assert [line["values"] for line in json.loads(depth_chart(course_).values)["lines"]] == [[7, None]]
+
+
+NEAR, FAR = UUID(int=1), UUID(int=2)
+
+
+@pytest.mark.parametrize(
+    ("handle", "what", "detail", "message_type", "shown"),
+    [
+        (NEAR, "A", "", END_DIALOG, (True, "in", "message 0 of type EndDialog: arrived in its queue", False)),
+        (FAR, "A", "", "//shop/Order", (False, "in", "message 0 of type //shop/Order: arrived in its queue", False)),
+        (FAR, "W", "no route", "", (False, "out", "message 0: waits to be transmitted, no route", False)),
+        (NEAR, "F", "ValueError: x", "T", (True, "", "message 0 of type T: failed, ValueError: x", True)),
+        (NEAR, "S", "CO DI", None, (True, "", "conversing \u2192 disconnected inbound", False)),
+        (NEAR, "S", "CO ER", None, (True, "", "conversing \u2192 error", True)),
+        (NEAR, "B", "SO", None, (True, "", "began, started outbound", False)),
+        (NEAR, "T", "", None, (True, "", "timer fired, or was taken away", False)),
+    ],
+)
+def test_how_events_stand_in_a_timeline(
+    handle: UUID, what: str, detail: str, message_type: str | None, shown: tuple[bool, str, str, bool]
+) -> None:
+    numbers = (None, None, None) if message_type is None else (0, 0, 1)
+    first, second = (
+        Event(SINCE + timedelta(seconds=second), 7, handle, what, *numbers, message_type or "", detail)
+        for second in (0, 2)
+    )
+    rows = drawn([first, second], NEAR)
+    assert [(row.is_near, row.arrow, row.text, row.is_failure) for row in rows] == [shown] * 2
+    assert [row.pause_s for row in rows] == [None, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("conversation.receive", "RECEIVE"),
+        ("queue_counts.stored_queues", "Queue counts: stored queues"),
+        ("check.wait_for.find", "Check: wait for, find"),
+        ("alone", "Alone"),
+    ],
+)
+def test_statements_have_readable_names(name: str, words: str) -> None:
+    assert readable(name) == words
+
+
+def test_the_names_of_verbs_are_those_of_statements() -> None:
+    package = Path(servicebroker.__file__).parent
+    text = "\n".join(path.read_text() for path in package.rglob("*.py") if path.parts[-2] != "dashboard")
+    there = {name for name in VERBS if f'"{name}"' in text}
+    there |= {name for name in VERBS if f'SQL("{name.partition(".")[2]}"' in text}
+    assert there == set(VERBS)
 
 
 def test_a_line_of_blocks() -> None:

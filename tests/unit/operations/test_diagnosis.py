@@ -438,16 +438,16 @@ def test_a_server_that_does_not_serve_yet_is_down(text: str) -> None:
 
 def test_versions_that_differ_are_named() -> None:
     assert judge_schema(SchemaDifference(481, 0, 0), "servicebroker 2.0, schema 481") == []
-    ((_, problem, advice),) = judge_schema(SchemaDifference(472, 2, 0), "servicebroker 2.0, schema 481")
+    ((_, problem, advice, *_),) = judge_schema(SchemaDifference(472, 2, 0), "servicebroker 2.0, schema 481")
     assert problem.startswith(
         "It is number 472, of an older servicebroker than this one (servicebroker 2.0, schema 481)"
     )
     assert "servicebroker init" in advice
-    ((_, problem, advice),) = judge_schema(SchemaDifference(490, 1, 2), "servicebroker 2.0, schema 481")
+    ((_, problem, advice, *_),) = judge_schema(SchemaDifference(490, 1, 2), "servicebroker 2.0, schema 481")
     assert ("of a newer" in problem, "upgrade servicebroker here" in advice) == (True, True)
     reports = [DaemonReport(Subject.VERSION, "servicebroker 1.0", NOW), DaemonReport(Subject.LISTENS, "at A", NOW)]
     assert judge_daemon_version(reports, "servicebroker 1.0") == []
-    ((_, problem, _),) = judge_daemon_version(reports, "servicebroker 2.0")
+    ((_, problem, *_),) = judge_daemon_version(reports, "servicebroker 2.0")
     assert problem == "It is servicebroker 1.0, and this is servicebroker 2.0."
     assert said(daemon=DAEMON._replace(reports=reports)) == []
 
@@ -457,7 +457,7 @@ def test_what_could_not_be_seen_is_told() -> None:
     assert (cut.problem, "pg_locks" in cut.advice) == ("It could not see queues: why.", True)
     assert (failed.problem, "pg_locks" in failed.advice) == ("It could not see peers: it has no x", False)
     assert judge_refused("") == []
-    ((subject, problem, _),) = judge_refused("A proxy stands before PostgreSQL.")
+    ((subject, problem, *_),) = judge_refused("A proxy stands before PostgreSQL.")
     assert (subject, problem) == ("PostgreSQL", "A proxy stands before PostgreSQL.")
 
 

@@ -10,31 +10,25 @@ from uuid import UUID
 import typer
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
+from servicebroker.cli.examination import gather, judge_access, judge_instance
 from servicebroker.cli.existing_instance import is_down, kept_certificates
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
-from servicebroker.engine.diagnosis.facts import gather_conversation, looks
+from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.findings import (
-    Facts,
     Finding,
-    judge,
+    Severity,
     judge_conversation,
-    judge_daemon_version,
     judge_disk,
     judge_down,
-    judge_hosts,
     judge_log,
-    judge_refused,
-    judge_schema,
-    judge_timeouts,
     judge_unseen,
 )
-from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
+from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.migrations import this_version
 
 _PROGRAM = "servicebroker doctor"
 
@@ -54,7 +48,11 @@ def doctor(
         raise typer.BadParameter("--conversation and --database go together")
     try:
         with diagnose(instance, _PROGRAM) as opened:
-            findings = _look(opened) if conversation is None else _look_at(opened, database or "", conversation)
+            if conversation is None:
+                findings = judge_instance(opened, gather(opened))
+                findings = [*judge_access(opened), *findings]
+            else:
+                findings = _look_at(opened, database or "", conversation)
             findings += judge_unseen(opened.unseen)
             if not is_url(instance) and (lost := EmbeddedServer.lost_log(instance)) is not None:
                 findings.append(judge_log(str(lost.path), str(lost.written or "")))
@@ -67,29 +65,20 @@ def doctor(
     if not is_url(instance):
         used = shutil.disk_usage(instance)
         findings += judge_disk(instance, used.free, used.total)
+    problems = sum(finding.severity > Severity.NOTE for finding in findings)
     if as_json:
-        say_json({"findings": [finding._asdict() for finding in findings]})
+        say_json({"findings": [_told(finding) for finding in findings]})
     else:
         for finding in findings:
             say(f"{finding.subject}: {finding.problem}", f"  {finding.advice}")
-        say(f"{len(findings)} found." if findings else "Nothing wrong was found.")
-    if findings:
+        say(f"{problems} found." if problems else "Nothing wrong was found.")
+    if problems:
         raise typer.Exit(1)
 
 
-def _look(opened: DiagnosedInstance) -> list[Finding]:
-    facts = Facts(opened.clock())
-    if opened.engine is RestrictedVerbs:
-        facts = opened.look("what is its own", gather_own(facts.now), facts)
-    else:
-        for one in looks():
-            facts = opened.look(one.subject, one.ask(facts), facts)
-    findings = judge(facts) + judge_timeouts(opened.find_timeouts())
-    if opened.inspected is not None:
-        findings += judge_schema(opened.inspected.schema, this_version())
-    if facts.daemon is not None:
-        findings += judge_daemon_version(facts.daemon.reports, this_version())
-    return [*judge_hosts(opened.find_hosts()), *judge_refused(opened.refusal), *findings]
+def _told(finding: Finding) -> dict[str, str]:
+    severity = finding.severity.name.lower()
+    return {"subject": finding.subject, "problem": finding.problem, "advice": finding.advice, "severity": severity}
 
 
 def _look_at(opened: DiagnosedInstance, database: str, handle: UUID) -> list[Finding]:

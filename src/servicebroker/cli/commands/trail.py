@@ -86,6 +86,17 @@ def show(
         say(f"Nothing is known of it. {_said(settings)}")
 
 
+def record_conversation(opened: Instance, handle: UUID) -> None:
+    """Record the events of a conversation, in addition to what is recorded already.
+
+    Raises:
+        BrokerError: 8426 no such conversation.
+    """
+    with opened.connection() as connection:
+        wanted = run(connection, trail.with_conversation(handle))
+    _switch(opened, wanted)
+
+
 def told(event: Event) -> str:
     """Return an event in words."""
     happened = trail.EVENT_WORDS.get(event.what, event.what)

@@ -29,6 +29,7 @@ function updateAges() {
 
 // Turns `old` into `fresh`, and keeps equal elements, so that focus, open details and selections stay.
 function patch(old, fresh) {
+  if (old.matches(".cursor")) return;
   for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   if (old.matches("time.age, input, select, textarea")) return;
@@ -88,6 +89,67 @@ function stop() {
   if (stream) stream.close();
   stream = null;
 }
+
+// The values of a chart under the pointer, or step by step by the arrow keys: the server has drawn the lines.
+const tip = document.createElement("div");
+tip.id = "tip";
+tip.hidden = true;
+tip.setAttribute("role", "status");
+document.body.append(tip);
+let chosen = -1;
+
+function showValues(svg, index) {
+  const { since, width, lines } = JSON.parse(svg.dataset.chart);
+  const count = lines[0].values.length;
+  chosen = Math.max(0, Math.min(count - 1, index));
+  const box = svg.getBoundingClientRect();
+  const view = svg.viewBox.baseVal;
+  const x = (chosen + 0.5) / count;
+  svg.querySelector(".cursor").setAttribute("d", `M${x * view.width} 0V${view.height}`);
+  const time = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ");
+  const value = (number) => (number === null ? "not known" : number.toLocaleString("en", { maximumFractionDigits: 1 }));
+  const values = lines.map((line) => `${line.label}: ${value(line.values[chosen])}`);
+  tip.textContent = [`${time(since + chosen * width)} UTC`, ...values].join("\n");
+  tip.hidden = false;
+  const left = box.left + x * box.width + 12;
+  tip.style.left = `${Math.max(0, Math.min(left, innerWidth - tip.offsetWidth - 8))}px`;
+  tip.style.top = `${Math.max(0, box.top - tip.offsetHeight - 4)}px`;
+}
+
+function hideValues() {
+  tip.hidden = true;
+  chosen = -1;
+  for (const cursor of document.querySelectorAll(".cursor")) cursor.setAttribute("d", "");
+}
+
+function chartOf(event) {
+  return event.target.closest && event.target.closest("svg[data-chart]");
+}
+
+addEventListener("pointermove", (event) => {
+  const svg = chartOf(event);
+  if (!svg) return hideValues();
+  const box = svg.getBoundingClientRect();
+  const count = JSON.parse(svg.dataset.chart).lines[0].values.length;
+  showValues(svg, Math.floor(((event.clientX - box.left) / box.width) * count));
+});
+addEventListener("focusout", hideValues);
+addEventListener("scroll", hideValues, { passive: true });
+addEventListener("keydown", (event) => {
+  const svg = chartOf(event);
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (svg && step) {
+    showValues(svg, chosen < 0 ? Number.MAX_SAFE_INTEGER : chosen + step);
+    event.preventDefault();
+  }
+  if (event.key === "/" && !event.target.closest("input, select, textarea") && !event.ctrlKey && !event.metaKey) {
+    const find = document.getElementById("find");
+    if (find) {
+      find.focus();
+      event.preventDefault();
+    }
+  }
+});
 
 if (live) {
   updateAges();

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model import names
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -22,6 +22,8 @@ SQL = SqlFile(__file__)
 SHOWN_BODY_BYTES = 4000  # bytes of a body
 SEARCHED_MESSAGES = 1000  # messages of a queue, from its head
 MAX_ROWS = 50  # rows of any other list
+MAX_BULK = 1000  # dead letters of one act, each replayed in a transaction of its own
+MAX_WORKING_QUEUES = 20  # queues whose readers' current messages are looked up
 
 _IN_THIS_DATABASE = "l.database = (select oid from pg_database where datname = current_database())"
 _BODY = (
@@ -101,7 +103,7 @@ class Endpoint(NamedTuple):
 
 
 class EndpointLine(NamedTuple):
-    """One side of a conversation in a list."""
+    """One side of a conversation in a list. `began` is unknown of a conversation with a lifetime of its own."""
 
     database: str
     handle: UUID
@@ -109,6 +111,9 @@ class EndpointLine(NamedTuple):
     service: str
     far_service: str
     queue: str
+    is_initiator: bool
+    began: datetime | None
+    timer: datetime | None
 
 
 class Waiting(NamedTuple):
@@ -150,7 +155,69 @@ class Link(NamedTuple):
     received: int
 
 
-class SetAside(NamedTuple):
+class Worker(NamedTuple):
+    """A session that reads a queue. `doing` is waits, works, runs (an activated procedure) or pipes (a pipeline)."""
+
+    pid: int
+    queue_id: int
+    database: str
+    queue: str
+    doing: str
+    application: str
+    role: str
+    address: str
+    connected: datetime
+    since: datetime | None  # begin of its transaction
+
+
+class Work(NamedTuple):
+    """The message that a session has received in its open transaction, the first one in the queue's order."""
+
+    pid: int
+    handle: UUID
+    message_type: str
+    service: str
+    messages: int
+
+
+class Match(NamedTuple):
+    """A queue, service or conversation that a search has found. `queue` is `schema.name`."""
+
+    kind: str
+    name: str
+    database: str
+    queue: str
+    handle: UUID | None
+
+
+class DeadLetterFilter(NamedTuple):
+    """A choice of dead letters. Empty fields choose all.
+
+    `database`, `queue`, `message_type` and `kind` are whole texts, `error` is a part of the error.
+    """
+
+    database: str = ""
+    queue: str = ""
+    message_type: str = ""
+    kind: str = ""
+    error: str = ""
+
+
+class DeadLetterGroup(NamedTuple):
+    """Dead letters of one queue and message type with one kind of error. `error` is that of the latest."""
+
+    database: str
+    queue: str
+    message_type: str
+    kind: str
+    letters: int
+    newest: int  # the highest number among them
+    first: datetime
+    last: datetime
+    error: str
+
+
+class DeadLetter(NamedTuple):
     """A dead letter, with the beginning of its body."""
 
     number: int
@@ -273,18 +340,27 @@ def endpoint(handle: UUID) -> Steps[Endpoint]:
     return Endpoint(*rows[0])
 
 
-def endpoints(service: str, state: str) -> Steps[list[EndpointLine]]:
-    """Return some conversations by service name, which contains the given text, and by state; '' matches all."""
+def endpoints(service: str, state: str, now: datetime, *, newest_first: bool = False) -> Steps[list[EndpointLine]]:
+    """Return conversations by service name, which contains the given text, and by state; '' matches all.
+
+    Those in which something may still happen come first, then those that are ended, closed ones last; each by age. The
+    first COUNT_LIMIT endpoints are searched.
+    """
+    order = "desc" if newest_first else "asc"
     rows = yield Statement(
         "dashboard_queries.endpoints",
         "select d.name, e.conversation_handle, e.state, coalesce(s.name, ''), e.far_service, "
-        "q.schema_name || '.' || q.name "
-        "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
-        "join servicebroker.queues q using (queue_id) "
-        "left join servicebroker.services s on s.service_id = e.service_id where e.queue_id >= $1 "
-        "and ($2 = '' or strpos(lower(s.name), lower($2)) > 0 "
-        f"or strpos(lower(e.far_service), lower($2)) > 0) and ($3 = '' or e.state = $3) limit {MAX_ROWS}",
-        (names.FIRST_USER_ID, service, state),
+        "q.schema_name || '.' || q.name, e.is_initiator, e.began, e.dialog_timer "
+        f"from (select *, case when lifetime > $4::timestamptz + make_interval(secs => {MAXIMUM_LIFETIME // 2}) "
+        f"  then lifetime - make_interval(secs => {MAXIMUM_LIFETIME}) end as began "
+        f"  from servicebroker.conversation_endpoints where queue_id >= $1 and ($3 = '' or state = $3) "
+        f"  limit {COUNT_LIMIT}) e "
+        "join servicebroker.databases d using (database_id) join servicebroker.queues q using (queue_id) "
+        "left join servicebroker.services s on s.service_id = e.service_id "
+        "where ($2 = '' or strpos(lower(s.name), lower($2)) > 0 or strpos(lower(e.far_service), lower($2)) > 0) "
+        "order by case e.state when 'CO' then 0 when 'SO' then 0 when 'SI' then 0 when 'ER' then 1 when 'DI' then 1 "
+        f"when 'DO' then 2 else 3 end, e.began {order} nulls last, e.conversation_handle limit {MAX_ROWS}",
+        (names.FIRST_USER_ID, service, state, now),
     )
     return [EndpointLine(*row) for row in rows]
 
@@ -337,15 +413,121 @@ def forwarded() -> Steps[int]:
     return int(rows[0][0])
 
 
-def set_aside_heads() -> Steps[list[SetAside]]:
-    """Return dead letters of every database, the latest first."""
+_DEAD_LETTERS = (  # those of a DeadLetterFilter, whose fields are the parameters $1 to $5
+    "from servicebroker.set_aside_messages a join servicebroker.databases d using (database_id) "
+    "where ($1 = '' or d.name = $1) and ($2 = '' or a.queue_name = $2) and ($3 = '' or a.message_type_name = $3) "
+    "and ($4 = '' or split_part(a.error, ':', 1) = $4) and ($5 = '' or strpos(lower(a.error), lower($5)) > 0)"
+)
+
+
+def dead_letter_groups(chosen: DeadLetterFilter) -> Steps[list[DeadLetterGroup]]:
+    """Return dead letters by queue, message type and kind of error, those with the latest first."""
     rows = yield Statement(
-        "dashboard_queries.set_aside_heads",
+        "dashboard_queries.dead_letter_groups",
+        "select d.name, a.queue_name, a.message_type_name, split_part(a.error, ':', 1), count(*), max(a.set_aside_id), "
+        "min(a.set_aside_at), max(a.set_aside_at), (array_agg(left(a.error, 500) order by a.set_aside_id desc))[1] "
+        f"{_DEAD_LETTERS} group by 1, 2, 3, 4 order by max(a.set_aside_id) desc limit {MAX_ROWS}",
+        tuple(chosen),
+    )
+    return [DeadLetterGroup(*row) for row in rows]
+
+
+def dead_letter_numbers(chosen: DeadLetterFilter, newest: int) -> Steps[list[int]]:
+    """Return the numbers of chosen dead letters up to `newest`, the oldest first: MAX_BULK of them at most."""
+    rows = yield Statement(
+        "dashboard_queries.dead_letter_numbers",
+        f"select a.set_aside_id {_DEAD_LETTERS} and a.set_aside_id <= $6 order by 1 limit {MAX_BULK}",
+        (*chosen, newest),
+    )
+    return [number for (number,) in rows]
+
+
+def dead_letters(chosen: DeadLetterFilter, before: int | None = None) -> Steps[list[DeadLetter]]:
+    """Return chosen dead letters, the latest first; with `before` those with a lower number, for the next page."""
+    rows = yield Statement(
+        "dashboard_queries.dead_letters",
         "select a.set_aside_id, d.name, a.queue_name, a.conversation_handle, a.message_sequence_number, "
         "a.service_name, a.message_type_name, a.validation::text, "
         f"substring(a.message_body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(a.message_body), 0), "
         "coalesce(a.far_service, ''), a.failures, a.first_failed_at, a.set_aside_at, a.error, a.traceback "
-        "from servicebroker.set_aside_messages a join servicebroker.databases d using (database_id) "
+        f"{_DEAD_LETTERS} and ($6::bigint is null or a.set_aside_id < $6) "
         f"order by a.set_aside_id desc limit {MAX_ROWS}",
+        (*chosen, before),
     )
-    return [SetAside(*row) for row in rows]
+    return [DeadLetter(*row) for row in rows]
+
+
+def workers() -> Steps[list[Worker]]:
+    """Return the sessions that read queues of applications: waiting, working, activated, and pipelines."""
+    rows = yield Statement(
+        "dashboard_queries.workers",
+        f"with locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
+        f"l.objid::bigint as number from pg_locks l where l.granted and {_IN_THIS_DATABASE}), "
+        "readers as (select queue_id, pid, 'waits' as doing, 4 as rank from servicebroker.readers_here() "
+        "where not is_monitor "
+        "union all select q.queue_id, l.pid, 'works', 1 from locked l join servicebroker.queues q "
+        "  on l.relation = to_regclass('servicebroker.queue_' || q.queue_id) where l.locktype = 'relation' "
+        "  and l.mode = 'RowExclusiveLock' and l.pid in (select pid from locked where locktype = 'advisory' "
+        f"  and kind = {locks.CONVERSATION_GROUP}) "
+        "union all select t.queue_id, t.spid, 'runs', 2 "
+        "from servicebroker.rows_here(null::servicebroker.activated_tasks) t "
+        f"union all select number::int, pid, 'pipes', 3 from locked where locktype = 'advisory' "
+        f"  and mode = 'ExclusiveLock' and kind = {locks.PIPELINE_QUEUE}) "
+        "select distinct on (q.queue_id, a.pid) a.pid, q.queue_id, d.name, q.schema_name || '.' || q.name, r.doing, "
+        "coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(host(a.client_addr), ''), "
+        "coalesce(a.backend_start, clock_timestamp()), a.xact_start "
+        "from readers r join pg_stat_activity a on a.pid = r.pid join servicebroker.queues q using (queue_id) "
+        "join servicebroker.databases d using (database_id) where q.queue_id >= $1 "
+        "order by q.queue_id, a.pid, r.rank limit 1000",
+        (names.FIRST_USER_ID,),
+    )
+    return [Worker(*row) for row in rows]
+
+
+def current_work(queue_id: int) -> Steps[list[Work]]:
+    """Return the messages of a queue that sessions have received and not committed, among its first messages.
+
+    Their rows are deleted in those transactions, and still visible to ours.
+    """
+    rows = yield Statement(
+        "dashboard_queries.current_work",
+        "select l.pid, (array_agg(m.conversation_handle order by m.priority desc, m.queuing_order))[1], "
+        "coalesce((array_agg(t.name order by m.priority desc, m.queuing_order))[1], ''), "
+        "coalesce((array_agg(s.name order by m.priority desc, m.queuing_order))[1], ''), count(*) "
+        f"from (select * from servicebroker.queue_{queue_id} order by priority desc, queuing_order "
+        f"  limit {SEARCHED_MESSAGES}) m "
+        "join pg_locks l on l.locktype = 'advisory' and l.granted and l.objsubid = 2 "
+        f"  and l.classid::bigint = {locks.CONVERSATION_GROUP} and {_IN_THIS_DATABASE} "
+        "  and l.objid::bigint = (uuid_hash(m.conversation_group_id)::bigint & 4294967295) "
+        "left join servicebroker.services s using (service_id) left join servicebroker.message_types t "
+        "  on t.database_id = s.database_id and t.message_type_id = m.message_type_id group by 1",
+    )
+    return [Work(*row) for row in rows]
+
+
+def matches(text: str) -> Steps[list[Match]]:
+    """Return the queues and services whose names contain the text, and conversations whose handles begin with it."""
+    rows = yield Statement(
+        "dashboard_queries.matches.names",
+        "select * from (select 'queue', q.schema_name || '.' || q.name as name, d.name as database, "
+        "  q.schema_name || '.' || q.name, null::uuid from servicebroker.queues q "
+        "  join servicebroker.databases d using (database_id) where q.queue_id >= $1 "
+        "  union all select 'service', s.name, d.name, q.schema_name || '.' || q.name, null "
+        "  from servicebroker.services s join servicebroker.queues q using (queue_id) "
+        "  join servicebroker.databases d on d.database_id = q.database_id where q.queue_id >= $1) m "
+        f"where strpos(lower(m.name), lower($2)) > 0 order by length(m.name), m.name, m.database limit {MAX_ROWS}",
+        (names.FIRST_USER_ID, text),
+    )
+    found = [Match(*row) for row in rows]
+    digits = text.replace("-", "").lower()
+    if 4 <= len(digits) <= 32 and set(digits) <= set("0123456789abcdef"):
+        rows = yield Statement(
+            "dashboard_queries.matches.handles",
+            "select e.conversation_handle, coalesce(s.name, ''), d.name, q.schema_name || '.' || q.name "
+            "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
+            "join servicebroker.queues q using (queue_id) left join servicebroker.services s using (service_id) "
+            f"where e.conversation_handle between $1 and $2 order by 1 limit {MAX_ROWS}",
+            (UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))),
+        )
+        found += [Match("conversation", service, database, queue, handle) for handle, service, database, queue in rows]
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
@@ -51,12 +52,38 @@ _NO_ENTRANCE = re.compile(
 NO_REASON = "nobody has said why."
 
 
+class Severity(IntEnum):
+    """The urgency of a finding. Only TROUBLE is shown in red."""
+
+    NOTE = 0  # nothing is to be done
+    WARNING = 1  # messages still move; somebody should look in the daytime
+    TROUBLE = 2  # messages stand still, are refused, or may be lost
+
+
+class Act(NamedTuple):
+    """An act that a finding advises, as the dashboard offers it: its name, and the object that it acts on."""
+
+    name: str
+    subject: str
+
+
 class Finding(NamedTuple):
-    """A problem, or a possible one: its subject, its description, and advice."""
+    """A problem, or a possible one: its subject, its description, and advice, with acts that follow the advice."""
 
     subject: str
     problem: str
     advice: str
+    severity: Severity = Severity.TROUBLE
+    acts: tuple[Act, ...] = ()
+
+
+class ConversationFinding(NamedTuple):
+    """A finding about a conversation, whose handle is known."""
+
+    problem: str
+    advice: str
+    severity: Severity = Severity.TROUBLE
+    acts: tuple[Act, ...] = ()
 
 
 class QueueFacts(NamedTuple):
@@ -392,6 +419,7 @@ def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
             f"It is number {schema.number}, of {which} servicebroker than this one ({version}), which cannot see all "
             "and has changed nothing.",
             f"Ask the doctor of that version, or {advice}",
+            Severity.WARNING,
         )
     ]
 
@@ -403,6 +431,7 @@ def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[
             "servicebroker serve",
             f"It is {one.report}, and this is {version}.",
             "Start it again with the installed version, or ask the doctor of its version.",
+            Severity.WARNING,
         )
         for one in reports
         if one.subject == Subject.VERSION and one.report != version
@@ -471,6 +500,7 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
             "PostgreSQL",
             f"{name} is {settings[name]} ms for this role: verbs and transactions that take longer are cut.",
             f"Raise it, or take it away: ALTER ROLE ... RESET {name}, in the server's settings, or in the URL.",
+            Severity.WARNING,
         )
         for name in TIMEOUTS
         if 0 < settings.get(name, 0) <= SHORT_TIMEOUT_MS
@@ -479,7 +509,7 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
 
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:
     """Return the reasons why a conversation does not go on; nothing if it does."""
-    return [Finding(f"conversation {facts.handle}", *said) for said in _conversation(facts)]
+    return [Finding(f"conversation {facts.handle}", *found) for found in _conversation(facts)]
 
 
 def say_why_unanswered(facts: ConversationFacts) -> str:
@@ -547,6 +577,7 @@ def _table_lock(lock: TableLockFacts, now: datetime) -> Finding:
         f"It ({lock.role}, {lock.application or 'no name'}) has locked {lock.table}{more} for itself, in a transaction "
         f"that has been open for {since}: whoever uses that waits.",
         f"See what that program does. select pg_terminate_backend({lock.pid}) rolls it back.",
+        acts=(_end_session(lock.pid),),
     )
 
 
@@ -555,6 +586,7 @@ def _disabled(name: str) -> Finding:
         f"database {name}",
         "Its broker is disabled: what is sent from here and to here waits.",
         "Database.alter(enable_broker=True).",
+        acts=(Act("enable-broker", name),),
     )
 
 
@@ -570,6 +602,7 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             subject,
             f"It is OFF, with {counted(queue.messages, 'message')}: five rollbacks in a row, or ALTER QUEUE.",
             "servicebroker poison inspect shows the message; poison end ends its conversation, poison retry goes on.",
+            acts=(Act("retry", queue.name),),
         )
     if queue.is_activated and not queue.procedure:
         yield Finding(subject, "Its activation is on without a procedure.", "ALTER QUEUE ... PROCEDURE_NAME = ...")
@@ -595,7 +628,9 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
                 "message has failed and waits for its next try.",
                 "messages have failed and wait for their next try.",
             ),
-            "servicebroker poison list shows them and their errors.",
+            "servicebroker poison list shows them and their errors; poison retry tries them now.",
+            Severity.WARNING,
+            (Act("retry", queue.name),),
         )
     watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers
     if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
@@ -626,12 +661,13 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
             "Start the program that reads it, or give the queue an activation procedure.",
         )
     elif queue.tasks == 0 and queue.monitor in _WITHOUT_RECEIVE and queue.activated_at is not None:
-        again = "" if now - queue.activated_at <= UNEXPLAINED_WAIT else _AGAIN
+        is_over = now - queue.activated_at > UNEXPLAINED_WAIT
         yield Finding(
             subject,
             f"Its procedure {queue.procedure} was started {_long(now - queue.activated_at)} ago, runs no more, and has "
             f"received nothing of {waits}.",
-            f"See in the log of the process that starts it why that is so.{again}",
+            f"See in the log of the process that starts it why that is so.{_AGAIN if is_over else ''}",
+            acts=(Act("restart-activation", queue.name),) if is_over else (),
         )
 
 
@@ -643,11 +679,13 @@ def _late(late: LateAnswersOfQueue) -> Finding:
             f"queue {late.queue}",
             f"Nobody drops {answers}.",
             "Keep a program of the owner's open with its background thread, or servicebroker serve.",
+            Severity.WARNING,
         )
     return Finding(
         f"queue {late.queue}",
         f"Nobody handles {answers}.",
         "Run a program that calls Database.process_late_answers now and then.",
+        Severity.WARNING,
     )
 
 
@@ -688,6 +726,7 @@ def _clock(one: WrongClock) -> Finding:
         where,
         f"The clock of {one.program} there is {off} that of the PostgreSQL server, whose time counts for all.",
         "Set the clock that is wrong.",
+        Severity.WARNING,
     )
 
 
@@ -721,6 +760,7 @@ def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
         f"The process that serves the instance (session {daemon.pid}) {said}: what goes out and what comes in waits.",
         "See whether it is frozen, or its machine; end it and start it again. Another one that stands by takes over "
         f"after select pg_terminate_backend({daemon.pid}).",
+        acts=(_end_session(daemon.pid),),
     )
 
 
@@ -742,6 +782,7 @@ def _network(facts: Facts) -> Iterator[Finding]:
             "endpoint",
             "CONNECT is granted to public: whoever makes a certificate of its own is let in.",
             "Import the certificates of the peers, then REVOKE CONNECT ON ENDPOINT::... FROM PUBLIC.",
+            Severity.WARNING,
         )
     if facts.membership is not None and facts.membership.account is None:
         yield Finding(
@@ -754,6 +795,7 @@ def _network(facts: Facts) -> Iterator[Finding]:
             "network",
             WITHOUT_PROOF.format(facts.encryption),
             "ALTER ENDPOINT ... ENCRYPTION = REQUIRED, with certificates; or dialog security for the conversations.",
+            Severity.WARNING,
         )
     if not facts.remote_routes:
         return
@@ -795,12 +837,14 @@ def _peer(one: PeerFacts) -> Finding:
     """Report a peer's wrong claims, none of which had any effect."""
     said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
     if one.claim == TWINS:
-        return Finding(f"peer {one.owner}".rstrip(), said, _COPY)
+        return Finding(f"peer {one.owner}".rstrip(), said, _COPY, Severity.WARNING)
     if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or an unknown peer that public admits
         advice = "servicebroker domain revoke, or DENY CONNECT ON ENDPOINT to its login or to public."
-        return Finding(f"peer {one.owner}", said, advice)
+        return Finding(f"peer {one.owner}", said, advice, Severity.WARNING)
     if one.certificate is None:
-        return Finding("a peer without certificate", said, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.")
+        return Finding(
+            "a peer without certificate", said, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.", Severity.WARNING
+        )
     right = {MESSAGES: _ROUTE, STANDING: "It should not."}.get(
         one.claim, f"If it is right: servicebroker certificate accept {one.certificate}."
     )
@@ -808,6 +852,7 @@ def _peer(one: PeerFacts) -> Finding:
         f"peer with {one.owner}",
         said,
         f"{right} Else let it in no more: servicebroker certificate drop {one.certificate}.",
+        Severity.WARNING,
     )
 
 
@@ -837,7 +882,8 @@ def _unfinished(one: UnfinishedOfPeer) -> Finding:
     if one.certificate:
         advice += f" If it means harm: servicebroker certificate drop {one.certificate}."
         advice += f" If it needs more: servicebroker certificate budget {one.certificate}."
-    return Finding(peer_with(one.owner), begun + full, advice)
+    severity = Severity.TROUBLE if is_much(one) else Severity.WARNING
+    return Finding(peer_with(one.owner), begun + full, advice, severity)
 
 
 def peer_with(owner: str) -> str:
@@ -884,28 +930,34 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
             "schema",
             "The schema was made by another PostgreSQL, or is a restored copy: whether it was changed cannot be told.",
             "servicebroker check --mend makes views and functions anew, and records how everything is defined.",
+            Severity.WARNING,
         )
 
 
 def _certificate(one: UsedCertificate, now: datetime) -> Finding:
-    over = f"{'has expired' if one.expires <= now else 'expires'} on {one.expires:%Y-%m-%d}"
+    is_expired = one.expires <= now
+    over = f"{'has expired' if is_expired else 'expires'} on {one.expires:%Y-%m-%d}"
+    severity = Severity.TROUBLE if is_expired else Severity.WARNING
     if one.problem:
         return Finding(
             f"domain member {one.name}",
             f"Its certificate {over}, and is not renewed: {one.problem}",
             "See the log of servicebroker serve, and servicebroker domain show.",
+            severity,
         )
     if one.database:
         return Finding(
             f"certificate {one.name}",
             f"It is that of the user {one.user} in {one.database} and {over}: without it nothing secure begins.",
             "Make or import a new one under the same user: servicebroker certificate create or import, --database.",
+            severity,
         )
     whose = "of this instance" if one.is_own else "of a peer"
     return Finding(
         f"certificate {one.name}",
         f"It is {whose} and {over}: without it no connection is let in.",
         "Make a new one (servicebroker certificate create), export it, and import it at each peer.",
+        severity,
     )
 
 
@@ -916,6 +968,7 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"It has {counted(count, 'right')} past the verbs ({some}): with those on tables it reads, redirects and "
             "forges what is not its own.",
             f"servicebroker rights grant {role} --database ... --receive ... takes them, and gives it the verbs.",
+            Severity.WARNING,
         )
     for one in facts.blockers:
         yield Finding(
@@ -923,6 +976,7 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"It ({one.role}, {one.application or 'no name'}) holds our lock of {one.lock}, for which "
             f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {_long(now - one.since)}.",
             f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
+            acts=(_end_session(one.pid),),
         )
     yield from _locks(facts)
     for hoarder in facts.hoarders:
@@ -932,6 +986,8 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"{hoarder.possible:,} locks for which the server has room: when that is full, verbs fail.",
             f"select pg_terminate_backend({hoarder.pid}) ends it. Do less in one transaction, or raise "
             "max_locks_per_transaction.",
+            Severity.WARNING,
+            (_end_session(hoarder.pid),),
         )
     for old in facts.snapshots:
         yield Finding(
@@ -940,6 +996,8 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             "ago: what is received meanwhile takes up space.",
             "Grant pg_read_all_stats to the schema's owner, who is shown then since when, and its statement. "
             f"select pg_terminate_backend({old.pid}) ends it.",
+            Severity.WARNING,
+            (_end_session(old.pid),),
         )
     connections = facts.connections
     if connections.used >= 0.9 * connections.possible:
@@ -948,6 +1006,7 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             f"{connections.used} of {connections.possible} connections are in use, {connections.of_role} by the role "
             f"{connections.role}.",
             f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
+            Severity.WARNING,
         )
     if connections.notifications > NOTABLE_SHARE:
         yield Finding(
@@ -956,6 +1015,7 @@ def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
             "that wake a reader fail.",
             "A session that listens keeps a transaction open: the server's log names its process. End it with "
             "pg_terminate_backend.",
+            Severity.WARNING,
         )
 
 
@@ -1001,6 +1061,7 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
             f"{counted(len(facts.able), 'role')} ({some}{more}) can take the broker's locks and need none: while "
             "such a role holds one, BEGIN DIALOG, SEND and RECEIVE may wait.",
             f"{close} Or REVOKE CONNECT ON DATABASE ... FROM PUBLIC, and GRANT it to the roles that you trust.",
+            Severity.WARNING,
         )
     if rights.is_lacking and not rights.is_public:
         yield Finding(
@@ -1024,11 +1085,16 @@ def _holder(one: HolderFacts, close: str) -> Finding:
         f"session {one.pid}",
         f"It ({who}) is none of the broker's, and holds or waits for {held}",
         f"As a superuser or a member of pg_signal_backend: select pg_terminate_backend({one.pid}). {close}",
+        acts=(_end_session(one.pid),),
     )
 
 
 def _session(one: SessionFacts, now: datetime) -> Finding:
-    return Finding(f"session {one.pid}", _open(one, now), _close(one))
+    return Finding(f"session {one.pid}", _open(one, now), _close(one), acts=(_end_session(one.pid),))
+
+
+def _end_session(pid: int) -> Act:
+    return Act("end-session", str(pid))
 
 
 def _open(one: SessionFacts, now: datetime) -> str:
@@ -1046,44 +1112,57 @@ def _close(one: SessionFacts) -> str:
     )
 
 
-def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
+def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
+    retry, end = Act("retry", facts.queue), Act("end-conversation", str(facts.handle))
     if facts.error is not None:
         code, text = facts.error
-        yield (
+        yield ConversationFinding(
             f"It has failed with {code}: {text} The Error message waits in {facts.queue}.",
             REMEDIES.get(-code, "Receive the Error and END CONVERSATION; begin anew when the cause is mended."),
+            acts=(end,),
         )
     elif facts.state == "ER":
-        yield "It has failed, and its Error was received.", "END CONVERSATION; begin anew when the cause is mended."
-    if facts.state in ("DI", "CD"):
-        yield (
-            "The other side has ended it; nothing can be sent." if facts.state == "DI" else "It is closed.",
-            (
-                "END CONVERSATION."
-                if facts.state == "DI"
-                else "Nothing is to be done: it is kept against replays for a while."
-            ),
+        yield ConversationFinding(
+            "It has failed, and its Error was received.",
+            "END CONVERSATION; begin anew when the cause is mended.",
+            acts=(end,),
+        )
+    if facts.state == "DI":
+        yield ConversationFinding(
+            "The other side has ended it; nothing can be sent.", "END CONVERSATION.", Severity.WARNING, (end,)
+        )
+    if facts.state == "CD":
+        yield ConversationFinding(
+            "It is closed.", "Nothing is to be done: it is kept against replays for a while.", Severity.NOTE
         )
     if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
-        yield "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
+        yield ConversationFinding(
+            "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
+        )
     if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
         said = facts.status or NO_REASON
         far = facts.far_service
         what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
-        yield f"{what}: {said}", after_status(facts.status)
+        yield ConversationFinding(f"{what}: {said}", after_status(facts.status))
     if not facts.is_on:
-        yield (
+        yield ConversationFinding(
             f"Its queue {facts.queue} is OFF.",
             "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
+            acts=(retry,),
         )
     for holder in facts.holders:
         if facts.now - holder.since > timedelta(seconds=5):
-            yield f"Session {holder.pid} holds its conversation group. {_open(holder, facts.now)}", _close(holder)
+            yield ConversationFinding(
+                f"Session {holder.pid} holds its conversation group. {_open(holder, facts.now)}",
+                _close(holder),
+                acts=(_end_session(holder.pid),),
+            )
     if facts.failures:
         held = f", and is held until {facts.held_until:%H:%M:%S} UTC" if facts.held_until else ""
-        yield (
+        yield ConversationFinding(
             f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
             "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
+            acts=(retry,),
         )
     busy = facts.holders or facts.failures or facts.readers
     if (
@@ -1097,32 +1176,35 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
             f"{counted(facts.messages, 'message')} in {facts.queue}, the oldest for {_long(facts.now - facts.oldest)}"
         )
         if facts.is_activated:
-            yield (
+            yield ConversationFinding(
                 f"The activation procedure has not received its {waits}.",
                 "servicebroker doctor says whether it runs.",
             )
         else:
-            yield f"Nobody receives its {waits}.", "Start the program that reads the queue."
+            yield ConversationFinding(f"Nobody receives its {waits}.", "Start the program that reads the queue.")
     if facts.peer_messages and not facts.messages and not facts.waits:
         yield _unread_by_peer(facts)
 
 
-def _unread_by_peer(facts: ConversationFacts) -> tuple[str, str]:
+def _unread_by_peer(facts: ConversationFacts) -> ConversationFinding:
     """Return why the other side has not received its delivered messages."""
     waits = counted(facts.peer_messages, "message")
     if not facts.peer_is_on:
-        return (
+        return ConversationFinding(
             f"The other side's queue {facts.peer_queue} is OFF, with {waits} of it.",
             "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
+            acts=(Act("retry", facts.peer_queue),),
         )
     if not facts.peer_readers and not facts.peer_is_activated:
-        return (
+        return ConversationFinding(
             f"The other side has {waits} of it to receive, in {facts.peer_queue}, where no reader waits.",
             "See whether the program that reads that queue runs, or is busy with other messages.",
+            Severity.WARNING,
         )
-    return (
+    return ConversationFinding(
         f"The other side has {waits} of it to receive, in {facts.peer_queue}.",
         "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
+        Severity.NOTE,
     )
 
 

@@ -82,6 +82,16 @@ def settings() -> Steps[TrailSettings]:
     return TrailSettings(is_on, share / _SHARE_UNITS, list(services), list(conversations))
 
 
+def with_conversation(handle: UUID) -> Steps[TrailSettings]:
+    """Return the settings with one more conversation, without those that are gone."""
+    kept = yield from settings()
+    if not kept.is_on:
+        return TrailSettings(True, 0.0, [], [handle])
+    found = yield SQL("switch.find_conversations", (kept.conversations,))
+    there = {conversation for _, conversation in found}
+    return kept._replace(conversations=[*(one for one in kept.conversations if one in there), handle])
+
+
 def switch(wanted: TrailSettings) -> Steps[None]:
     """Store the settings of the trail; `changes` returns the statements that apply them.
 

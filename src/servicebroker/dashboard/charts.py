@@ -1,0 +1,111 @@
+"""Charts of values over time: the axes and the lines of an SVG picture, which the templates write.
+
+The server draws them (decision 510). The lines of a chart are stretched to the width of the page. So the labels of the
+axes are text of the page around the picture, at equal distances. The script of the page shows the values under the
+pointer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import NamedTuple
+
+from servicebroker.engine.diagnosis.history import Course
+
+WIDTH, HEIGHT = 600, 100  # units of a picture's viewBox
+TIME_LABELS = 5  # on the axis of a chart, with both ends
+_STEPS = (1, 2, 5, 10)  # upper ends of an axis, times a power of ten
+
+
+class Line(NamedTuple):
+    """The values of one quantity as lines of points, one for each gapless stretch."""
+
+    label: str
+    lines: list[str]
+    last: float
+    highest: float
+
+    @property
+    def is_known(self) -> bool:
+        """True if there is any value to show."""
+        return bool(self.lines)
+
+
+class Chart(NamedTuple):
+    """Lines over a common axis from 0 to `top`. `values` is JSON for the script: times and the values of each line."""
+
+    lines: list[Line]
+    top: float
+    times: list[datetime]
+    values: str
+    width: int = WIDTH
+    height: int = HEIGHT
+
+    @property
+    def is_known(self) -> bool:
+        """True if there is any value to show."""
+        return any(line.is_known for line in self.lines)
+
+
+def flow_chart(course: Course) -> Chart:
+    """Return the chart of messages per second into and out of queues."""
+    return _chart(course, {"In per second": course.came, "Out per second": course.left})
+
+
+def depth_chart(course: Course) -> Chart:
+    """Return the chart of the number of messages."""
+    return _chart(course, {"Messages": course.depths})
+
+
+def spark(values: Sequence[float | None]) -> Line:
+    """Return a line without axes, scaled to its highest value."""
+    return _line("", values, _highest(values) or 1.0)
+
+
+def _chart(course: Course, named: dict[str, Sequence[float | None]]) -> Chart:
+    top = _axis_end(max(_highest(values) for values in named.values()))
+    parts = max(len(values) for values in named.values())
+    span = timedelta(seconds=course.width * parts)
+    told = {
+        "since": course.since.timestamp(),
+        "width": course.width,
+        "lines": [{"label": label, "values": list(values)} for label, values in named.items()],
+    }
+    return Chart(
+        [_line(label, values, top) for label, values in named.items()],
+        top,
+        [course.since + span * number / (TIME_LABELS - 1) for number in range(TIME_LABELS)],
+        json.dumps(told, separators=(",", ":")),
+    )
+
+
+def _highest(values: Sequence[float | None]) -> float:
+    return max((value for value in values if value is not None), default=0.0)
+
+
+def _axis_end(highest: float) -> float:
+    """Return the first of 1, 2, 5, 10, 20, ... that is not below the highest value."""
+    if highest <= 1:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next(step * power for step in _STEPS if step * power >= highest)
+
+
+def _line(label: str, values: Sequence[float | None], top: float) -> Line:
+    """Draw values, scaled to `top`. None makes a gap."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Line(label, [], 0.0, 0.0)
+    x_step, y_scale = WIDTH / len(values), (HEIGHT - 2) / top
+    lines = []
+    for is_gap, stretch in groupby(enumerate(values), lambda item: item[1] is None):
+        if is_gap:
+            continue
+        points = [(index * x_step, HEIGHT - 1 - (value or 0.0) * y_scale) for index, value in stretch]
+        points.append((points[-1][0] + x_step, points[-1][1]))  # each value covers an interval
+        lines.append(" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
+    return Line(label, lines, known[-1], max(known))

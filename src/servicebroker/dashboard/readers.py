@@ -1,0 +1,106 @@
+"""Connections for the queries of pages. They read, have doctor's deadlines, and leave an older schema as it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from servicebroker.cli.diagnosed_instance import DiagnosedInstance
+from servicebroker.cli.examination import judge_access
+from servicebroker.cli.existing_instance import must_exist
+from servicebroker.engine.diagnosis.findings import Finding
+from servicebroker.store.connection import is_url
+from servicebroker.store.embedded import EmbeddedServer
+
+PROGRAM = "servicebroker dashboard"  # application_name of the sessions
+MAX_IDLE = 4  # connections kept for the next pages
+LIFETIME_S = 60.0  # of a connection: then schema, rights, timeouts and the server's clock are looked at again
+
+
+class Reader:
+    """A connection that pages read with, and what was found when it was opened.
+
+    Attributes:
+        instance: the instance, open for looks.
+        access: doctor's findings about access to the server, as old as this connection.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.instance = DiagnosedInstance(url, PROGRAM, is_thorough=False)
+        self.access: list[Finding] = judge_access(self.instance)
+        self._unseen_at_opening = list(self.instance.unseen)
+        self._ends = time.monotonic() + LIFETIME_S
+
+    @property
+    def is_usable(self) -> bool:
+        """True if the connection is there and not too old."""
+        return not self.instance.is_lost and time.monotonic() < self._ends
+
+    def begin(self) -> DiagnosedInstance:
+        """Forget what earlier pages could not see, and return the instance."""
+        self.instance.unseen = list(self._unseen_at_opening)
+        return self.instance
+
+
+class ReaderPool:
+    """The readers of one instance, by its data folder or URL. The first query opens the first one."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._idle: list[Reader] = []
+        self._server: EmbeddedServer | None = None
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """Lend a reader.
+
+        Raises:
+            InstanceError: there is no such instance, or it cannot be reached.
+        """
+        reader = self._take()
+        try:
+            yield reader
+        finally:
+            self._give_back(reader)
+
+    def close(self) -> None:
+        """Close all connections, and leave an embedded server; the next query opens them again."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            server, self._server = self._server, None
+        for reader in idle:
+            reader.instance.close()
+        if server is not None:
+            server.close()
+
+    def _take(self) -> Reader:
+        while True:
+            with self._lock:
+                reader = self._idle.pop() if self._idle else None
+            if reader is None:
+                return Reader(self._url())
+            if reader.is_usable:
+                return reader
+            reader.instance.close()
+
+    def _give_back(self, reader: Reader) -> None:
+        with self._lock:
+            is_kept = reader.is_usable and len(self._idle) < MAX_IDLE
+            if is_kept:
+                self._idle.append(reader)
+        if not is_kept:
+            reader.instance.close()
+
+    def _url(self) -> str:
+        """Return the URL of the server. An embedded one is started, unless it runs."""
+        must_exist(self._target)
+        if is_url(self._target):
+            return self._target
+        with self._lock:
+            if self._server is None:
+                self._server = EmbeddedServer.start(Path(self._target))
+            return self._server.url

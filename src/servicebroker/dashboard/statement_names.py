@@ -1,0 +1,23 @@
+"""Readable names of statements: what a verb runs by the verb's name, and any other by the words of its own name."""
+
+from __future__ import annotations
+
+VERBS = {
+    "begin.begin_at": "BEGIN DIALOG",
+    "conversation.send": "SEND",
+    "send.open_and_send": "SEND that opens the conversation",
+    "send.answer": "SEND of an answer",
+    "send.send_batch": "SEND of a batch",
+    "send.transmit": "SEND to another instance",
+    "conversation.receive": "RECEIVE",
+    "conversation.receive.groups": "RECEIVE of several groups",
+    "owner_verbs.wait_for.insert_readers": "RECEIVE begins to wait",
+    "owner_verbs.wait_for.delete_readers": "RECEIVE waits no longer",
+    "end.end_dialog": "END CONVERSATION",
+}
+
+
+def readable(name: str) -> str:
+    """Return the name of a statement in words: for `queue_counts.stored_queues`, "Queue counts: stored queues"."""
+    module, _, rest = name.replace("_", " ").partition(".")
+    return VERBS.get(name) or ": ".join(filter(None, (module.capitalize(), rest.replace(".", ", "))))

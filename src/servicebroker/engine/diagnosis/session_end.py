@@ -1,0 +1,22 @@
+"""The end of a PostgreSQL session by an operator."""
+
+from __future__ import annotations
+
+from servicebroker.engine.diagnosis.audit import note
+from servicebroker.store.sql_files import SqlFile
+from servicebroker.store.statements import Steps
+
+SQL = SqlFile(__file__)
+
+
+def end_session(pid: int) -> Steps[bool]:
+    """End a client session of this database, and record it. Returns False if there is none of that number.
+
+    PostgreSQL lets members of the session's role, of pg_signal_backend, and superusers do that.
+    """
+    rows = yield SQL("end_session", (pid,))
+    if not rows:
+        return False
+    role, application = rows[0]
+    yield from note("END SESSION", "", str(pid), {"role": role, "application": application})
+    return True
