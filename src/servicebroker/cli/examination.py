@@ -40,7 +40,7 @@ def judge_instance(opened: DiagnosedInstance, facts: Facts) -> list[Finding]:
 
 
 def judge_access(opened: DiagnosedInstance) -> list[Finding]:
-    """Return what stands in the way of applications that connect. This opens connections of its own."""
+    """Return findings about access to the server: its hosts, refusals and timeouts. Opens connections of its own."""
     return [
         *judge_hosts(opened.find_hosts()),
         *judge_refused(opened.refusal),

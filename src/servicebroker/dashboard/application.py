@@ -34,7 +34,7 @@ from servicebroker.dashboard import pages
 from servicebroker.dashboard.access import LOOPBACK, AccessControl, Proxy, Sessions, cookie_for
 from servicebroker.dashboard.actions import ACTIONS, InstanceAction
 from servicebroker.dashboard.bodies import editable, preview, shown
-from servicebroker.dashboard.charts import depth_chart, flow_chart, spark
+from servicebroker.dashboard.charts import VIEW_HEIGHT, VIEW_WIDTH, depth_chart, flow_chart, spark
 from servicebroker.dashboard.pipeline_page import CachedPipeline
 from servicebroker.dashboard.sign_in_limits import TooManyFailures
 from servicebroker.dashboard.snapshot_cache import ObservedInstance, sentence
@@ -455,7 +455,7 @@ def _environment() -> Environment:
         "preview": lambda message: preview(message.validation, message.head, message.size),
         "editable": lambda message: editable(message.head, message.size),
     }
-    environment.globals["states"] = STATE_WORDS
+    environment.globals |= {"states": STATE_WORDS, "view_box": f"0 0 {VIEW_WIDTH} {VIEW_HEIGHT}"}
     environment.globals["ago"] = lambda seen: _age(seen.at, datetime.now(UTC))
     environment.globals["clock"] = lambda: datetime.now(UTC).isoformat()
     return environment

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.diagnosis.history import Course
 
-WIDTH, HEIGHT = 600, 100  # units of a picture's viewBox
+VIEW_WIDTH, VIEW_HEIGHT = 600, 100  # units of a picture's viewBox
 TIME_LABELS = 5  # on the axis of a chart, with both ends
 _STEPS = (1, 2, 5, 10)  # upper ends of an axis, times a power of ten
 
@@ -42,8 +42,8 @@ class Chart(NamedTuple):
     top: float
     times: list[datetime]
     values: str
-    width: int = WIDTH
-    height: int = HEIGHT
+    width: int = VIEW_WIDTH
+    height: int = VIEW_HEIGHT
 
     @property
     def is_known(self) -> bool:
@@ -100,12 +100,12 @@ def _line(label: str, values: Sequence[float | None], top: float) -> Line:
     known = [value for value in values if value is not None]
     if not known:
         return Line(label, [], 0.0, 0.0)
-    x_step, y_scale = WIDTH / len(values), (HEIGHT - 2) / top
+    x_step, y_scale = VIEW_WIDTH / len(values), (VIEW_HEIGHT - 2) / top
     lines = []
     for is_gap, stretch in groupby(enumerate(values), lambda item: item[1] is None):
         if is_gap:
             continue
-        points = [(index * x_step, HEIGHT - 1 - (value or 0.0) * y_scale) for index, value in stretch]
+        points = [(index * x_step, VIEW_HEIGHT - 1 - (value or 0.0) * y_scale) for index, value in stretch]
         points.append((points[-1][0] + x_step, points[-1][1]))  # each value covers an interval
         lines.append(" ".join(f"{x:.1f},{y:.1f}" for x, y in points))
     return Line(label, lines, known[-1], max(known))

@@ -60,7 +60,7 @@ from support import (
 
 HERE = "http://127.0.0.1"
 PAGES = ("", "i/0/queues", "i/0/conversations", "i/0/way", "i/0/dead-letters", "i/0/statements")
-TROUBLE = ".//*[contains(concat(' ', @class, ' '), ' bad ')]"  # what is red
+TROUBLE = ".//*[contains(concat(' ', @class, ' '), ' bad ')]"  # red elements
 MARKUP = "<img src=x onerror=alert(1)>&\"'"
 
 
@@ -203,7 +203,7 @@ def test_a_session_is_ended_after_a_question(
         assert form.getparent().tag == "details"
         answer = browser.send_form(form.action, dict(form.form_values()))
         assert f"The session {pid} has ended." in words(html.fromstring(answer.text))
-        assert other.execute("select 1").fetchall() == [(1,)]  # it is another one
+        assert other.execute("select 1").fetchall() == [(1,)]  # another session goes on
         transaction.send(message.conversation_handle, "//test/Reply", b"")
     assert "There is no session" in browser.send_form(form.action, dict(form.form_values())).text
     assert f"END SESSION {pid}" in browser.text("i/0/audit")

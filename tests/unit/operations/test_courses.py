@@ -11,7 +11,7 @@ import pytest
 
 import servicebroker
 from servicebroker.cli.printable_text import blocks
-from servicebroker.dashboard.charts import HEIGHT, WIDTH, depth_chart, flow_chart, spark
+from servicebroker.dashboard.charts import VIEW_HEIGHT, VIEW_WIDTH, depth_chart, flow_chart, spark
 from servicebroker.dashboard.statement_names import VERBS, readable
 from servicebroker.dashboard.timeline import drawn
 from servicebroker.engine.diagnosis.history import Change, Course, course
@@ -38,7 +38,7 @@ def test_a_chart_has_gaps_and_stays_within_its_frame() -> None:
     drawn = spark([1, 5, None, 2, 0])
     assert (len(drawn.lines), drawn.last, drawn.highest) == (2, 0, 5)
     points = [tuple(map(float, point.split(","))) for one in drawn.lines for point in one.split()]
-    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+    assert all(0 <= x <= VIEW_WIDTH and 0 <= y <= VIEW_HEIGHT for x, y in points)
     assert not spark([None, None]).is_known
     assert not spark([]).is_known
 

@@ -413,7 +413,7 @@ def forwarded() -> Steps[int]:
     return int(rows[0][0])
 
 
-_DEAD_LETTERS = (  # those of a DeadLetterFilter, whose fields are the parameters $1 to $5
+_DEAD_LETTERS = (  # parameters $1 to $5: the fields of a DeadLetterFilter
     "from servicebroker.set_aside_messages a join servicebroker.databases d using (database_id) "
     "where ($1 = '' or d.name = $1) and ($2 = '' or a.queue_name = $2) and ($3 = '' or a.message_type_name = $3) "
     "and ($4 = '' or split_part(a.error, ':', 1) = $4) and ($5 = '' or strpos(lower(a.error), lower($5)) > 0)"

@@ -55,7 +55,7 @@ NO_REASON = "nobody has said why."
 class Severity(IntEnum):
     """The urgency of a finding. Only TROUBLE is shown in red."""
 
-    NOTE = 0  # nothing is to be done
+    NOTE = 0  # no action is needed
     WARNING = 1  # messages still move; somebody should look in the daytime
     TROUBLE = 2  # messages stand still, are refused, or may be lost
 

@@ -82,13 +82,17 @@ def settings() -> Steps[TrailSettings]:
     return TrailSettings(is_on, share / _SHARE_UNITS, list(services), list(conversations))
 
 
+def find_conversations(handles: Sequence[UUID]) -> Statement:
+    """Find the handles and the conversation identifiers of endpoints, by either of the two."""
+    return SQL("find_conversations", (list(handles),))
+
+
 def with_conversation(handle: UUID) -> Steps[TrailSettings]:
     """Return the settings with one more conversation, without those that are gone."""
     kept = yield from settings()
     if not kept.is_on:
         return TrailSettings(True, 0.0, [], [handle])
-    found = yield SQL("switch.find_conversations", (kept.conversations,))
-    there = {conversation for _, conversation in found}
+    there = {conversation for _, conversation in (yield find_conversations(kept.conversations))}
     return kept._replace(conversations=[*(one for one in kept.conversations if one in there), handle])
 
 
@@ -104,7 +108,7 @@ def switch(wanted: TrailSettings) -> Steps[None]:
     for service in wanted.services:
         if (service,) not in known:
             raise BrokerError(15151, "find", "service", service)
-    found = yield SQL("switch.find_conversations", (wanted.conversations,))
+    found = yield find_conversations(wanted.conversations)
     identifiers = {one: conversation for handle, conversation in found for one in (handle, conversation)}
     for one in wanted.conversations:
         if one not in identifiers:

@@ -3,13 +3,13 @@
 -- name: settings
 select is_on, share, services, conversations from servicebroker.trail_settings
 
+-- name: find_conversations
+select conversation_handle, conversation_id from servicebroker.conversation_endpoints
+where conversation_handle = any ($1) or conversation_id = any ($1)
+
 -- name: switch.find_services
 select d.name || '.' || s.name from servicebroker.services s
 join servicebroker.databases d using (database_id) where d.name || '.' || s.name = any ($1)
-
--- name: switch.find_conversations
-select conversation_handle, conversation_id from servicebroker.conversation_endpoints
-where conversation_handle = any ($1) or conversation_id = any ($1)
 
 -- name: switch.update
 update servicebroker.trail_settings set is_on = $1, share = $2, services = $3, conversations = $4
