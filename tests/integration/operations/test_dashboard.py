@@ -279,8 +279,9 @@ def test_dead_letters_are_grouped_and_filtered(database: sb.Database, browser: B
         page = browser.page("i/0/dead-letters", database=database.name, **asked)
         return [words(row)[:60] for row in page.xpath("//table//tr[contains(@data-key, 'database=')]")]
 
-    assert [one.split()[:3] for one in groups()] == [["KeyError", "1", DOCUMENT], ["ValueError", "2", ORDER]]
-    assert len(groups(kind="KeyError")) == len(groups(error="CANNOT READ")) == len(groups(message_type=ORDER)) == 1
+    kinds = ("KeyError: *", "ValueError: cannot read b'*'")
+    assert [one.startswith(kind) for one, kind in zip(groups(), kinds, strict=True)] == [True, True]
+    assert len(groups(kind=kinds[0])) == len(groups(error="CANNOT READ")) == len(groups(message_type=ORDER)) == 1
     assert groups(error="nothing like it") == []
     for letter in database.set_aside_messages():
         database.discard_message(letter.set_aside_id)
@@ -535,8 +536,8 @@ def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Br
         f"Switch off dbo.{STOCK_QUEUE}",
         f"End {handle}",
         f"Remove {handle}",
-        f"Replay 1 dead letter of {ORDER} with ZeroDivisionError",
-        f"Discard 1 dead letter of {ORDER} with ZeroDivisionError",
+        f"Replay 1 dead letter of {ORDER} with ZeroDivisionError: division by zero",
+        f"Discard 1 dead letter of {ORDER} with ZeroDivisionError: division by zero",
         f"Discard message {letter.set_aside_id}",
     ]
     database.discard_message(letter.set_aside_id)  # the page shows those of all tests

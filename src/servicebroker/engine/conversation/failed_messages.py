@@ -33,7 +33,7 @@ _SET_ASIDE = (
     "service_contract_name, message_type_name, validation::text, message_body, message_enqueue_time, far_service, "
     "far_broker_instance, failures, first_failed_at, set_aside_at, error, traceback"
 )
-_KIND = "regexp_replace(split_part(error, E'\\n', 1), ${}::text, '*', 'g')"  # as `error_kind` makes it
+ERROR_KIND = "regexp_replace(split_part(error, E'\\n', 1), ${}::text, '*', 'g')"  # as `error_kind` makes it
 
 
 class FailureRecord(NamedTuple):
@@ -130,7 +130,7 @@ def find_set_aside(database_id: int, queue_id: int | None, operation: SetAsideMe
         "failed_messages.find_set_aside",
         f"select {_SET_ASIDE} from servicebroker.set_aside_messages where database_id = $1 "
         "and ($2::int is null or queue_id = $2) and ($3::text is null or message_type_name = $3) "
-        f"and ($4::text is null or position(lower($4) in lower(error)) > 0 or {_KIND.format(5)} = $4) "
+        f"and ($4::text is null or position(lower($4) in lower(error)) > 0 or {ERROR_KIND.format(5)} = $4) "
         "and set_aside_id > $6 order by set_aside_id limit $7",
         (
             database_id,
@@ -149,7 +149,7 @@ def find_groups(database_id: int, queue_id: int | None) -> Steps[list[DeadLetter
     """Return the dead letters of a database, or of one of its queues, grouped by the kind of their error."""
     rows = yield Statement(
         "failed_messages.find_groups",
-        f"select queue_name, message_type_name, {_KIND.format(3)} as kind, count(*), min(set_aside_at), "
+        f"select queue_name, message_type_name, {ERROR_KIND.format(3)} as kind, count(*), min(set_aside_at), "
         "max(set_aside_at) from servicebroker.set_aside_messages where database_id = $1 "
         "and ($2::int is null or queue_id = $2) group by 1, 2, 3 order by 4 desc, 1, 2, 3",
         (database_id, queue_id, VARIES_IN_ERRORS),

@@ -9,9 +9,11 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.conversation.failed_messages import ERROR_KIND
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.poison import VARIES_IN_ERRORS
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
@@ -203,8 +205,8 @@ class DeadLetterFilter(NamedTuple):
     error: str = ""
 
 
-class DeadLetterGroup(NamedTuple):
-    """Dead letters of one queue and message type with one kind of error. `error` is that of the latest."""
+class DeadLetterKind(NamedTuple):
+    """Dead letters of one queue and message type with one kind of error, as `error_kind` makes it."""
 
     database: str
     queue: str
@@ -214,7 +216,6 @@ class DeadLetterGroup(NamedTuple):
     newest: int  # the highest number among them
     first: datetime
     last: datetime
-    error: str
 
 
 class DeadLetter(NamedTuple):
@@ -413,31 +414,32 @@ def forwarded() -> Steps[int]:
     return int(rows[0][0])
 
 
-_DEAD_LETTERS = (  # parameters $1 to $5: the fields of a DeadLetterFilter
+_KIND = ERROR_KIND.format(6)
+_DEAD_LETTERS = (  # parameters $1 to $5: the fields of a DeadLetterFilter; $6: what varies in errors of a kind
     "from servicebroker.set_aside_messages a join servicebroker.databases d using (database_id) "
     "where ($1 = '' or d.name = $1) and ($2 = '' or a.queue_name = $2) and ($3 = '' or a.message_type_name = $3) "
-    "and ($4 = '' or split_part(a.error, ':', 1) = $4) and ($5 = '' or strpos(lower(a.error), lower($5)) > 0)"
+    f"and ($4 = '' or {_KIND} = $4) and ($5 = '' or strpos(lower(a.error), lower($5)) > 0)"
 )
 
 
-def dead_letter_groups(chosen: DeadLetterFilter) -> Steps[list[DeadLetterGroup]]:
+def dead_letter_groups(chosen: DeadLetterFilter) -> Steps[list[DeadLetterKind]]:
     """Return dead letters by queue, message type and kind of error, those with the latest first."""
     rows = yield Statement(
         "dashboard_queries.dead_letter_groups",
-        "select d.name, a.queue_name, a.message_type_name, split_part(a.error, ':', 1), count(*), max(a.set_aside_id), "
-        "min(a.set_aside_at), max(a.set_aside_at), (array_agg(left(a.error, 500) order by a.set_aside_id desc))[1] "
+        f"select d.name, a.queue_name, a.message_type_name, {_KIND}, count(*), max(a.set_aside_id), "
+        "min(a.set_aside_at), max(a.set_aside_at) "
         f"{_DEAD_LETTERS} group by 1, 2, 3, 4 order by max(a.set_aside_id) desc limit {MAX_ROWS}",
-        tuple(chosen),
+        (*chosen, VARIES_IN_ERRORS),
     )
-    return [DeadLetterGroup(*row) for row in rows]
+    return [DeadLetterKind(*row) for row in rows]
 
 
 def dead_letter_numbers(chosen: DeadLetterFilter, newest: int) -> Steps[list[int]]:
     """Return the numbers of chosen dead letters up to `newest`, the oldest first: MAX_BULK of them at most."""
     rows = yield Statement(
         "dashboard_queries.dead_letter_numbers",
-        f"select a.set_aside_id {_DEAD_LETTERS} and a.set_aside_id <= $6 order by 1 limit {MAX_BULK}",
-        (*chosen, newest),
+        f"select a.set_aside_id {_DEAD_LETTERS} and a.set_aside_id <= $7 order by 1 limit {MAX_BULK}",
+        (*chosen, VARIES_IN_ERRORS, newest),
     )
     return [number for (number,) in rows]
 
@@ -450,9 +452,9 @@ def dead_letters(chosen: DeadLetterFilter, before: int | None = None) -> Steps[l
         "a.service_name, a.message_type_name, a.validation::text, "
         f"substring(a.message_body from 1 for {SHOWN_BODY_BYTES}), coalesce(octet_length(a.message_body), 0), "
         "coalesce(a.far_service, ''), a.failures, a.first_failed_at, a.set_aside_at, a.error, a.traceback "
-        f"{_DEAD_LETTERS} and ($6::bigint is null or a.set_aside_id < $6) "
+        f"{_DEAD_LETTERS} and ($7::bigint is null or a.set_aside_id < $7) "
         f"order by a.set_aside_id desc limit {MAX_ROWS}",
-        (*chosen, before),
+        (*chosen, VARIES_IN_ERRORS, before),
     )
     return [DeadLetter(*row) for row in rows]
 
