@@ -129,7 +129,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 
 
 def test_pictures_of_the_documentation(chromium: Any, shop: dict[str, str]) -> None:
-    """They are written to docs/screens, where the site has them from (tools/screens.py)."""
+    """They are written to docs/screens, where the site has them from (tools/site_pages.py)."""
     SCREENS.mkdir(exist_ok=True)
     with served("./shop") as address:
         sign_in(chromium, address)

@@ -1,0 +1,87 @@
+"""The search of the site: the words that newcomers know lead to the right page first.
+
+The site is built once, and the program that answers in the browser runs in Node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")]
+
+ROOT = Path(__file__).parents[3]
+FIRST = {
+    "dead letter": "how-to/dead-letters/",
+    "timeout": "how-to/retry/",
+    "retry": "how-to/retry/",
+    "rate limit": "how-to/workers/",
+    "idempotent": "explanation/exactly-once/",
+    "ordering": "explanation/exactly-once/",
+    "exactly once": "explanation/exactly-once/",
+    "LISTEN": "explanation/pictures/",
+    "schedule": "how-to/delay-and-schedule/",
+    "delay": "how-to/delay-and-schedule/",
+    "docker": "how-to/deploy/",
+    "health": "how-to/deploy/",
+    "pytest": "how-to/testing/",
+    "celery": "how-to/coming-from/",
+    "rabbitmq": "how-to/coming-from/",
+    "request": "how-to/request-and-reply/",
+}
+ASK = """
+const fs = require("fs"), vm = require("vm"), path = require("path");
+const [site, queries] = [process.argv[1], JSON.parse(process.argv[2])];
+const folder = path.join(site, "assets/javascripts/workers");
+const file = fs.readdirSync(folder).find((name) => name.endsWith(".min.js"));
+const index = JSON.parse(fs.readFileSync(path.join(site, "search/search_index.json"), "utf8"));
+const heard = [], answers = [];
+const scope = {
+  addEventListener: (kind, listener) => heard.push(listener), postMessage: (said) => answers.push(said), console,
+};
+scope.self = scope;
+vm.runInNewContext(fs.readFileSync(path.join(folder, file), "utf8"), scope);
+const tell = async (said) => { for (const listener of heard) await listener({ data: said }); return answers.at(-1); };
+(async () => {
+  await tell({ type: 0, data: { ...index, options: { suggest: false } } });
+  const found = {};
+  for (const query of queries)
+    found[query] = (await tell({ type: 2, data: query })).data.items.map((page) => page[0].location);
+  console.log(JSON.stringify(found));
+})();
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    return folder
+
+
+def test_words_lead_to_the_right_page_first(site: Path) -> None:
+    asked = ["node", "-e", ASK, str(site), json.dumps(list(FIRST))]
+    found = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    assert {query: next(iter(pages), "").partition("#")[0] for query, pages in found.items()} == FIRST
+
+
+def test_pages_for_those_who_change_the_product_are_not_searched(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text())
+    pages = {section["location"].partition("#")[0] for section in index["docs"]}
+    assert {"how-to/deploy/", "changelog/"} <= pages
+    assert [page for page in pages if page.startswith(("decisions/", "architecture/", "conformance/"))] == []
+
+
+def test_a_page_shows_the_setup_that_it_takes_for_granted(site: Path) -> None:
+    page = (site / "how-to/validate/index.html").read_text()
+    assert "Set up: paste this first" in page
+    assert "<!-- setup" not in page
