@@ -11,13 +11,15 @@
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange,
-#                50,000 random T-SQL texts of each kind, an hour of random bodies for the pipeline's decoders
+#                50,000 random T-SQL texts of each kind, an hour of random bodies for the pipeline's decoders, of scripts, of frames
 # make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 1,000,000
 #                open dialogs; 50 kills of a pipeline; ten times a million through one queue
 # make chaos     an hour of everything that goes wrong, one fault after the other, under load (docs/reliability.md)
 # make mutants   plant COUNT=100 small faults, drawn by SEED, in a copy of the tree; list those that no test finds; the
 #                first time it runs each test file once under coverage, for two hours; it continues where it stopped
 # make upgrades  10,000 messages each way between two instances, each upgraded in turn from the version in the checkout OLD
+# make lock      constraints.txt, the versions of all dependencies, from what is installed
+# make audit     look up constraints.txt among known vulnerabilities; says so where there is no pip-audit or no database
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -42,7 +44,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all coverage coverage-of-simulation check sync lint types unit conformance simulate soak chaos mutants upgrades bench docs clean
+.PHONY: help install demo test test-all coverage coverage-of-simulation check sync lint types unit conformance simulate soak chaos mutants upgrades lock audit bench docs clean
 
 help:
 	@sed '/^$$/q; s/^# //' Makefile
@@ -114,6 +116,7 @@ simulate: install
 	$(BIN)/python -m pytest -q tests/unit/tsql/test_tsql_translation_fuzz.py tests/unit/tsql/test_tsql_script_fuzz.py --fuzz-examples 50000
 	$(BIN)/python -m servicebroker_lab.fuzzing --seconds 3600
 	$(BIN)/python -m servicebroker_lab.script_fuzzing --seconds 3600
+	$(BIN)/python -m servicebroker_lab.frame_fuzzing --seconds 3600
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/conversation/test_contention.py --crowd-seconds 600 --timeout 3600 -k sixteen
@@ -133,6 +136,12 @@ mutants: install
 
 upgrades: install
 	$(BIN)/python -m servicebroker_lab.upgrades $(OLD)
+
+lock: install
+	$(BIN)/python tools/dependencies.py lock
+
+audit: install
+	$(BIN)/python tools/dependencies.py audit
 
 bench: install
 	$(BIN)/python -m servicebroker_lab.benchmarks all --write docs/benchmarks.md

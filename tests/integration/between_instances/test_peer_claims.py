@@ -16,13 +16,16 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import PolicyWatch
 from servicebroker.cli.main import app
 from servicebroker.engine.remote import known_peers
+from servicebroker.engine.remote.refusals import Refusal, save_refusals
 from servicebroker.engine.security.transport_certificates import all_certificates
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
+from servicebroker.protocol.budgets import DEFAULT, over_budget
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.keys.x509_certificates import instance_of, read
 from servicebroker.store.running import run, run_alone
+from support import query
 
 HERE = Address("here", 4022)
 
@@ -152,3 +155,29 @@ def test_what_cannot_be_accepted(site: Site) -> None:
         with pytest.raises(sb.BrokerError) as caught:
             site.instance.accept_certificate(name)
         assert caught.value.number == 15151
+
+
+def test_the_budget_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path: Path) -> None:
+    site.certificate("import", "shop", exported(shop, tmp_path, "shop"))
+    site.certificate("create", "own")
+    assert site.instance.set_peer_budget("SHOP", {}) == DEFAULT
+    shown = site.certificate("budget", "shop", "--set", "openings=5000", "--set", "addresses=7")
+    assert [line.split() for line in shown.splitlines() if "openings" in line] == [["openings", "5,000", "1,000"]]
+    watch = PolicyWatch(None)
+    with connect(site.url) as connection:
+        watch.look(connection, site.instance.clock())
+        assert watch.budgets == {"certificate shop": {"openings": 5_000, "addresses": 7}}
+        refusal = {Refusal(True, "certificate shop", 10928): (12, over_budget("openings", 5_000).text)}
+        run_alone(connection, save_refusals(refusal, site.instance.clock()))
+    found = doctor(site)
+    assert "peer certificate shop: Refused here, 12 times" in found
+    assert "The limit of openings for the peer is 5,000 and has been reached." in found
+    assert "servicebroker certificate budget" in found
+    for name, amounts in (("own", {}), ("nobody", {}), ("shop", {"hats": 1}), ("shop", {"openings": 0})):
+        with pytest.raises(sb.BrokerError) as caught:
+            site.instance.set_peer_budget(name, amounts)
+        assert caught.value.number in (15151, 402)
+    assert site.instance.set_peer_budget("shop", None) == DEFAULT
+    site.certificate("budget", "shop", "--set", "openings=9")
+    site.certificate("drop", "shop")
+    assert query(site.database, "select * from servicebroker.peer_budgets") == []

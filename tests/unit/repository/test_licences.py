@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 
+import pytest
+
+import dependencies
 import licences
 
 
@@ -26,3 +30,28 @@ def test_a_requirement_of_an_extra_counts_only_with_it() -> None:
     assert not licences.applies("a>=1; extra == 'bench'", frozenset())
     assert licences.applies('a>=1; python_version < "4" and extra == "c"', frozenset({"c"}))
     assert licences.normal("Typing_Extensions") == "typing-extensions"
+
+
+def test_the_locked_versions_fit_the_requirements() -> None:
+    assert dependencies.check() == 0
+    locked = dependencies.read_lock()
+    assert {"psycopg", "cryptography", "pyspark", "pytest", "six"} <= locked.keys()
+    assert all(version[0].isdigit() for version in locked.values())
+
+
+def test_a_release_lists_what_it_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dependencies.sbom() == 0
+    told = json.loads(capsys.readouterr().out)
+    names = {one["name"] for one in told["components"]}
+    assert {"psycopg", "cryptography", "pyspark"} <= names
+    assert "pytest" not in names
+    refs = {one["bom-ref"] for one in told["components"]} | {told["metadata"]["component"]["bom-ref"]}
+    assert all({one["ref"], *one["dependsOn"]} <= refs for one in told["dependencies"])
+
+
+def test_an_audit_says_that_it_has_looked_up_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dependencies, "find_spec", lambda name: None)
+    assert dependencies.audit() == 2
+    assert "nothing was looked up" in capsys.readouterr().out
