@@ -1,9 +1,8 @@
 """The versions of all dependencies: lock them, list them for a release, look them up among known vulnerabilities.
 
-python tools/dependencies.py lock     writes constraints.txt from what is installed, which the tests have run with
-python tools/dependencies.py check    fails when constraints.txt lacks what is installed, or contradicts pyproject.toml
-python tools/dependencies.py sbom     prints what a release brings to its users, as CycloneDX
-python tools/dependencies.py audit    asks pip-audit about constraints.txt; says so where there is no database
+Usage: python tools/dependencies.py lock | check | sbom | audit. `lock` writes constraints.txt from what is installed.
+`check` compares that with pyproject.toml. `sbom` prints what a release brings to its users, as CycloneDX. `audit` asks
+pip-audit about constraints.txt, and says so where there is no database.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def name_of(requirement: str) -> str:
 
 
 def closure(requirements: Iterable[str]) -> list[str]:
-    """Return what is installed because of these requirements, sorted by name."""
+    """Return the packages that are installed because of these requirements, sorted by name."""
     waiting = [*map(Requirement, requirements)]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:

@@ -30,7 +30,7 @@ from servicebroker_lab.fuzzing.mutations import mutated
 TARGET, STRANGER, CONTRACT, MESSAGE_TYPE = "//target", "//stranger", "//contract", "//type"
 MAX_OPEN = 12  # conversations that a sequence has at a time
 NUMBERS = (0, 1, 2, 3, 7, 63, 64, 65, 1_000, 2**14, 2**21 - 1, 2**31 - 1, 2**40)
-HEADER_CHANGE, BYTE_CHANGE, REPEAT, FORWARD = 0.35, 0.08, 0.12, 0.1  # probabilities for each frame
+HEADER_CHANGE_RATE, BYTE_CHANGE_RATE, REPEAT_RATE, FORWARD_RATE = 0.35, 0.08, 0.12, 0.1  # probabilities for each frame
 
 
 class Frame(NamedTuple):
@@ -66,15 +66,15 @@ class Sequence:
         """Return the next frame."""
         draw = self._draw
         link = draw.randrange(self._links)
-        if self._sent and draw.random() < REPEAT:
+        if self._sent and draw.random() < REPEAT_RATE:
             return draw.choice(self._sent)._replace(link=link)
         header, payload = self._valid(link)
-        if draw.random() < HEADER_CHANGE:
+        if draw.random() < HEADER_CHANGE_RATE:
             header = self._changed(header)
         body = encode(header, payload, CHECKSUM)
-        if draw.random() < BYTE_CHANGE:
+        if draw.random() < BYTE_CHANGE_RATE:
             body = mutated(body, draw)[:65_536]
-        is_forwarded = draw.random() < FORWARD
+        is_forwarded = draw.random() < FORWARD_RATE
         if is_forwarded:
             passage = Passage(
                 UUID(int=draw.getrandbits(128)), draw.choice((0, 1, 16, 255)), draw.choice((0, 60, 2**31))

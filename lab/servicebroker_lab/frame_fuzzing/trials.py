@@ -24,9 +24,9 @@ from servicebroker_lab.frame_fuzzing.sequences import CONTRACT, MESSAGE_TYPE, ST
 from servicebroker_lab.simulation.simulated_time import MIDNIGHT
 from servicebroker_lab.simulation.store import MemoryStore, Tables
 
-STEPS = 150  # rounds of a case
+STEP_COUNT = 150  # rounds of a case
 MAX_FRAMES = 8  # that strangers bring to a round
-STRANGERS, OWNERS = 3, 2  # links of strangers; the last two have one owner
+STRANGER_COUNT, OWNER_COUNT = 3, 2  # links of strangers; the last two have one owner
 ROUND_CPU_LIMIT_S = 1.0  # seconds of processor time for a round
 LIMITS = Limits(fragment_size=512, window=8_192, ahead_bytes=32_768)
 BUDGET = Budget(openings=6, unfinished_bytes=16_384, addresses=3, waiting_messages=5, trace_contexts=20)
@@ -86,7 +86,7 @@ class Instance:
         ]
         routes.append(Route("stranger", STRANGER, None, None, "TCP://stranger:4022"))
         self.tables.set_routes([*routes, Route("any", None, None, None, TRANSPORT)])
-        owners = (HONEST, *(f"certificate stranger{min(place, 1)}" for place in range(STRANGERS)))
+        owners = (HONEST, *(f"certificate stranger{min(place, 1)}" for place in range(STRANGER_COUNT)))
         self.honest, *self.strangers = map(PeerLink, owners)
         peers, here = Peers(), LocalInstance(frozenset({HERE}), True, frozenset(), 1)
         peers.proves = True
@@ -117,8 +117,8 @@ class Instance:
         kept = sum(len(step.part.body or b"") for steps in fragments for step in steps)
         held = self.relay.forwarding.held[1]
         bounds = (
-            ("openings", openings, OWNERS * BUDGET.openings),
-            ("bytes kept", kept, OWNERS * (2 * BUDGET.unfinished_bytes + LIMITS.ahead_bytes)),
+            ("openings", openings, OWNER_COUNT * BUDGET.openings),
+            ("bytes kept", kept, OWNER_COUNT * (2 * BUDGET.unfinished_bytes + LIMITS.ahead_bytes)),
             ("bytes to pass on", held, MEGABYTE_BYTES),
             ("conversations remembered", self.relay.remembered, 500 + MAX_FRAMES),
         )
@@ -156,11 +156,11 @@ class HonestPeer:
             raise BoundError(f"the honest peer has sent {self.sent} messages, and {len(arrived)} arrived")
 
 
-def judge(number: int, steps: int = STEPS) -> Counter[str] | Failure:
+def judge(number: int, steps: int = STEP_COUNT) -> Counter[str] | Failure:
     """Run a case. Returns its frames by outcome, or its failure."""
     draw = Random(f"frames {number}")
     instance = Instance(draw)
-    sequence, honest = Sequence(draw, LIMITS, STRANGERS), HonestPeer(instance, draw)
+    sequence, honest = Sequence(draw, LIMITS, STRANGER_COUNT), HonestPeer(instance, draw)
     frames = step = 0
     silenced, logging.root.manager.disable = logging.root.manager.disable, logging.CRITICAL
     try:

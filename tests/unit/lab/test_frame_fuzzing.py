@@ -11,16 +11,16 @@ from servicebroker.protocol.incoming import Incoming
 from servicebroker_lab.frame_fuzzing import trials
 from servicebroker_lab.frame_fuzzing.trials import Failure, judge
 
-CASES, STEPS = 20, 100
+CASE_COUNT, STEP_COUNT = 20, 100
 
 
 def test_sequences_of_frames_break_nothing() -> None:
     sums: Counter[str] = Counter()
-    for number in range(CASES):
-        outcome = judge(number, STEPS)
+    for number in range(CASE_COUNT):
+        outcome = judge(number, STEP_COUNT)
         assert not isinstance(outcome, Failure), outcome
         sums += outcome
-    assert sums["frames"] > CASES * STEPS
+    assert sums["frames"] > CASE_COUNT * STEP_COUNT
     assert {"refused with 10928", "refused with 11235", "refused with 11210"} <= sums.keys()
 
 
@@ -36,5 +36,5 @@ def test_a_bound_that_is_gone_is_found(
 ) -> None:
     monkeypatch.setattr(of, name, broken)
     monkeypatch.setattr(trials, "BUDGET", trials.BUDGET._replace(openings=2))
-    outcomes = [judge(number, STEPS) for number in range(3)]
+    outcomes = [judge(number, STEP_COUNT) for number in range(3)]
     assert any(isinstance(one, Failure) and problem in one.problem for one in outcomes), outcomes
