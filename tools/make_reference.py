@@ -16,6 +16,10 @@ A page has prose and examples of its own, and marks where a description stands:
     <!-- errors: all -->
     ...
     <!-- end -->
+
+    <!-- commands: all -->
+    ...
+    <!-- end -->
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from typing import Any, get_args
 import griffe
 
 from servicebroker import operations
-from servicebroker.cli.main import COMMANDS, load
+from servicebroker.cli.main import COMMANDS, GROUPS, load
 from servicebroker.model.errors import RULES
 from servicebroker.model.remedies import REMEDIES
 from servicebroker.operations.operation import help_of, result_of
@@ -40,12 +44,12 @@ from servicebroker.operations.operation import help_of, result_of
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *sorted(ROOT.glob("docs/reference/api/*.md")),
-    *(ROOT / f"docs/reference/{one}.md" for one in ("commands", "errors")),
+    *(ROOT / f"docs/reference/{one}.md" for one in ("cli", "commands", "errors")),
 ]
 
 EXAMPLES = ROOT / "src/servicebroker/cli/examples.py"
 
-_MARK = re.compile(r"<!-- (api|command|errors): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- (api|command|commands|errors): (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 _HIDDEN = {"--help", "--install-completion", "--show-completion"}
 
 
@@ -255,6 +259,24 @@ def commands() -> dict[str, Any]:
     return listed
 
 
+def overview(known: dict[str, Any]) -> str:
+    """Return a table of all commands by group, each with a link to its description."""
+    rows = "".join(
+        f"| **{group}** | |\n"
+        + "".join(f"| {_links(name, known)} | {_cell(COMMANDS[name].help)} |\n" for name in names)
+        for group, names in GROUPS.items()
+    )
+    return f"| command | does |\n|---|---|\n{rows}".rstrip()
+
+
+def _links(name: str, known: dict[str, Any]) -> str:
+    """Return a link to a command, or its name and a link to each word that follows it."""
+    if name in known:
+        return f"[`{name}`](commands.md#{name})"
+    words = [one.partition(" ")[2] for one in known if one.startswith(f"{name} ")]
+    return f"`{name}` " + ", ".join(f"[{word}](commands.md#{name}-{word})" for word in words)
+
+
 def told(words: str, command: Any) -> str:
     """Its usage, what it does, and its options, in Markdown."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]
@@ -307,6 +329,8 @@ def made(text: str, module: griffe.Module, known: dict[str, Any]) -> str:
                 what = described(module, mark[2])
             case "command":
                 what = told(mark[2], known[mark[2]])
+            case "commands":
+                what = overview(known)
             case _:
                 what = errors()
         return f"<!-- {mark[1]}: {mark[2]} -->\n\n{what}\n\n<!-- end -->"
