@@ -37,6 +37,7 @@ RECENT_S = 0.5  # seconds
 # an acknowledgement: one on a short way, more on a long one, where they delay nobody
 ASIDE_RATE = 128
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
+CLEAR_STATUS_S = 0.25  # an acknowledgement that comes before deletes the messages, and spares writing their status
 DEFAULT_PRIORITY = 5
 
 
@@ -69,6 +70,11 @@ class Entry:
     def wants_more(self) -> bool:
         """Return whether messages wait in the database that are not offered yet."""
         return self.dialog.next_to_offer < self.end
+
+    @property
+    def is_to_send(self) -> bool:
+        """Return whether it has messages that are not acknowledged."""
+        return self.wants_more or self.load > 0
 
     @property
     def is_at_rest(self) -> bool:
@@ -172,6 +178,7 @@ class Conversations:
         self._traffic: defaultdict[Link, _Traffic] = defaultdict(_Traffic)
         self._disabled: frozenset[int] = frozenset()
         self._statuses: dict[UUID, str] = {}
+        self._to_clear: dict[UUID, float] = {}  # times at which "on their way" is written, the oldest first
         self.waiting_bytes = 0  # of bodies
         self.hungry: dict[UUID, None] = {}  # to be read further, in turns
         self.wanted: set[UUID] = set()  # to be looked up in the database
@@ -261,9 +268,10 @@ class Conversations:
                         self._leaves_at_home(until)
                     self._remove(entry)
                 case Act.SAY_NOTHING:
-                    self.say(entry, "")
+                    if entry.is_to_send:
+                        self.say(entry, "")
                 case Act.SAY_WHY:
-                    if entry.wants_more or entry.load:
+                    if entry.is_to_send:
                         self.say(entry, why)
                 case Act.LINE_UP:
                     self.line_up(entry.endpoint.conversation_handle)
@@ -427,6 +435,8 @@ class Conversations:
     def acknowledged(self, entry: Entry, below: int) -> None:
         """The peer has stored its messages below that one."""
         self.release(entry, below)
+        if self._to_clear and not entry.wants_more and not entry.dialog.load:
+            self._to_clear.pop(entry.endpoint.conversation_handle, None)
         if entry.link is not None:
             traffic = self._traffic[entry.link]
             one = traffic.measured
@@ -469,13 +479,22 @@ class Conversations:
                 traffic.taken += gone
 
     def say(self, entry: Entry, status: str) -> None:
-        """Why its messages wait; '' when they are on their way."""
-        if status or entry.status != status:
-            self._statuses[entry.endpoint.conversation_handle] = entry.status = status
+        """Why its messages wait; '' when they are on their way. The '' of new ones is written a moment later."""
+        handle = entry.endpoint.conversation_handle
+        if not status and entry.status is None:
+            self._to_clear[handle] = self._seconds() + CLEAR_STATUS_S
+        elif status or entry.status != status:
+            self._to_clear.pop(handle, None)
+            self._statuses[handle] = status
+        entry.status = status
 
     def take_statuses(self) -> dict[UUID, str]:
-        """Return the statuses to be written, and forget them."""
+        """Return the statuses to be written now, and forget them."""
         taken, self._statuses = self._statuses, {}
+        now = self._seconds()
+        while self._to_clear and (first := next(iter(self._to_clear.items())))[1] <= now:
+            del self._to_clear[first[0]]
+            taken[first[0]] = ""
         return taken
 
     # ---------------------------------------------------------------- bodies
@@ -519,7 +538,8 @@ class Conversations:
         """The next alarm, or now when somebody may send."""
         if any(line and link.room > 0 for link, line in self._lines.items()):
             return self._seconds()
-        return self._alarms[0][0] if self._alarms else NEVER
+        alarm = self._alarms[0][0] if self._alarms else NEVER
+        return min(alarm, next(iter(self._to_clear.values()), NEVER))
 
     @property
     def room(self) -> int:

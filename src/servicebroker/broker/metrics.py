@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import prometheus_client
 import psycopg
@@ -27,11 +28,28 @@ REGISTRY = prometheus_client.CollectorRegistry()
 
 Counted = dict[tuple[str, tuple[str, ...]], float]  # amounts by the name of the counter and its labels
 _COUNTERS: dict[str, prometheus_client.Counter] = {}
+
+
+class _Counter(prometheus_client.Counter):
+    """A counter that remembers its parts by their labels: the library locks and makes texts for each look-up."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._found: dict[tuple[object, ...], prometheus_client.Counter] = {}
+        super().__init__(*arguments, **named)
+
+    def labels(self, *labels: object) -> prometheus_client.Counter:  # type: ignore[override] # no names
+        """Return the part with these labels."""
+        found = self._found.get(labels)
+        if found is None:
+            found = self._found[labels] = super().labels(*labels)
+        return found
+
+
 _TAKEN: Counted = {}
 
 
 def _counter(name: str, meaning: str, *labels: str) -> prometheus_client.Counter:
-    counter = _COUNTERS[name] = prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
+    counter = _COUNTERS[name] = _Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
     return counter
 
 

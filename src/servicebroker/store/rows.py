@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -27,10 +28,10 @@ def build_row(kind: type[T], row: Sequence[Any]) -> T:
 
 
 def _build_part(kind: Any, columns: Iterator[Any]) -> Any:
-    values = []
+    values: list[Any] = []
     for part in _parts(kind):
-        if part is None:
-            values.append(next(columns))
+        if isinstance(part, int):
+            values += islice(columns, part)
         else:
             value = _build_part(part.kind, columns)
             values.append(None if part.is_optional and value[0] is None else value)
@@ -38,9 +39,16 @@ def _build_part(kind: Any, columns: Iterator[Any]) -> Any:
 
 
 @functools.cache
-def _parts(kind: type) -> tuple[_Part | None, ...]:
-    """Return for each field what it is made of, None where that is one column."""
-    return tuple(map(_part, get_type_hints(kind).values()))
+def _parts(kind: type) -> tuple[_Part | int, ...]:
+    """Return the parts of a row, in order: a nested value, or a number of plain columns."""
+    parts: list[_Part | int] = []
+    for hint in get_type_hints(kind).values():
+        part = _part(hint)
+        if part is None and parts and isinstance(parts[-1], int):
+            parts[-1] += 1
+        else:
+            parts.append(part or 1)
+    return tuple(parts)
 
 
 def _part(hint: Any) -> _Part | None:

@@ -17,6 +17,7 @@ import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Site, Wire, begin, leftovers, paired
 from servicebroker.api.upkeep import upkeep
 from servicebroker.broker import arrivals, postgres_store
+from servicebroker.broker.conversations import CLEAR_STATUS_S
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.delivery.transmission import deliver_left_over
@@ -762,11 +763,14 @@ def test_what_is_not_acknowledged_travels_again_less_and_less_often(pair: Pair) 
     west = pair.west
     begin(pair)
     west.round([])
-    waits = []
+    sent, waits = west.seconds, []
+    west.seconds += CLEAR_STATUS_S
+    west.round([])  # says that the message is on its way
     for _ in range(6):
         west.out.frames.clear()  # lost
-        waits.append(west.relay.wake_at - west.seconds)
         west.seconds = west.relay.wake_at
+        waits.append(west.seconds - sent)
+        sent = west.seconds
         west.round([])
         assert len(west.out.frames) == 1
     assert waits == [pytest.approx(wait, rel=0.051) for wait in (4, 8, 16, 32, 64, 64)]

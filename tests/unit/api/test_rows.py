@@ -33,5 +33,5 @@ def test_columns_that_are_left_over_are_the_callers() -> None:
 
 
 def test_a_row_that_is_too_short_is_refused() -> None:
-    with pytest.raises(StopIteration):
+    with pytest.raises(TypeError):
         build_row(Key, (1,))
