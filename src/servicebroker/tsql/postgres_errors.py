@@ -9,6 +9,7 @@ import psycopg
 from servicebroker.model import zero_character
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.definition_errors import find_definition_error, follow
+from servicebroker.tsql.query_errors import find_query_error
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 # SQLSTATE -> number, severity, text; the placeholders are fields of PostgreSQL's diagnosis
@@ -58,7 +59,11 @@ _BY_SQLSTATE: dict[str, tuple[int, int, str]] = {
     "55P03": (1222, 16, "Lock request time out period exceeded."),
     "57014": (3617, 16, "The statement was cancelled: {message}."),
     "54001": (217, 16, "Maximum function or view nesting level exceeded: {message}."),
-    "21000": (512, 16, "Subquery returned more than 1 value. This is not permitted here."),
+    "21000": (
+        512, 16,
+        "Subquery returned more than 1 value. This is not permitted when the subquery follows =, !=, <, <= , >, >= or "
+        "when the subquery is used as an expression.",
+    ),
     "2BP01": (3729, 16, "Cannot drop the object because something refers to it: {message}."),
     "25006": (3906, 16, "Failed to update the database because it is read-only: {message}."),
     "42712": (1013, 16, "Objects in the FROM clause have the same exposed names: {message}. Use correlation names."),
@@ -92,7 +97,7 @@ _BY_SQLSTATE: dict[str, tuple[int, int, str]] = {
     "3B001": (6401, 16, "Cannot roll back {name}. No transaction or savepoint of that name was found."),
     "42710": (2714, 16, "There is already an object named '{name}' in the database."),
     "42723": (2714, 16, "There is already an object named '{name}' in the database."),
-    "42P10": (108, 16, "The ORDER BY position number is not valid: {message}."),
+    "42P10": (145, 15, "The ORDER BY items are not valid: {message}."),
     "42P13": (443, 16, "The definition of the function is not valid: {message}."),
     "42P18": (8117, 16, "The data type of an operand cannot be determined: {message}."),
     "42P20": (4108, 15, "Windowed functions can only appear in the SELECT or ORDER BY clauses."),
@@ -130,7 +135,10 @@ _SEQUENCE_ERRORS = {
 }
 _NOT_A_SEQUENCE = re.compile(r'"([^"]+)" is not a sequence|cannot open relation "([^"]+)"')
 _YEAR_OUT_OF_RANGE = re.compile(r"too (?:large|small) \((?:after year 10K|before year 1)\)")
-_INTEGER_OVERFLOW = re.compile(r"(smallint|integer|bigint) out of range")
+_OVERFLOW = re.compile(
+    r"((?:smallint|integer|bigint)(?= out of range$)|numeric(?= field overflow)|value(?= out of range: overflow))"
+)
+_OVERFLOWED_TYPES = {"integer": "int", "value": "float"}
 _RAISED_MESSAGE = re.compile(r"Msg (\d{1,9}), Level (\d{1,3}), State (\d{1,3}): (.*)", re.DOTALL)
 _QUALIFIED_NAME = r"(?:\[[^\]]+\]|[\w$#]+)(?:\s*\.\s*(?:\[[^\]]+\]|[\w$#]+))*"
 _DROP_INDEX = re.compile(
@@ -175,9 +183,10 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         error = TsqlError(int(raised[1]), raised[4], severity=int(raised[2]), state=int(raised[3]))
         return follow(error) if error.number == 2714 else error  # of tsql.check_constraint_names
     told = f"{message}\n{zero_character.from_postgres(diagnosis.message_detail or '')}"
-    refused = find_definition_error(problem.sqlstate or "", told, source, find_spelling)
-    if refused is not None:
-        return refused
+    for find_error in (find_definition_error, find_query_error):
+        refused = find_error(problem.sqlstate or "", told, source, find_spelling)
+        if refused is not None:
+            return refused
     if problem.sqlstate == "22023":
         for begin, (number, text) in _SEQUENCE_ERRORS.items():
             if message.startswith(begin):
@@ -207,10 +216,13 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if problem.sqlstate not in _BY_SQLSTATE:
         return TsqlError(UNMAPPED_ERROR, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _BY_SQLSTATE[problem.sqlstate]
-    overflowed = _INTEGER_OVERFLOW.fullmatch(message)
+    overflowed = _OVERFLOW.match(message)
     if overflowed is not None:
-        kind = "int" if overflowed[1] == "integer" else overflowed[1]
-        return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {kind}.", state=2)
+        kind = _OVERFLOWED_TYPES.get(overflowed[1], overflowed[1])
+        return TsqlError(
+            8115, f"Arithmetic overflow error converting expression to data type {kind}.",
+            state=8 if kind == "numeric" else 2,
+        )  # fmt: skip
     call = _UNKNOWN_FUNCTION.fullmatch(message)
     if call is not None and call[1].startswith("to_"):
         of = call[1].removeprefix("to_")
@@ -238,7 +250,7 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
         )  # fmt: skip
     no_constraint = _UNKNOWN_CONSTRAINT.fullmatch(message)
     if no_constraint is not None and verb[:1] and verb[0].upper() == "ALTER":
-        return TsqlError(3728, f"'{find_spelling(no_constraint[1], source)}' is not a constraint.")
+        return follow(TsqlError(3728, f"'{find_spelling(no_constraint[1], source)}' is not a constraint."), 3727)
     index = _DROP_INDEX.match(source) if problem.sqlstate in ("42704", "3F000") else None
     if index is not None:
         dropped = index["index"] if index["table"] is None else f"{index['table']}.{index['index']}"

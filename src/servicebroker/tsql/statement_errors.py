@@ -7,6 +7,13 @@ from typing import NamedTuple
 from servicebroker.model.errors import LONGEST_TEXT, BrokerError
 from servicebroker.model.wording import cut
 
+# level and state of errors that have others than 16 and 1 in SQL Server
+_PLACES = {
+    134: (15, 2), 137: (15, 2), 195: (15, 10), 220: (16, 2), 232: (16, 3), 235: (16, 0), 242: (16, 3), 293: (16, 0),
+    352: (15, 1), 529: (16, 2), 535: (16, 0), 1087: (15, 2), 8114: (16, 5), 8115: (16, 2), 8169: (16, 2),
+    10742: (15, 1), 11719: (15, 1), 11720: (15, 1), 11721: (15, 1), 11723: (15, 1), 11741: (15, 1),
+}  # fmt: skip
+
 
 class TsqlError(BrokerError):
     """A T-SQL statement failed, or text could not be parsed.
@@ -34,9 +41,10 @@ class TsqlError(BrokerError):
     def __init__(
         self, number: int, text: str, *, severity: int = 16, state: int = 1, line: int = 0, procedure: str = ""
     ) -> None:
+        usual_severity, usual_state = _PLACES.get(number, (16, 1))
         self.number = number
-        self.severity = severity
-        self.state = state
+        self.severity = usual_severity if severity == 16 else severity
+        self.state = usual_state if state == 1 else state
         self.text = cut(text, LONGEST_TEXT)
         self.hint = ""
         self.line = line
@@ -102,6 +110,12 @@ def no_linked_server(name: str) -> TsqlError:
     return TsqlError(7202, f"Could not find server '{name}' in sys.servers. Linked servers are not supported here.")
 
 
+ASSIGNED_TWICE = (
+    "The column name '{0}' is specified more than once in the SET clause or column list of an INSERT. A column cannot "
+    "be assigned more than one value in the same clause. Modify the clause to make sure that a column is updated only "
+    "once. If this statement updates or inserts columns into a view, column aliasing can conceal the duplication in "
+    "your code."
+)
 SYNTAX_ERROR = 102
 UNSUPPORTED_ERROR = 40515
 

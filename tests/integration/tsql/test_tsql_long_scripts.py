@@ -228,7 +228,7 @@ SEEN = {
     **{"two rows": 512, "guid": 8169, "xml": 9436, "no table": 208, "no column": 207, "no procedure": 2812},
     **{"no variable": 137, "no statement": 102, "no end": 105, "no argument": 201, "three arguments": 8144},
     **{"other argument": 8145, "table again": 2714, "column again": 2705, "drop nothing": 3701},
-    **{"drop no constraint": 3728, "inner": 50000, "outer": 50000, "thrown": 51234, "no savepoint": 6401},
+    **{"drop no constraint": 3727, "inner": 50000, "outer": 50000, "thrown": 51234, "no savepoint": 6401},
     **{"after the rollback": 2627, "nothing to commit": 3902, "no service": 8423, "no contract": 8425},
     **{"other side": 8432, "no type": 8428, "no conversation": 8426, "timer": 402, "error code": 402},
     **{"no queue": 208, "queue in use": 3716, "not by insert": 416, "ended": 8426, "queue is off": 9617},

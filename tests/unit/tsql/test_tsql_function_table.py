@@ -56,6 +56,7 @@ CALLS = {
     "PARSE('1.5' AS decimal(5, 2) USING 'en-US')": "decimal(5,2)",
     "PATINDEX('%a%', 'a')": "int",
     "PATINDEX('%a%', LOWER(CAST('a' AS nvarchar(max))))": "bigint",
+    "REPLACE('aXb', 'X', '-')": "varchar(3)",
     "SESSION_CONTEXT('k')": "sql_variant",
     "SQL_VARIANT_PROPERTY(1, 'BaseType')": "sql_variant",
     "SUSER_ID()": "int",

@@ -184,7 +184,9 @@ create or replace function tsql.to_nvarchar(day date) returns text language sql 
 create or replace function tsql.to_nvarchar(day date, style integer) returns text language sql immutable parallel safe
 return tsql.moment_text(day, case when style = 121 then 23 else style end);
 create or replace function tsql.to_nvarchar(moment time) returns text language sql immutable parallel safe return moment::text;
-create or replace function tsql.to_nvarchar(moment time, style integer) returns text language sql immutable parallel safe return moment::text;
+create or replace function tsql.to_nvarchar(moment time, style integer) returns text language sql immutable parallel safe
+return case when style in (0, 100) then to_char(timestamp '1900-01-01' + moment, 'FMHH12:MIAM')
+            when style in (8, 24, 108) then to_char(timestamp '1900-01-01' + moment, 'HH24:MI:SS') else moment::text end;
 create or replace function tsql.to_nvarchar(truth boolean) returns text language sql immutable parallel safe return truth::integer::text;
 
 -- datetime2, time and datetimeoffset, whose scale says how many digits of a second there are.
@@ -372,6 +374,27 @@ begin
         execute format('create or replace function tsql.to_%s(value anyelement, style integer) returns numeric language sql immutable '
                        'parallel safe as ''select tsql.to_%1$s(value)''', target.type);
     end loop;
+end $$;
+-- A number as text, if a string type of this size has room for it; without room the other text, or an error with it.
+create or replace function tsql.fitted(said text, size integer, number integer, otherwise text) returns text
+language plpgsql immutable parallel safe as $$
+begin
+    if length(said) > size then
+        if number > 0 then perform tsql.refuse(number, otherwise); end if;
+        return otherwise;
+    end if;
+    return said;
+end $$;
+-- A number that a decimal has room for, null for another one.
+create or replace function tsql.within(number numeric, scale integer, most numeric) returns numeric language plpgsql immutable strict parallel safe as $$
+begin
+    return case when abs(round(number, scale)) < most then number end;
+end $$;
+-- A calculated decimal, which has 38 digits at most.
+create or replace function tsql.wide(number numeric) returns numeric language plpgsql immutable strict parallel safe as $$
+begin
+    if abs(number) >= 1e38 then perform tsql.refuse(8115, 'Arithmetic overflow error converting expression to data type numeric.'); end if;
+    return number;
 end $$;
 -- What is calculated of tinyint is one: PostgreSQL's smallint would let 300 pass.
 create or replace function tsql.tiny(value integer) returns smallint language sql immutable strict parallel safe

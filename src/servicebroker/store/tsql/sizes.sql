@@ -1,5 +1,11 @@
 -- How many bytes a column of a type takes, -1 for MAX and xml.
 
+-- What the digits behind the second of a time take: bytes, and characters with their point.
+create or replace function tsql.fraction_bytes(size text) returns integer language sql immutable parallel safe
+return case when coalesce(nullif(size, '')::integer, 7) < 3 then 0 when size in ('3', '4') then 1 else 2 end;
+create or replace function tsql.fraction_characters(size text) returns integer language sql immutable parallel safe
+return case when size = '0' then 0 else coalesce(nullif(size, '')::integer, 7) + 1 end;
+
 create or replace function tsql.column_bytes(type text, size text) returns smallint language sql immutable strict parallel safe
 return case when size = 'max' or type in ('xml', 'text', 'varchar', 'bytea') and size = '' then -1
             when type in ('nvarchar', 'nchar') then 2 * nullif(size, '')::integer
@@ -9,6 +15,8 @@ return case when size = 'max' or type in ('xml', 'text', 'varchar', 'bytea') and
                            when 'decimal' then case when size = '' then 9 when split_part(size, ',', 1)::integer < 10 then 5
                                                     when split_part(size, ',', 1)::integer < 20 then 9
                                                     when split_part(size, ',', 1)::integer < 29 then 13 else 17 end
+                           when 'time' then 3 + tsql.fraction_bytes(size) when 'datetime2' then 6 + tsql.fraction_bytes(size)
+                           when 'datetimeoffset' then 8 + tsql.fraction_bytes(size)
                            when 'real' then 4 when 'smallmoney' then 4 when 'smalldatetime' then 4 else 8 end end::smallint;
 
 create or replace function tsql.type_precision(type text) returns integer language sql immutable strict parallel safe
@@ -21,6 +29,17 @@ create or replace function tsql.type_scale(type text) returns integer language s
 return case when type in ('tinyint', 'smallint', 'int', 'bigint', 'smalldatetime', 'date') then 0
             when type in ('money', 'smallmoney') then 4 when type in ('decimal', 'numeric') then 38 when type = 'datetime' then 3
             when type in ('datetime2', 'time', 'datetimeoffset') then 7 end;
+
+-- Of a column: sys.columns has 0 for what is neither a number nor a time.
+create or replace function tsql.column_precision(type text, size text) returns integer language sql immutable parallel safe
+return case type when 'decimal' then split_part(size, ',', 1)::integer when 'time' then 8 + tsql.fraction_characters(size)
+                 when 'datetime2' then 19 + tsql.fraction_characters(size) when 'datetimeoffset' then 26 + tsql.fraction_characters(size)
+            else case when type in ('bit', 'tinyint', 'smallint', 'int', 'bigint', 'money', 'smallmoney', 'float', 'real', 'date', 'datetime', 'smalldatetime')
+                      then tsql.type_precision(type) else 0 end end;
+create or replace function tsql.column_scale(type text, size text) returns integer language sql immutable parallel safe
+return case when type = 'decimal' then split_part(size, ',', 2)::integer
+            when type in ('time', 'datetime2', 'datetimeoffset') then coalesce(nullif(size, '')::integer, 7)
+            when type in ('money', 'smallmoney', 'datetime') then tsql.type_scale(type) else 0 end;
 
 -- What ODBC reports for a column, by its system_type_id.
 create or replace function tsql.odbc_scale(type integer, scale integer) returns integer language sql immutable parallel safe

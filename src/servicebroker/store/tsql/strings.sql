@@ -100,6 +100,10 @@ return case when left(pattern, 1) = '%' then tsql.patindex(substr(tsql.like_patt
 
 create or replace function tsql.replace(said text, sought text, by text) returns text language sql immutable strict parallel safe
 return case when sought = '' then said else replace(said, sought, by) end;
+-- In a collation that ignores case.
+create or replace function tsql.replace_folded(said text, sought text, by text) returns text language sql immutable strict parallel safe
+return case when sought = '' then said
+            else regexp_replace(said, regexp_replace(sought, '([\W_])', '\\\1', 'g'), replace(by, '\', '\\'), 'gi') end;
 create or replace function tsql.stuff(said text, start integer, size integer, by text) returns text language sql immutable parallel safe
 return case when start < 1 or start > length(said) or size < 0 then null
             else left(said, start - 1) || coalesce(by, '') || substr(said, start + size) end;

@@ -28,6 +28,15 @@ return tsql.dateadd(part, number, day::timestamp);
 create or replace function tsql.dateadd(part text, number bigint, moment time) returns timestamp language sql immutable strict parallel safe
 return tsql.dateadd(part, number, date '1900-01-01' + moment);
 
+-- DATEDIFF gives an int; DATEDIFF_BIG takes the number as it is.
+create or replace function tsql.datediff_fits(number bigint) returns integer language plpgsql immutable strict parallel safe as $$
+begin
+    if number not between -2147483648 and 2147483647 then
+        perform tsql.refuse(535, 'The datediff function resulted in an overflow. The number of dateparts separating two date/time instances '
+                                 'is too large. Try to use datediff with a less precise datepart.');
+    end if;
+    return number;
+end $$;
 -- How many boundaries of the part lie between.
 create or replace function tsql.datediff(part text, first timestamp, last timestamp) returns bigint
 language sql immutable strict parallel safe

@@ -72,7 +72,7 @@ select q.database_id, d.name, 'sys', 'sys', 4, 'queue_messages_' || q.queue_id, 
  union all  -- and how many wait in the transmission queue
 select d.database_id, d.name, 'sys', 'sys', 4, 'sysxmitqueue', 68, 'S', null, 0, null, null, 1::smallint from servicebroker.databases d;
 
-create view tsql.all_objects with (security_invoker = true) as
+create view tsql.shown_objects with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type,
        case o.type when 'U' then 'USER_TABLE' when 'V' then 'VIEW' when 'SQ' then 'SERVICE_QUEUE' when 'P' then 'SQL_STORED_PROCEDURE'
                    when 'FN' then 'SQL_SCALAR_FUNCTION' when 'IF' then 'SQL_INLINE_TABLE_VALUED_FUNCTION'
@@ -88,7 +88,13 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
 
 create view tsql.objects with (security_invoker = true) as
 select name, object_id, principal_id, schema_id, parent_object_id, type, type_desc, create_date, modify_date, is_ms_shipped,
-       broker_database from tsql.all_objects;
+       broker_database from tsql.shown_objects;
+-- Scripts count up from this view: the objects of the system, which are PostgreSQL's functions here, have negative numbers.
+create view tsql.all_objects with (security_invoker = true) as
+select * from tsql.shown_objects
+ union all
+select p.proname, -p.oid::bigint::integer, null, 4, 0, 'FN', 'SQL_SCALAR_FUNCTION', null, null, 1::smallint, 'sys', shown.name
+  from servicebroker.shown_databases join servicebroker.databases shown using (database_id), pg_proc p where p.pronamespace = 'pg_catalog'::regnamespace;
 create view tsql.tables with (security_invoker = true) as select * from tsql.objects where type = 'U';
 create view tsql.views with (security_invoker = true) as select * from tsql.objects where type = 'V';
 create view tsql.procedures with (security_invoker = true) as select * from tsql.objects where type = 'P';
@@ -129,7 +135,9 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
   from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id where o.type = 'SN';
 create view tsql.triggers with (security_invoker = true) as
 select o.name, o.object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, o.parent_object_id as parent_id,
-       o.type, o.type_desc, o.create_date, o.modify_date, o.is_ms_shipped, m.is_disabled::integer::smallint as is_disabled, o.broker_database
+       o.type, o.type_desc, o.create_date, o.modify_date, o.is_ms_shipped, m.is_disabled::integer::smallint as is_disabled,
+       0::smallint as is_not_for_replication, (m.definition ~* '^\s*(create\s+or\s+alter|create|alter)\s+trigger\s[^''-]*?\minstead\s+of\M')::integer::smallint as is_instead_of_trigger,
+       o.broker_database
   from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id where o.type = 'TR';
 create view tsql.schemas with (security_invoker = true) as
 select s.name, s.schema_id, 1 as principal_id, s.broker_database
@@ -206,7 +214,7 @@ select o.broker_database as specific_catalog, o.schema_name as specific_schema, 
        case when p.parameter_id = 0 then 'YES' else 'NO' end as is_result, p.name as parameter_name, t.name as data_type,
        case when t.name in ('nvarchar', 'nchar') and p.max_length > 0 then p.max_length / 2
             when t.name in ('nvarchar', 'nchar', 'varchar', 'char', 'varbinary', 'binary') then p.max_length end as character_maximum_length
-  from tsql.all_objects o join tsql.parameters p using (object_id)
+  from tsql.shown_objects o join tsql.parameters p using (object_id)
   join tsql.system_types t on t.system_type_id = p.system_type_id and t.name <> 'sysname';
 -- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py); queues have those of RECEIVE.
 create view tsql.every_column with (security_invoker = true) as
@@ -235,8 +243,7 @@ select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.
 
 create view tsql.columns with (security_invoker = true) as
 select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max_length,
-       case when c.type_name = 'decimal' then split_part(c.size, ',', 1)::smallint else 0 end as precision,
-       case when c.type_name = 'decimal' then split_part(c.size, ',', 2)::smallint else 0 end as scale,
+       tsql.column_precision(c.type_name, c.size) as precision, tsql.column_scale(c.type_name, c.size) as scale,
        c.is_nullable::integer::smallint as is_nullable, c.is_identity::integer::smallint as is_identity,
        c.is_computed::integer::smallint as is_computed,
        coalesce((select d.oid::bigint::integer from pg_attrdef d where d.adrelid = c.object_id::bigint::oid and d.adnum = c.column_id and not c.is_computed), 0)
@@ -245,7 +252,13 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
   left join tsql.system_types t on t.name = c.type_name;
-create view tsql.all_columns with (security_invoker = true) as select * from tsql.columns;
+create view tsql.all_columns with (security_invoker = true) as
+select * from tsql.columns
+ union all  -- of the system, as in all_objects
+select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, null, 0, 0, 0::smallint, 0::smallint, 0::smallint, 0, shown.name
+  from servicebroker.shown_databases join servicebroker.databases shown using (database_id), pg_attribute a
+  join pg_class c on c.oid = a.attrelid and c.relnamespace = 'pg_catalog'::regnamespace
+ where a.attnum > 0 and not a.attisdropped;
 create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
 create view tsql.indexes with (security_invoker = true) as
 select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid, 'pg_class'), (select obj_description(k.oid, 'pg_constraint') from pg_constraint k
@@ -260,11 +273,11 @@ select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid,
 create view tsql.information_schema_tables with (security_invoker = true) as
 select o.broker_database as table_catalog, o.schema_name as table_schema, o.name as table_name,
        case o.type when 'V' then 'VIEW' else 'BASE TABLE' end as table_type
-  from tsql.all_objects o where o.type in ('U', 'V');
+  from tsql.shown_objects o where o.type in ('U', 'V');
 create view tsql.information_schema_views with (security_invoker = true) as
 select o.broker_database as table_catalog, o.schema_name as table_schema, o.name as table_name,
        tsql.as_created(tsql.noted_text(o.object_id::bigint::oid)) as view_definition, 'NONE' as check_option, 'NO' as is_updatable
-  from tsql.all_objects o where o.type = 'V';
+  from tsql.shown_objects o where o.type = 'V';
 create view tsql.information_schema_columns with (security_invoker = true) as
 select c.broker_database as table_catalog, c.schema_name as table_schema, c.table_name, c.name as column_name, c.column_id as ordinal_position,
        case when c.is_nullable then 'YES' else 'NO' end as is_nullable, c.type_name as data_type,

@@ -153,8 +153,11 @@ begin
     if strpos(said, tsql.zero()) > 0 then sign := tsql.zero(); end if;
     if is_typed or sign = tsql.zero() then
         perform tsql.refuse(6841, format(
-            'FOR XML could not serialize the data because it contains a character (0x%s) which is not allowed in XML. '
+            'FOR XML could not serialize the data for node ''%s'' because it contains a character (0x%s) which is not allowed in XML. '
             'To retrieve this data using FOR XML, convert it to binary, varbinary or image data type and use the BINARY BASE64 directive.',
+            -- the last attribute or start tag before the character
+            coalesce(substring(split_part(said, sign, 1) from '\s([^\s=<>"]+)="[^"<>]*$'),
+                     substring(split_part(said, sign, 1) from '<([^\s/>!?]+)[^<>]*>[^<]*$'), 'NoName'),
             case when sign = tsql.zero() then '0000' else lpad(upper(to_hex(ascii(sign))), 4, '0') end));
     end if;
     for sign in select distinct m[1] from regexp_matches(said, tsql.xml_illegal(), 'g') m loop
@@ -494,12 +497,15 @@ do $$
 declare
     of text;
 begin
-    foreach of in array array['smallint', 'integer', 'bigint', 'numeric', 'float8', 'uuid', 'date', 'time'] loop
+    foreach of in array array['smallint', 'integer', 'bigint', 'numeric', 'uuid', 'date', 'time'] loop
         execute format('create or replace function tsql.xml_text(value %s) returns text language sql immutable parallel safe return tsql.to_nvarchar(value)', of);
         execute format('create or replace function tsql.json_text(value %s) returns text language sql immutable parallel safe return %s', of,
                        case when of in ('uuid', 'date', 'time') then 'to_json(tsql.to_nvarchar(value))::text' else 'tsql.to_nvarchar(value)' end);
     end loop;
 end $$;
+-- XML and JSON have sixteen digits of a float.
+create or replace function tsql.xml_text(value float8) returns text language sql immutable parallel safe return tsql.float_text(value, 2);
+create or replace function tsql.json_text(value float8) returns text language sql immutable parallel safe return tsql.float_text(value, 2);
 create or replace function tsql.xml_text(node jsonb) returns text language sql immutable parallel safe return tsql.xml_string(node);
 create or replace function tsql.json_text(said text) returns text language sql immutable parallel safe return to_json(said)::text;
 create or replace function tsql.json_text(bytes bytea) returns text language sql immutable parallel safe return to_json(tsql.xml_text(bytes))::text;

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from servicebroker.engine.security.tsql_objects import Use
+from servicebroker.model.names import bracketed
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.definitions import user_types
-from servicebroker.tsql.interpreter.definitions.modules import Module, find_procedure
+from servicebroker.tsql.interpreter.definitions.modules import Module, find_function, find_procedure
 from servicebroker.tsql.interpreter.evaluation import evaluate, evaluate_operand, evaluate_text
 from servicebroker.tsql.interpreter.execute_as import impersonation
 from servicebroker.tsql.interpreter.machine import RUNNERS, Machine, ScopeAborted, check_nesting, runs
@@ -32,7 +34,7 @@ from servicebroker.tsql.syntax import (
     Statement,
     Variable,
 )
-from servicebroker.tsql.types import INT
+from servicebroker.tsql.types import INT, NVARCHAR, STRINGS, SqlType
 
 SystemProcedure = Callable[[Machine, Execute], int | None]  # returns the return code, None for 0
 SYSTEM_PROCEDURES: dict[str, SystemProcedure] = {}
@@ -64,6 +66,8 @@ def _execute(machine: Machine, statement: Execute) -> None:
         return
     procedure = find_procedure(machine, name)
     if procedure is None:
+        if _execute_function(machine, statement, name):
+            return
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
     database, module = procedure
     # ownership chaining: dbo owns all modules, so that one may call another of its database without a permission
@@ -71,6 +75,40 @@ def _execute(machine: Machine, statement: Execute) -> None:
     if not (is_owned_by_dbo or module.is_temporary):
         machine.authorize(Use("EXECUTE", name.schema or "dbo", name.object), database=database)
     call_procedure(machine, database, module, statement.arguments, statement.returned)
+
+
+def _execute_function(machine: Machine, statement: Execute, name: Name) -> bool:
+    """Run EXEC @result = function; omitted parameters have their defaults. Return False without such a function."""
+    function = find_function(machine, name)
+    if function is None:
+        return False
+    frame, values = CallFrame(machine.frame.procedure, machine.frame.object_id), dict[str, Value]()
+    names = [parameter.name for parameter in function.parameters]
+    for position, argument in enumerate(statement.arguments):
+        if not argument.name and position >= len(names):
+            raise TsqlError(8144, f"Procedure or function {name} has too many arguments specified.", state=2)
+        written = argument.name or names[position]
+        if written not in names:
+            raise TsqlError(8145, f"{written} is not a parameter for procedure {name}.")
+        if argument.value is not None:
+            values[written] = evaluate_operand(machine, argument.value)
+    for variable, value in values.items():
+        frame.declare(variable, value.type or NVARCHAR)
+        frame.assign(variable, value.value, value.type)
+    for parameter in function.parameters:
+        if parameter.name not in values and parameter.default is None:
+            raise TsqlError(
+                201, f"Procedure or function '{name}' expects parameter '{parameter.name}', which was not supplied.",
+                state=4,
+            )  # fmt: skip
+    listed = ", ".join(each if each in values else "DEFAULT" for each in names)
+    called = bracketed(*(name.parts if name.schema else ("dbo", name.object)))
+    with machine.enter_frame(frame, machine.context.database):
+        result = machine.queries.evaluate_scalar(f"{called}({listed})")
+    if statement.returned is not None:
+        machine.frame.assign(statement.returned, result.value, result.type)
+    machine.record_success(0)
+    return True
 
 
 def _execute_system(machine: Machine, statement: Execute, name: Name) -> None:
@@ -191,8 +229,21 @@ def _bind_parameters(
                 continue
             frame.declare(parameter.name, machine.resolve_type(parameter.type))
             value = _argument_value(machine, module, parameter, values)
-            frame.assign(parameter.name, value.value, value.type)
+            try:
+                frame.assign(parameter.name, value.value, value.type)
+            except TsqlError as error:
+                raise _parameter_error(error, value, frame.types[parameter.name]) from None
     return outputs
+
+
+_CONVERSION_ERRORS = frozenset({235, 241, 242, 244, 245, 248, 293, 8114, 8115, 8169})
+
+
+def _parameter_error(error: TsqlError, value: Value, target: SqlType) -> TsqlError:
+    """Return the error for a string that cannot be converted to the parameter's type: 8114, whatever the type is."""
+    if error.number not in _CONVERSION_ERRORS or value.type is None or value.type.name not in STRINGS:
+        return error
+    return TsqlError(8114, f"Error converting data type {value.type.name} to {target.name}.")
 
 
 def _argument_value(machine: Machine, module: Module, parameter: Parameter, values: dict[str, Value | None]) -> Value:
@@ -284,7 +335,17 @@ def _sp_executesql(machine: Machine, statement: Execute) -> int:
     if len(arguments) > 1:
         procedure = _parse_parameter_list(str(values[1].value or "") if values[1] else "")
         module = Module(procedure, None, "sp_executesql")
-        outputs = _bind_parameters(machine, frame, module, arguments[2:], machine.context.database)
+        try:
+            outputs = _bind_parameters(machine, frame, module, arguments[2:], machine.context.database)
+        except TsqlError as error:
+            missing = re.search("expects parameter '(@[^']+)'", error.text) if error.number == 201 else None
+            if missing is None:
+                raise
+            query = f"({values[1].value if values[1] else ''}){script or ''}"[:64]
+            raise TsqlError(
+                8178,
+                f"The parameterized query '{query}' expects the parameter '{missing[1]}', which was not supplied.",
+            ) from None
     run_text(machine, "" if script is None else str(script), frame)
     for parameter, variable in outputs.items():
         machine.frame.assign(variable, frame.values[parameter], frame.types[parameter])

@@ -522,7 +522,7 @@ class Queries:
         try:
             return translate(f"{target} VALUES {', '.join(value_lists)}", self.scope())
         except TsqlError as error:
-            if error.number not in (109, 110):
+            if error.number not in (109, 110, 213):
                 raise
             mismatch = TsqlError(
                 213, "Column name or number of supplied values does not match table definition.", state=7

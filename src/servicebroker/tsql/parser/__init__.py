@@ -71,6 +71,7 @@ def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] |
     while parser.word:
         begin = parser.at
         parser.depth = 0
+        parser.loops, parser.returns_value = 1, True  # an outer statement may be the faulty one
         try:
             statements = parser.statement_group()
             if parser.at == begin:

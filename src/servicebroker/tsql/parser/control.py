@@ -60,6 +60,8 @@ class ControlFlowParser(DialogParser):
 
     depth = 0
     has_goto = False  # a jump can skip declarations
+    loops = 0  # WHILE loops around the current statement
+    returns_value = False  # RETURN may have a value: in a procedure or a function
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
@@ -181,17 +183,31 @@ class ControlFlowParser(DialogParser):
         """WHILE condition statement."""
         self.enter_block()
         condition = self.expression()
+        self.loops += 1
         body = self.nested()
+        self.loops -= 1
         self.depth -= 1
         return While(line, condition, body)
 
     def break_(self, line: int) -> Statement:
         """BREAK."""
+        self._check_loop("BREAK", 135)
         return Break(line)
 
     def continue_(self, line: int) -> Statement:
         """CONTINUE."""
+        self._check_loop("CONTINUE", 136)
         return Continue(line)
+
+    def _check_loop(self, word: str, number: int) -> None:
+        """Refuse BREAK and CONTINUE outside of WHILE.
+
+        Raises:
+            TsqlError: 135 or 136.
+        """
+        if not self.loops:
+            text = f"Cannot use a {word} statement outside the scope of a WHILE statement."
+            raise TsqlError(number, text, severity=15, line=self.line)
 
     def goto(self, line: int) -> Statement:
         """GOTO label."""
@@ -204,11 +220,16 @@ class ControlFlowParser(DialogParser):
         if self.word in ("", ";", "END", "ELSE"):
             return Return(line, None)
         try:
-            return Return(line, self.expression())
+            value = self.expression()
         except TsqlError:
             if self.at != begin:
                 raise
             return Return(line, None)
+        if not self.returns_value:
+            raise TsqlError(
+                178, "A RETURN statement with a return value cannot be used in this context.", severity=15, line=line
+            )
+        return Return(line, value)
 
     # ------------------------------------------------------------ variables
 

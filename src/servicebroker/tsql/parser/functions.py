@@ -44,6 +44,7 @@ class FunctionParser(ProcedureParser):
         if self.word == "EXTERNAL":
             self.refuse("A .NET function (EXTERNAL NAME)", "Write it in T-SQL.")
         self.expect("BEGIN")
+        self.returns_value = True
         body = self.statements("END")
         self.expect("END")
         self.take(";")

@@ -43,6 +43,7 @@ class ProcedureParser(ControlFlowParser):
         self.expect("AS")
         if self.word == "EXTERNAL":
             self.refuse("A .NET procedure (EXTERNAL NAME)", "Write it in T-SQL, or in Python with the package's API.")
+        self.returns_value = True
         body = self.body()
         text = self.slice(begin, self.at) if self.at > begin else ""
         return Procedure(line, action, name, parameters, execute_as, body, text)

@@ -301,6 +301,15 @@ class Writer:
                 return None
         return None
 
+    def identity_column(self, alias: str) -> str | None:
+        """Return the name of the IDENTITY column of a visible table: $IDENTITY. None without one."""
+        for source in self.sources[-1] if self.sources else ():
+            if not alias or source.alias == alias:
+                for column in (source.columns or {}).values():
+                    if column.is_identity:
+                        return column.name
+        return None
+
     def source(self, alias: str) -> Source | None:
         """Return the visible table with an alias, or None."""
         for sources in reversed(self.sources):

@@ -17,7 +17,6 @@ REFUSED = {
     "SELECT 1e{n}": 8115,
     "PRINT {n}": 1007,
     "IF {n} > 1 PRINT 'x'": 1007,
-    "RETURN {n}": 1007,
     "DECLARE @x int = {n}": 1007,
     "DECLARE @x money = '{n}'": 8115,
     "DECLARE @x money = {n}.5": 8115,

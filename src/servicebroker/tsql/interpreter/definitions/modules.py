@@ -90,6 +90,23 @@ def find_module(connection: DirectConnection, database_id: int, schema: str, nam
     return Module(parse_procedure(text), module_user(execute_as, creator), shown_name, object_id, tuple(signers))
 
 
+def find_function(machine: Machine, name: Name) -> Function | None:
+    """Return the scalar function of a name, None if there is none. The default schema is dbo."""
+    if is_temporary(name.object):
+        return None
+    database = database_of(machine, name)
+    key = (database.database_id, name.schema or "dbo", name.object, "FN")
+    rows = fetch(machine.connection, "modules.find_function", _FIND_MODULE, key)
+    return _parse_function(rows[0][1]) if rows else None
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_function(text: str) -> Function:
+    (statement,) = parse_text(from_postgres(text))
+    assert isinstance(statement, Function)
+    return statement
+
+
 @functools.lru_cache(maxsize=1024)
 def parse_procedure(text: str) -> Procedure:
     """Return the procedure that a text defines."""

@@ -68,11 +68,24 @@ def _columns_updated(machine: Machine) -> bytes | None:
     return bits.to_bytes((columns[-1].number + 7) // 8, "little") if columns else None
 
 
+# ANSI_WARNINGS, ANSI_PADDING, ANSI_NULLS, ARITHABORT, QUOTED_IDENTIFIER, ANSI_NULL_DFLT_ON, CONCAT_NULL_YIELDS_NULL
+_USUAL_OPTIONS = 8 | 16 | 32 | 64 | 256 | 1024 | 4096
+
+
+def _options(machine: Machine) -> int:
+    """Return @@OPTIONS: a bit for each SET option that is ON."""
+    options = _USUAL_OPTIONS
+    for bit, is_on in ((2, machine.is_implicit), (512, machine.nocount), (16384, machine.xact_abort)):
+        options |= bit if is_on else 0
+    return options
+
+
 SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
     "@@rowcount": lambda machine: machine.rowcount,
     "@@error": lambda machine: machine.error_number,
     "@@trancount": lambda machine: machine.transactions.count,
     "@@spid": lambda machine: machine.spid,
+    "@@options": _options,
     "@@nestlevel": lambda machine: len(machine.frames) - 1,
     "@@identity": lambda machine: machine.identity,
     "@@fetch_status": lambda machine: machine.fetch_status,

@@ -453,8 +453,13 @@ def _dropped(writer: Writer, reader: PieceReader, kind: str, exists: str) -> str
         return f"DROP SCHEMA {exists}{postgres_schema(writer.scope.database, reader.identifier())}"
     if kind != "INDEX":
         qualified_name = object_name(read_table(reader.dotted()))
-        if exists and qualified_name.name.startswith("#") and writer.temporary(qualified_name.name.lower()) is None:
-            return "SELECT"
+        if qualified_name.name.startswith("#") and writer.temporary(qualified_name.name.lower()) is None:
+            if exists:
+                return "SELECT"
+            raise TsqlError(
+                3701, f"Cannot drop the {kind.lower()} '{qualified_name.name}', because it does not exist or you do not have "
+                "permission.", severity=11, state=5,
+            )  # fmt: skip
         table = table_name(writer, qualified_name)
         writer.record_use(table, f"DROP {kind}")
         return f"DROP {kind} {exists}{table}"

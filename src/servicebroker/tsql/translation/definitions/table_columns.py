@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from servicebroker.model import names
+from servicebroker.tsql.collations import check_collation
 from servicebroker.tsql.definition_errors import follow
 from servicebroker.tsql.known_columns import column_comment
 from servicebroker.tsql.scope import Column
@@ -285,20 +286,13 @@ def _refuse_parameters(writer: Writer) -> None:
         raise not_permitted(writer.parameters[0])
 
 
-_COLLATION = re.compile(
-    r"\w+_(?:C[IS]_A[IS](?:_KS|_WS|_VSS|_SC|_UTF8)*|BIN2?(?:_UTF8)?)|(?:DATABASE|CATALOG)_DEFAULT", re.IGNORECASE
-)
-
-
 def skip_collation(reader: PieceReader) -> None:
     """Skip COLLATE name. Strings are compared by their characters whatever the collation (`tsql check` reports it).
 
     Raises:
         TsqlError: 448 unknown collation.
     """
-    name = reader.identifier()
-    if not _COLLATION.fullmatch(name):
-        raise TsqlError(448, f"Invalid collation '{name}'.")
+    check_collation(reader.identifier())
 
 
 def _skip_clustered(reader: PieceReader) -> None:

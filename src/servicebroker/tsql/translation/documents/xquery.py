@@ -304,7 +304,7 @@ class Compiler:
                 return f"tsql.xq_of(({items}) -> -1)"
         alias = self._alias()
         inner = replace(within, item=f"{alias}.item", place=f"{alias}.place", last=f"{alias}.last")
-        if _is_numeric(predicate):
+        if _is_numeric(predicate) or (isinstance(predicate, SqlReference) and self._value(predicate).kind == "number"):
             condition = f"{alias}.place = tsql.xq_number({self.sequence(predicate, inner)} -> 0)"
         else:
             condition = self.condition(predicate, inner)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.statement_errors import ASSIGNED_TWICE, TsqlError, syntax_error
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output
 from servicebroker.tsql.translation.queries.selects import Top, apply_row_limit, row_count_sql, translate_query
@@ -75,13 +77,30 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
             for name, column in (table_columns or {}).items()
             if column.sequence_default and columns and name not in named
         ]
-        rows, added = _write_values(writer, rest, table, targets, unlisted, top)
+        with _count_by_table(bool(names)):
+            rows, added = _write_values(writer, rest, table, targets, unlisted, top)
         columns = [*columns, *(column.name for column in added)]
     else:
-        rows = _write_source(writer, common, rest, table, targets, top)
+        with _count_by_table(bool(names)):
+            rows = _write_source(writer, common, rest, table, targets, top)
     column_list = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
     text = f"INSERT INTO {table} AS {quote_identifier('inserted')}{column_list} {rows}"
     return _add_returning(writer, text, table, table_columns, outputs)
+
+
+@contextmanager
+def _count_by_table(has_names: bool) -> Iterator[None]:
+    """Without a list of columns, a wrong number of values is one that the table does not have.
+
+    Raises:
+        TsqlError: 213 instead of 109, 110, 120 and 121.
+    """
+    try:
+        yield
+    except TsqlError as error:
+        if has_names or error.number not in (109, 110, 120, 121):
+            raise
+        raise TsqlError(213, "Column name or number of supplied values does not match table definition.") from None
 
 
 def _name_end(rest: Slice) -> int:
@@ -105,6 +124,21 @@ def _target_columns(
     is_insert_allowed = writer.scope.identity_insert == table
     if any(column.is_identity for column in table_columns.values()):
         writer.scope_answers["identity_insert", table] = is_insert_allowed
+    if is_insert_allowed and not any(
+        column.is_identity and (not names or column.name.lower() in map(str.lower, names))
+        for column in table_columns.values()
+    ):
+        raise TsqlError(
+            545,
+            f"Explicit value must be specified for identity column in table '{name}' either when IDENTITY_INSERT is set to ON "
+            "or when a replication user is inserting into a NOT FOR REPLICATION identity column.",
+        )
+    if not names and is_insert_allowed:
+        raise TsqlError(
+            8101,
+            f"An explicit value for the identity column in table '{name}' can only be specified when a column list is used and "
+            "IDENTITY_INSERT is ON.",
+        )
     if not names:
         return [column.name for column in table_columns.values() if not column.is_computed and not column.is_identity]
     lower_names = [column_name.lower() for column_name in names]
@@ -115,7 +149,7 @@ def _target_columns(
         if lower_names.count(column_name.lower()) > 1:
             raise TsqlError(
                 264,
-                f"The column name '{column_name}' is specified more than once in the SET clause or column list of an INSERT.",
+                ASSIGNED_TWICE.format(column_name),
             )
         if column.is_computed:
             raise TsqlError(

@@ -121,8 +121,7 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         tried = f"tsql.try_{_conversion_function(value, to)}{arguments}"
         if to.name == "decimal":  # its size is a refusal of PostgreSQL's
             scale, most = to.scale or 0, 10 ** ((to.precision or 18) - (to.scale or 0))
-            tried = f"CASE WHEN abs(round({tried}, {scale})) < {most} THEN {tried} END"
-            return Sql(f"({tried})::{postgres_type(to)}", to)
+            return Sql(f"tsql.within({tried}, {scale}, {most})::{postgres_type(to)}", to)
         return _fit_text(Sql(tried, to), value, to, attempt=True)
     if (
         value.type is not None
@@ -136,6 +135,8 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
     if value.type is not None and value.type.name in MONEY and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS:
         return _fit_text(Sql(f"tsql.money_text({source}, {style or 0})", to), value, to, attempt=attempt)
     if value.kind == "string" and to.name in _UNICODE_STRINGS + _CODE_PAGE_STRINGS and style is None:
+        if to.name in _CODE_PAGE_STRINGS and value.type is not None and value.type.name in _UNICODE_STRINGS:
+            source = f"tsql.single({source})"  # characters that the code page has not become question marks
         return _fit_size(Sql(source, to), to, value.type)
     return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{arguments}", to), value, to, attempt=attempt)
 
@@ -151,17 +152,16 @@ def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_v
         narrow = f"({value.text})::numeric({to.length}, 0)::{postgres_type(source)}"
         return _fit_size(text._replace(text=text.text.replace(value.text, narrow)), to)
     refusal = no_room(source, to)
-    if refusal is None:
-        instead = f"'{NO_ROOM}'"
-    elif attempt:
-        instead = "NULL"
-    else:
-        number = f"tsql.variant_raw({value.text})" if is_variant else f"({value.text})"
-        said = "'" + refusal.text.replace("{value}", f"' || round({number}::numeric, 6) || '") + "'"
-        # the length, or the planner would compute the refusal as a constant
-        instead = f"tsql.refuse({refusal.number} + 0 * length({text.text}), {said})::text"
-    fitted = f"CASE WHEN length({text.text}) > {to.length} THEN {instead} ELSE {text.text} END"
-    return Sql(f"rpad({fitted}, {to.length})" if to.name in PADDED else f"({fitted})", to)
+    number, otherwise = 0, f"'{NO_ROOM}'"
+    if refusal is not None and attempt:
+        otherwise = "NULL"
+    elif refusal is not None:
+        raw = f"tsql.variant_raw({value.text})" if is_variant else f"({value.text})"
+        number = refusal.number
+        otherwise = "'" + refusal.text.replace("{value}", f"' || round({raw}::numeric, 6) || '") + "'"
+    # a function, so that the value is computed once: RAND() and NEWID() give another one each time
+    fitted = f"tsql.fitted({text.text}, {to.length}, {number}, {otherwise})"
+    return Sql(f"rpad({fitted}, {to.length})" if to.name in PADDED else fitted, to)
 
 
 def own_clock(value: Sql) -> Sql:

@@ -51,10 +51,26 @@ def _date_part(node: exp.Expression, function: str) -> str:
     return quote_string(_DATE_PARTS[written])
 
 
+_TIME_PARTS = frozenset({"hour", "minute", "second", "millisecond", "microsecond", "nanosecond"})
+
+
+def _check_part(node: exp.Expression, moment: Sql, function: str) -> None:
+    """Check that a date has the part: a date has no hours, a time no days.
+
+    Raises:
+        TsqlError: 9810.
+    """
+    name = moment.type.name if moment.type is not None else ""
+    part = _DATE_PARTS.get(node.name.lower(), "")
+    if part and (name == "date" if part in _TIME_PARTS else name == "time"):
+        raise TsqlError(9810, f"The datepart {part} is not supported by date function {function} for data type {name}.")
+
+
 def _dateadd(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "dateadd")
     part = _date_part(nodes[0], "dateadd")
     number, moment = write_value(writer, nodes[1]), write_value(writer, nodes[2])
+    _check_part(nodes[0], moment, "dateadd")
     number_text = write_argument(number, "i") if number.type != BIGINT else number.text
     text = f"tsql.dateadd({part}, {number_text}, {write_argument(moment, 'd')})"
     return _cast_to_argument_type(text, moment if moment.kind == "date" else _A_DATETIME)
@@ -63,7 +79,7 @@ def _dateadd(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 def _datediff(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 3, "datediff")
     first, second = (_write_instant(writer, node) for node in nodes[1:])
-    return Sql(f"tsql.datediff({_date_part(nodes[0], 'datediff')}, {first}, {second})::integer", INT)
+    return Sql(f"tsql.datediff_fits(tsql.datediff({_date_part(nodes[0], 'datediff')}, {first}, {second}))", INT)
 
 
 def _datediff_big(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -82,6 +98,7 @@ def _datepart(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     moment = write_value(writer, nodes[1])
     if nodes[0].name.lower() in _OFFSET_PARTS:
         return Sql(_write_offset(moment, "datepart"), INT)
+    _check_part(nodes[0], moment, "datepart")
     return Sql(f"tsql.datepart({_date_part(nodes[0], 'datepart')}, {write_argument(moment, 'd')})", INT)
 
 
@@ -90,6 +107,7 @@ def _datename(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     moment = write_value(writer, nodes[1])
     if nodes[0].name.lower() in _OFFSET_PARTS:
         return Sql(f"tsql.offset_text({_write_offset(moment, 'datename')})", NVARCHAR)
+    _check_part(nodes[0], moment, "datename")
     return Sql(f"tsql.datename({_date_part(nodes[0], 'datename')}, {write_argument(moment, 'd')})", NVARCHAR)
 
 
@@ -116,6 +134,7 @@ def _write_offset(moment: Sql, function: str) -> str:
 def _datetrunc(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     check_count(nodes, 2, "datetrunc")
     moment = write_value(writer, nodes[1])
+    _check_part(nodes[0], moment, "datetrunc")
     text = f"tsql.datetrunc({_date_part(nodes[0], 'datetrunc')}, {write_argument(moment, 'd')})"
     return _cast_to_argument_type(text, moment)
 

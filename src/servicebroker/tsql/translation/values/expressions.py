@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from sqlglot import exp
 
 from servicebroker.model.zero_character import ZERO, to_postgres
+from servicebroker.tsql.collations import check_collation
 from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected
 from servicebroker.tsql.translation.queries.results import output_types, select_text
@@ -52,6 +53,7 @@ from servicebroker.tsql.whole_numbers import parse_whole_number
 
 CONDITION_TYPE = SqlType("boolean")  # the type of conditions; no value has it
 _ONE = Sql("1", INT)
+MAX_PRECISION = 38  # digits of a decimal
 
 
 @writes_value(exp.Literal)
@@ -97,6 +99,8 @@ def _column(writer: Writer, node: exp.Column) -> Sql:
     if isinstance(node.this, exp.Star):
         raise node_not_supported(node, "A star stands in the list of SELECT only.")
     name = node.this.name
+    if name.lower() == "$identity" and (identity := writer.identity_column(node.table.lower())):
+        name = identity
     if name.lower() in ("$rowguid", "$identity", "$action"):
         raise not_supported(name, "Name the column.")
     alias = node.table.lower()
@@ -140,6 +144,7 @@ def _paren_condition(writer: Writer, node: exp.Paren) -> str:
 def _collate(writer: Writer, node: exp.Collate) -> Sql:
     allow_only(node, "this", "expression")
     name = node.expression.name.lower()
+    check_collation(node.expression.name)
     inside = write_value(writer, node.this)
     if "_ci" in name and name != "database_default":
         return Sql(cast_to_text(inside), SqlType("sysname", 128))
@@ -257,12 +262,14 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
 def _within_bounds(text: str, sql_type: SqlType | None) -> Sql:
     """Check a result against the bounds of its type if PostgreSQL's type is wider.
 
-    A tinyint is a smallint there, money a numeric.
+    A tinyint is a smallint there, money a numeric. A decimal of fewer than 38 digits has room for every result.
     """
     if sql_type is not None and sql_type.name == "tinyint":
         return Sql(f"tsql.tiny({text})", sql_type)
     if sql_type is not None and sql_type.name in MONEY:
         return money_in_bounds(text, sql_type)
+    if sql_type is not None and sql_type.name == "decimal" and sql_type.precision == MAX_PRECISION:
+        return Sql(f"tsql.wide({text})", sql_type)
     return Sql(text, sql_type)
 
 
@@ -289,7 +296,8 @@ def _bits(writer: Writer, node: exp.Binary) -> Sql:
     sign = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "#"}[type(node)]
     left, right = _type_null_operands(write_value(writer, node.this), write_value(writer, node.expression))
     for number, other in ((left.type, right), (right.type, left)):
-        if number is not None and number.name in INTEGERS and other.kind == "binary":  # COLUMNS_UPDATED() & 4
+        # COLUMNS_UPDATED() & 4, '5' & 1
+        if number is not None and number.name in INTEGERS and other.kind in ("binary", "string"):
             return Sql(f"({_numeric(left, number)} {sign} {_numeric(right, number)})", number)
     return Sql(f"({left.text} {sign} {right.text})", wider_type(left.type, right.type))
 

@@ -21,7 +21,7 @@ from servicebroker.tsql.translation.text_writer import (
     write_value,
     writes_value,
 )
-from servicebroker.tsql.translation.values.casts import cast_value, first_offset
+from servicebroker.tsql.translation.values.casts import cast_value, first_offset, read_type
 from servicebroker.tsql.translation.values.functions import (
     SPECIAL,
     check_count,
@@ -77,10 +77,26 @@ def _patindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     return _size(writer, nodes[1], found)
 
 
+def _ignores_case(values: list[Sql]) -> bool:
+    """Check whether one of the strings has COLLATE with a collation that ignores case, or is a name of the catalog."""
+    return any(value.type is not None and value.type.name == "sysname" for value in values)
+
+
+def _replace(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 3, "replace")
+    values = [write_value(writer, node) for node in nodes]
+    texts = ", ".join(write_argument(value, "s") for value in values)
+    function = "tsql.replace_folded" if _ignores_case(values[:2]) else "tsql.replace"
+    return Sql(f"{function}({texts})", values[0].type if values[0].kind == "string" else NVARCHAR)
+
+
 def _charindex(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if not 2 <= len(nodes) <= 3:
         raise argument_count_error("charindex", 2, 3)
-    texts = [write_argument(write_value(writer, node), letter) for node, letter in zip(nodes, "ssi", strict=False)]
+    values = [write_value(writer, node) for node in nodes]
+    texts = [write_argument(value, letter) for value, letter in zip(values, "ssi", strict=False)]
+    if _ignores_case(values[:2]):
+        texts[:2] = [f"lower({text})" for text in texts[:2]]
     return _size(writer, nodes[1], f"tsql.charindex({', '.join(texts)})")
 
 
@@ -91,6 +107,8 @@ _LIKE_THEIR_ARGUMENTS = frozenset(
 )
 # functions whose result has no MAX, although nobody follows its length here
 _WITHOUT_MAX = frozenset({"format", "formatmessage", "space", "str"})
+# functions whose result is a number; inside each other they would be written twice at every level
+_SIZES = frozenset({"len", "datalength", "charindex", "patindex"})
 
 
 def _size(writer: Writer, node: exp.Expression, text: str) -> Sql:
@@ -105,9 +123,11 @@ def _has_max(writer: Writer, node: exp.Expression) -> bool:
         return _has_max(writer, node.this) or _has_max(writer, node.expression)
     if isinstance(node, exp.GroupConcat):
         return False
+    if isinstance(node, exp.Cast):
+        return read_type(node.args["to"]).length == -1
     if isinstance(node, exp.Anonymous):
         name = str(node.this).lower().removeprefix(CALL_PREFIX)
-        if name in _WITHOUT_MAX:
+        if name in _WITHOUT_MAX | _SIZES:
             return False
         if name in _LIKE_THEIR_ARGUMENTS:
             return any(_has_max(writer, argument) for argument in node.expressions)
@@ -274,6 +294,7 @@ SPECIAL |= {
     "choose": _choose,
     "concat": _concat,
     "charindex": _charindex,
+    "replace": _replace,
     "compress": _compress,
     "formatmessage": _formatmessage,
     "parsed_number": _parsed("false"),

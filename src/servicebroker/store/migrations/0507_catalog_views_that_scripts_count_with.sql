@@ -1,0 +1,2 @@
+-- tsql.all_objects and all_columns in store/tsql/views.sql list the system, tsql.datediff_fits in store/tsql/times.sql: a
+-- migration makes them.

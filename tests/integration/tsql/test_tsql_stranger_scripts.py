@@ -1,0 +1,129 @@
+"""Values and errors that scripts of strangers expect: each row is the sample of a kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from tsql_support import create_database, failing, told
+
+OBJECTS = """
+CREATE TABLE A (Id int, X int, Txt varchar(5)); CREATE TABLE B (Id int, Y int)
+CREATE TABLE N (Id int IDENTITY, V varchar(5)); INSERT N (V) VALUES ('a')
+INSERT A (Id, X) VALUES (1, 1)
+GO
+CREATE VIEW Joined AS SELECT A.Id, B.Y FROM A JOIN B ON A.Id = B.Id
+GO
+CREATE VIEW Summed AS SELECT Id, SUM(X) AS S FROM A GROUP BY Id
+GO
+CREATE FUNCTION dbo.Plus (@a int, @b int = 10) RETURNS int AS BEGIN RETURN @a + @b END
+GO
+CREATE PROCEDURE dbo.TakeBit @a bit AS RETURN
+GO
+CREATE TRIGGER Away ON Joined INSTEAD OF INSERT AS RETURN
+GO
+CREATE TRIGGER After ON A AFTER DELETE AS PRINT 'instead of'
+"""
+ERRORS = {
+    "SELECT X, COUNT(*) FROM A": (8120, "Column 'A.X' is invalid in the select list because"),
+    "SELECT COUNT(*) FROM dbo.A HAVING X > 1": (8121, "Column 'dbo.A.X' is invalid in the HAVING clause because"),
+    "SELECT COUNT(*) FROM A ORDER BY X": (8127, 'Column "A.X" is invalid in the ORDER BY clause because'),
+    "SELECT Id FROM A WHERE COUNT(*) > 1": (147, "An aggregate may not appear in the WHERE clause"),
+    "SELECT MAX(SUM(X)) FROM A": (130, "Cannot perform an aggregate function on an expression containing"),
+    "SELECT DISTINCT Id FROM A ORDER BY X": (145, "ORDER BY items must appear in the select list if"),
+    "SELECT Id FROM A ORDER BY 3": (108, "The ORDER BY position number 3 is out of range"),
+    "SELECT Id FROM A UNION SELECT Id, Y FROM B": (205, "All queries combined using a UNION"),
+    "SELECT (SELECT Id, X FROM A)": (116, "Only one expression can be specified"),
+    "UPDATE A SET X = 1, X = 2": (264, "The column name 'X' is specified more than once in the SET clause"),
+    "INSERT A (Id, Id) VALUES (1, 2)": (264, "The column name 'Id' is specified more than once"),
+    "INSERT A VALUES (1, 2, 'a', 4)": (213, "Column name or number of supplied values"),
+    "INSERT A SELECT 1, 2": (213, "Column name or number of supplied values"),
+    "INSERT A (Id) VALUES (1, 2)": (110, "There are fewer columns"),
+    "MERGE A t USING (VALUES (1), (1)) s (Id) ON t.Id = s.Id WHEN MATCHED THEN UPDATE SET X = 2;": (8672, "The MERGE"),
+    "UPDATE Joined SET Id = 1": (4405, "View or function 'Joined' is not updatable because"),
+    "UPDATE Summed SET S = 1": (4406, "Update or insert of view or function 'Summed' failed because"),
+    "SET IDENTITY_INSERT N ON; INSERT N (V) VALUES ('b')": (545, "Explicit value must be specified for identity"),
+    "SET IDENTITY_INSERT N ON; INSERT N VALUES (9, 'b')": (8101, "An explicit value for the identity column"),
+    "DROP TABLE #gone": (3701, "Cannot drop the table '#gone', because it does not exist"),
+    "SELECT DATEDIFF(ms, '2000-01-01', '2024-01-01')": (535, "The datediff function resulted in an overflow."),
+    "SELECT DATEPART(hour, CAST('2024-01-01' AS date))": (9810, "The datepart hour is not supported by date function"),
+    "SELECT DATEADD(day, 1, CAST('10:00' AS time))": (
+        9810,
+        "The datepart day is not supported by date function dateadd",
+    ),
+    "SELECT 99999999999999999999999999999999999999 * 10": (8115, "Arithmetic overflow error converting expression"),
+    "SELECT EXP(1000)": (8115, "Arithmetic overflow error converting expression to data type float."),
+    "SELECT 'a' & 1": (245, "Conversion failed when converting the"),
+    "SELECT 'a' COLLATE No_Such_Collation": (448, "Invalid collation 'No_Such_Collation'."),
+    "EXEC TakeBit 'abc'": (8114, "Error converting data type"),
+    "EXEC sp_executesql N'PRINT @a', N'@a int'": (8178, "The parameterized query '(@a int)PRINT @a' expects"),
+    "BREAK": (135, "Cannot use a BREAK statement outside the scope of a WHILE statement."),
+    "IF 1 = 1 CONTINUE": (136, "Cannot use a CONTINUE statement outside the scope of a WHILE statement."),
+    "RETURN 1": (178, "A RETURN statement with a return value cannot be used in this context."),
+    "EXEC ('RETURN 1')": (178, "A RETURN statement with a return value cannot be used in this context."),
+    "DECLARE @r int; EXEC @r = Plus": (201, "Procedure or function 'Plus' expects parameter '@a'"),
+    "DECLARE @r int; EXEC @r = Plus 1, 2, 3": (8144, "Procedure or function Plus has too many arguments"),
+}
+OUTPUT: dict[str, list[Any]] = {
+    "DECLARE @r int; EXEC @r = Plus 1; PRINT @r; EXEC @r = dbo.Plus @b = 2, @a = 3; PRINT @r": ["11", "5"],
+    "SET XACT_ABORT ON; PRINT @@OPTIONS & 16384; SET XACT_ABORT OFF; PRINT @@OPTIONS": ["16384", "5496"],
+    "SELECT CHARINDEX('B', 'abc' COLLATE Latin1_General_CI_AS), CHARINDEX('B', 'abc')": [[(2, 0)]],
+    r"SELECT REPLACE('aA.a' COLLATE Latin1_General_CI_AS, 'a.', '\1'), REPLACE('aA', 'a', 'x')": [[(r"a\1a", "xA")]],
+    "SELECT CAST(N'é日' AS varchar(5)), CAST(N'日' AS nvarchar(5))": [[("é?", "日")]],
+    "SELECT CONVERT(varchar(20), CAST('16:07:08' AS time(0)), 100)": [[("4:07PM",)]],
+    "SELECT CAST(1.5 AS float) AS f FOR XML PATH('t')": [[("<t><f>1.500000000000000e+000</f></t>",)]],
+    "SELECT CAST(1.5 AS float) AS f FOR JSON PATH": [[('[{"f":1.500000000000000e+000}]',)]],
+    "DECLARE @x xml = '<d><a/><a>2</a></d>', @n int = 2; SELECT @x.value('(/d/a)[sql:variable(\"@n\")][1]', 'int')": [
+        [(2,)]
+    ],
+    "SELECT $IDENTITY FROM N": [[(1,)]],
+    "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_objects) t": [[(1000,)]],
+    "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_columns) t": [[(1000,)]],
+    "SELECT COUNT(*) FROM sys.objects WHERE is_ms_shipped = 0 AND type = 'FN'": [[(1,)]],
+    "SELECT name, is_instead_of_trigger FROM sys.triggers ORDER BY name": [[("After", 0), ("Away", 1)]],
+    "CREATE TABLE S (a int, b money, c datetime2(3), d time(0), e varchar(9)); "
+    "SELECT precision, scale, max_length FROM sys.columns WHERE object_id = OBJECT_ID('S') ORDER BY column_id": [
+        [(10, 0, 4), (19, 4, 8), (23, 3, 7), (8, 0, 3), (0, 0, 9)]
+    ],
+    "SELECT COUNT(*) FROM (SELECT TRY_CAST(RAND() * 1000 AS decimal(2, 0)) AS d FROM sys.all_objects) t WHERE d > 99": [
+        [(0,)]
+    ],
+}
+LEVELS = {
+    "SELECT @missing": (137, 15, 2),
+    "SELECT NOSUCH(1)": (195, 15, 10),
+    "SELECT CAST('2024-13-01' AS datetime)": (242, 16, 3),
+    "SELECT CAST('x' AS decimal(5, 2))": (8114, 16, 5),
+    "SELECT CAST(5 AS date)": (529, 16, 2),
+    "SELECT CAST('x' AS money)": (235, 16, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def scripts(instance: sb.Instance) -> sb.Database:
+    return create_database(instance, "Strangers", OBJECTS)
+
+
+@pytest.mark.parametrize("script", ERRORS)
+def test_errors(scripts: sb.Database, script: str) -> None:
+    number, text = ERRORS[script]
+    error = failing(scripts, script)
+    assert (error.number, error.text[: len(text)]) == (number, text)
+
+
+@pytest.mark.parametrize("script", OUTPUT)
+def test_output(scripts: sb.Database, script: str) -> None:
+    assert told(scripts, script) == OUTPUT[script]
+
+
+@pytest.mark.parametrize("script", LEVELS)
+def test_level_and_state(scripts: sb.Database, script: str) -> None:
+    error = failing(scripts, script)
+    assert (error.number, error.severity, error.state) == LEVELS[script]
+
+
+def test_nested_len_is_translated_in_no_time(scripts: sb.Database) -> None:
+    depth = 40  # the text would double with each level
+    assert told(scripts, f"SELECT {'LEN(' * depth}'abc'{')' * depth}") == [[(1,)]]
