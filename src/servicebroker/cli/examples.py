@@ -5,6 +5,7 @@ EXAMPLES = {
     "init": "init --database Shop",
     "status": "status",
     "check": "check",
+    "watch": "watch StockQueue --until-empty",
     "doctor": "doctor",
     "instance dump": "instance dump shop.dump",
     "instance restore": "instance restore shop.dump --instance copy --identifier new",

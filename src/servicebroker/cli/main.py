@@ -58,6 +58,11 @@ COMMANDS = {
         "check",
         "Check the consistency of everything stored; exit code 1 if something is wrong or could not be checked.",
     ),
+    "watch": Place(
+        "watch",
+        "watch",
+        "Watch a queue (depth, age, rates, failures) or a conversation (states, and why it waits) until Ctrl-C.",
+    ),
     "doctor": Place(
         "doctor", "doctor", "Diagnose an instance: say what is wrong and what to do; exit code 1 if something is found."
     ),
@@ -141,7 +146,7 @@ GROUPS = {  # as the help shows them
     "Begin": ("init", "define", "demo"),
     "Messages": ("send", "receive", "peek", "delayed", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
-    "See what happens": ("status", "doctor", "check", "audit", "trail"),
+    "See what happens": ("status", "watch", "doctor", "check", "audit", "trail"),
     "Objects": ("database", "queue", "service", "route", "endpoint", "instance"),
     "Access": ("rights", "people", "certificate", "domain"),
     "T-SQL": ("sql", "tsql"),

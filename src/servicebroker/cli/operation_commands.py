@@ -10,6 +10,7 @@ from typing import Annotated, Any, Concatenate, TypeVar, get_type_hints
 
 import typer
 
+from servicebroker.cli.completion import complete_database, complete_queue, complete_service
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
@@ -21,6 +22,9 @@ from servicebroker.operations.operation import (
     summary_of,
     written_type,
 )
+
+_COMPLETED_KINDS = {"queue": complete_queue, "service": complete_service, "database": complete_database}
+_COMPLETED_FIELDS = {"queue": complete_queue, "queue_name": complete_queue}
 
 OperationT = TypeVar("OperationT", bound=Operation[Any])
 
@@ -53,7 +57,12 @@ def takes(
     hints, told = get_type_hints(operation), arguments_of(operation)
     annotations = {
         field.name: _annotation(
-            field, hints[field.name], told[field.name], spelled, is_argument=field is declared[0] and not field.kw_only
+            field,
+            hints[field.name],
+            told[field.name],
+            spelled,
+            is_argument=field is declared[0] and not field.kw_only,
+            completes=_completes(operation),
         )
         for field in offered
     }
@@ -130,13 +139,28 @@ def _declare(command: Callable[..., None], annotations: dict[str, Any], defaults
     )
 
 
-def _annotation(field: Field[Any], hint: Any, told: str, spelled: Mapping[str, str], *, is_argument: bool) -> Any:
+def _completes(operation: type[Operation[Any]]) -> Callable[..., list[str]] | None:
+    """Return the completion of the name that an operation alters or drops; a new name has none."""
+    verb, _, kind = method_name(operation).partition("_")
+    return None if verb == "create" else _COMPLETED_KINDS.get(kind)
+
+
+def _annotation(
+    field: Field[Any],
+    hint: Any,
+    told: str,
+    spelled: Mapping[str, str],
+    *,
+    is_argument: bool,
+    completes: Callable[..., list[str]] | None,
+) -> Any:
     """Return the type of a parameter with what Typer has to know of the field."""
     text, kind = re.sub(r"\s+", " ", told).strip(), written_type(hint)
     help_ = text[:1].upper() + text[1:] + (" May be repeated." if kind == list[str] else "")
     if is_argument:
-        return Annotated[str, typer.Argument(metavar=field.name.upper(), help=help_)]
-    return Annotated[kind, typer.Option(_spelled(field, spelled), help=help_)]
+        return Annotated[str, typer.Argument(metavar=field.name.upper(), help=help_, autocompletion=completes)]
+    complete = _COMPLETED_FIELDS.get(field.name)
+    return Annotated[kind, typer.Option(_spelled(field, spelled), help=help_, autocompletion=complete)]
 
 
 def _spelled(field: Field[Any], spelled: Mapping[str, str]) -> str:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_INSTANCE = "servicebroker-data"
+from servicebroker.cli.completion import DEFAULT_INSTANCE as DEFAULT_INSTANCE
+from servicebroker.cli.completion import complete_database, complete_queue
 
 InstanceOption = Annotated[
     str,
@@ -21,7 +22,17 @@ InstanceOption = Annotated[
 ]
 DatabaseOption = Annotated[
     str,
-    typer.Option("--database", "-d", envvar="SERVICEBROKER_DATABASE", metavar="D", help="The broker database."),
+    typer.Option(
+        "--database",
+        "-d",
+        envvar="SERVICEBROKER_DATABASE",
+        metavar="D",
+        help="The broker database.",
+        autocompletion=complete_database,
+    ),
+]
+QueueArgument = Annotated[
+    str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.", autocompletion=complete_queue)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 KeysOption = Annotated[

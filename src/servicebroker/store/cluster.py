@@ -181,6 +181,10 @@ class Cluster:
         server = self._recorded()
         return server is not None and self._alive(server[0])
 
+    def running_url(self) -> str | None:
+        """Return the URL of the server if it runs and accepts connections."""
+        return self._answering() if self.is_running() else None
+
     def lost_log(self) -> LostLog | None:
         """Return the log that a running server writes if it is no longer at its path: somebody deleted or moved it."""
         server, path = self._recorded(), self.folder / LOG_FILE

@@ -110,6 +110,11 @@ class EmbeddedServer:
         """Return the log of a running server that somebody deleted or moved; None if it is in its place."""
         return Cluster(Path(os.path.realpath(folder)), server_user()).lost_log()
 
+    @staticmethod
+    def running_url(folder: Path | str) -> str | None:
+        """Return the URL of the server of a folder if it runs; nothing is started."""
+        return Cluster(Path(os.path.realpath(folder)), server_user()).running_url()
+
     @classmethod
     def must_exist(cls, folder: Path | str) -> None:
         """Raise unless a server has been created in the folder.

@@ -38,7 +38,7 @@ COMMANDS = [
     ("audit",),
     ("trail", "status"),
     ("poison", "list"),
-    ("poison", "set-aside", "--database", "Evil"),
+    ("dead-letters", "list", "--database", "Evil"),
     ("check",),
     ("peek", STOCK_QUEUE, "--database", "Evil"),
     ("sql", "-d", "Evil", "-Q", "select name, name as [x] from sys.services"),

@@ -90,7 +90,7 @@ COMMANDS = [
     ["activator", "FILE"],
     ["pipeline", "check", "FILE"],
     ["sql", "-i", "FILE", "--database", "Test"],
-    ["poison", "replay", "1", "--body", "FILE", "--database", "Test"],
+    ["dead-letters", "replay", "1", "--body", "FILE", "--database", "Test"],
 ]
 
 

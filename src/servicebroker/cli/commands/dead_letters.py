@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.api.database import Database
+from servicebroker.cli.completion import complete_queue, complete_service
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_bytes, say_json
@@ -22,7 +23,7 @@ from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES, OMITTED, Omitted
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
-from servicebroker.model.named_files import read_argument, read_standard_input
+from servicebroker.model.named_files import read_argument, read_file, read_standard_input
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.wording import counted
 
@@ -35,10 +36,12 @@ app = typer.Typer(
 )
 
 NumbersArgument = Annotated[
-    list[int] | None, typer.Argument(metavar="[N]...", help="Their numbers in the list; without, those of the filter.")
+    list[int] | None, typer.Argument(metavar="N", help="Their numbers in the list; without, those of the filter.")
 ]
 NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")]
-QueueOption = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only of this queue.")]
+QueueOption = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="Only of this queue.", autocompletion=complete_queue)
+]
 TypeOption = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only of this message type.")]
 ErrorOption = Annotated[
     str | None,
@@ -146,7 +149,12 @@ def replay(
     edit: Annotated[bool, typer.Option("--edit", help="Edit the body in $EDITOR first.")] = False,
     from_service: Annotated[
         str | None,
-        typer.Option("--from", metavar="SERVICE", help="The service of this database that sends them again."),
+        typer.Option(
+            "--from",
+            metavar="SERVICE",
+            help="The service of this database that sends them again.",
+            autocompletion=complete_service,
+        ),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
@@ -156,7 +164,7 @@ def replay(
     """
     _check_choice(numbers, every, queue, message_type, error)
     if (body is not None or edit) and len(numbers or ()) != 1:
-        raise typer.BadParameter("--body and --edit are for one message")
+        raise typer.BadParameter(f"--{'edit' if edit else 'body'} is for one message")
     content: bytes | Omitted = OMITTED
     if body is not None:
         is_piped = str(body) == "-"
@@ -307,7 +315,7 @@ def _edited(body: bytes) -> bytes:
             subprocess.run([*shlex.split(editor), str(file)], check=True)
         except subprocess.CalledProcessError as problem:
             raise InstanceError(f"The editor has ended with code {problem.returncode}: nothing is replayed.") from None
-        changed = file.read_bytes()
+        changed = read_file(file, HIGHEST_MAX_BODY_BYTES)
     if changed == body or changed == body + b"\n":  # many editors end the last line
         raise InstanceError("The body was not changed: nothing is replayed.")
     return changed

@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 
 _COLUMNS = "name", "state", "ip_address", "port", "authentication", "encryption", "message_forwarding"
+LOOPBACK = "127.0.0.1"  # other machines get in when somebody says so
 _OPTIONS = {"listener_port": "--port", "listener_ip": "--ip"}
 
 
@@ -49,10 +50,14 @@ def show(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fals
 
 
 @app.command()
-@takes(CreateEndpoint, options=_OPTIONS, defaults={"state": "STARTED"})
+@takes(CreateEndpoint, options=_OPTIONS, defaults={"state": "STARTED", "listener_ip": LOOPBACK})
 def create(operation: CreateEndpoint, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint, started unless --state says otherwise."""
-    _run(operation, instance, f"The endpoint {operation.name} is there. servicebroker serve obeys it.")
+    """CREATE ENDPOINT ... FOR SERVICE_BROKER: create the endpoint, started unless --state says otherwise.
+
+    Without --ip only programs of this machine reach it; --ip ALL is every address of the machine.
+    """
+    here = "" if operation.listener_ip != LOOPBACK else " Only this machine reaches it: --ip ALL lets in others."
+    _run(operation, instance, f"The endpoint {operation.name} is there. servicebroker serve obeys it.{here}")
 
 
 @app.command()

@@ -11,8 +11,9 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
+from servicebroker.cli.completion import complete_service
 from servicebroker.cli.existing_instance import open_database
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
@@ -23,7 +24,6 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_standard_input
 from servicebroker.model.wording import counted
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
 TopOption = Annotated[int, typer.Option(min=1, help="The maximum number of messages.")]
 
 
@@ -34,9 +34,15 @@ def send(
         typer.Argument(metavar="BODY", help="The text; - reads standard input; empty without it."),
     ] = None,
     from_service: Annotated[
-        str | None, typer.Option("--from", metavar="SERVICE", help="Begin a dialog from this service.")
+        str | None,
+        typer.Option(
+            "--from", metavar="SERVICE", help="Begin a dialog from this service.", autocompletion=complete_service
+        ),
     ] = None,
-    to_service: Annotated[str | None, typer.Option("--to", metavar="SERVICE", help="The dialog's target.")] = None,
+    to_service: Annotated[
+        str | None,
+        typer.Option("--to", metavar="SERVICE", help="The dialog's target.", autocompletion=complete_service),
+    ] = None,
     contract: Annotated[str, typer.Option(help="The dialog's contract.")] = names.DEFAULT,
     message_type: Annotated[str, typer.Option("--type", metavar="TYPE", help="The message type.")] = names.DEFAULT,
     conversation: Annotated[

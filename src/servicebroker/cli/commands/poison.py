@@ -13,7 +13,7 @@ from servicebroker.cli.audited_act import audited
 from servicebroker.cli.commands import dead_letters
 from servicebroker.cli.commands.messages import queued, show
 from servicebroker.cli.existing_instance import open_database, open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
@@ -28,8 +28,6 @@ app = typer.Typer(
     add_completion=False,
     help="Poison messages: find those that fail, look at them, end their conversation, try again.",
 )
-
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
 
 
 class _Undo(Exception):

@@ -9,7 +9,7 @@ import typer
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.operation_commands import add_command
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.engine.diagnosis.queue_counts import queue_statuses
@@ -19,8 +19,6 @@ from servicebroker.operations.queues import AlterQueue, CreateQueue, DropQueue
 from servicebroker.store.running import run
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues: list, create, alter, drop, purge.")
-
-NameArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
 
 
 @app.command("list")
@@ -64,7 +62,7 @@ add_command(app, "drop", "queue", DropQueue, "The queue {name} is dropped.")
 
 @app.command()
 def purge(
-    name: NameArgument,
+    name: QueueArgument,
     database: DatabaseOption,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,

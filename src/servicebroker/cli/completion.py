@@ -1,0 +1,75 @@
+"""Completion of names by the shell: queues, services and databases of the instance that the command line names.
+
+Completion is a look that must be fast, harmless and silent. It reads a server that runs; it starts none, upgrades
+nothing, and offers nothing where it cannot connect.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+import typer
+
+from servicebroker.cli.output import line
+
+DEFAULT_INSTANCE = "servicebroker-data"  # a folder
+TIMEOUT_MS = 1000  # a shell that waits longer feels stuck
+_NAMES = {
+    "queue": (
+        "select case q.schema_name when 'dbo' then q.name else q.schema_name || '.' || q.name end "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) where q.queue_id >= $2 "
+        "and ($1::text is null or lower(d.name) = lower($1)) order by 1"
+    ),
+    "service": (
+        "select s.name from servicebroker.services s join servicebroker.databases d using (database_id) "
+        "where s.service_id >= $2 and ($1::text is null or lower(d.name) = lower($1)) order by 1"
+    ),
+    "database": "select name from servicebroker.databases where $1::text is null and $2::int > 0 order by 1",
+}
+
+
+def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the queues whose name begins so."""
+    return _complete("queue", context, incomplete)
+
+
+def complete_service(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the services whose name begins so."""
+    return _complete("service", context, incomplete)
+
+
+def complete_database(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the broker databases whose name begins so."""
+    return _complete("database", context, incomplete)
+
+
+def _complete(kind: str, context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of a kind that begin so, in any case; none where something fails."""
+    found: list[str] = []
+    with suppress(Exception):  # whatever it is: a traceback in the middle of a command line helps nobody
+        database = None if kind == "database" else _given(context, "database", "SERVICEBROKER_DATABASE")
+        found = _names(kind, _given(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE, database)
+    return [line(name) for name in found if name.lower().startswith(incomplete.lower())]
+
+
+def _given(context: typer.Context, option: str, variable: str) -> str | None:
+    """Return the value of an option on the command line, else that of its variable, else its default."""
+    value: Any = context.params.get(option) or os.environ.get(variable)
+    return None if value is None else str(value)
+
+
+def _names(kind: str, instance: str, database: str | None) -> list[str]:
+    from servicebroker.model import names
+    from servicebroker.store.connection import connect, is_url
+    from servicebroker.store.embedded import EmbeddedServer
+    from servicebroker.store.running import fetch
+
+    url = instance if is_url(instance) else EmbeddedServer.running_url(instance)
+    if url is None:
+        return []
+    with connect(url, application_name="servicebroker completion") as connection:
+        connection.execute(f"set statement_timeout = {TIMEOUT_MS}")
+        rows = fetch(connection, "completion.names", _NAMES[kind], (database, names.FIRST_USER_ID))
+        return [name for (name,) in rows]

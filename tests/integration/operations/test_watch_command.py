@@ -1,0 +1,81 @@
+"""`servicebroker watch`, and names that the shell completes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli import completion
+from servicebroker.cli.main import app as command
+from servicebroker.store.embedded import EmbeddedServer
+from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, far_handle, in_thread
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(database: sb.Database) -> Run:
+    """Runs `servicebroker watch ...` on the database until it ends; what it printed."""
+
+    def call(target: object, *options: str) -> str:
+        given = ["watch", str(target), "--database", database.name, "--instance", database.instance.url]
+        result = CliRunner().invoke(command, [*given, "--every", "0.1", "--until-empty", *options])
+        assert result.exit_code == 0, result.output or result.exception
+        return result.output
+
+    return call
+
+
+def test_a_queue_is_watched_until_it_is_empty(database: sb.Database, run: Run) -> None:
+    assert f"dbo.{STOCK_QUEUE}: 0 messages" in run(STOCK_QUEUE)
+    database.send_batch(begin(database), ORDER, [b"1", b"2"])
+    watching = in_thread(run, STOCK_QUEUE, "--json")
+    database.receive(STOCK_QUEUE, wait=1)
+    looks = [json.loads(line) for line in watching.result(30).splitlines()]
+    assert (looks[-1]["messages"], looks[-1]["is_on"], looks[-1]["dead_letters"]) == (0, True, 0)
+
+
+def test_a_conversation_is_watched_until_it_is_over(database: sb.Database, run: Run) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"1")
+    far = far_handle(database, handle)
+    database.end_conversation(handle)
+    database.receive(STOCK_QUEUE)
+    database.end_conversation(far)
+    told = run(handle)
+    assert "closed" in told or "is not found" in told
+
+
+@pytest.mark.parametrize(
+    ("complete", "incomplete", "found"),
+    [
+        (completion.complete_queue, "sto", [STOCK_QUEUE]),
+        (completion.complete_service, ORDERS[:4], [ORDERS, STOCK]),
+        (completion.complete_queue, "nothing", []),
+    ],
+)
+def test_names_are_completed(
+    database: sb.Database, complete: Callable[[Any, str], list[str]], incomplete: str, found: list[str]
+) -> None:
+    context = SimpleNamespace(params={"instance": database.instance.url, "database": database.name})
+    assert [name for name in complete(context, incomplete) if name in (STOCK_QUEUE, ORDERS, STOCK)] == found
+    assert database.name in completion.complete_database(context, database.name[:2])
+
+
+def test_the_shell_asks_and_nothing_is_started(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"servicebroker peek --database {database.name} {STOCK_QUEUE[:3]}"
+    asked = {"_SERVICEBROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    answer = CliRunner().invoke(
+        command, env=asked | {"SERVICEBROKER_INSTANCE": database.instance.url}, prog_name="servicebroker"
+    )
+    assert answer.output.split() == [STOCK_QUEUE]
+    monkeypatch.setattr(EmbeddedServer, "start", lambda *_, **__: pytest.fail("a server was started"))
+    for nowhere in ("nowhere", "postgresql://127.0.0.1:1/none"):
+        context: Any = SimpleNamespace(params={"instance": nowhere, "database": "Shop"})
+        assert completion.complete_queue(context, "") == []
