@@ -48,7 +48,7 @@ def complete_database(context: typer.Context, incomplete: str) -> list[str]:
 def _complete(kind: str, context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of a kind that begin so, in any case; none where something fails."""
     found: list[str] = []
-    with suppress(Exception):  # whatever it is: a traceback in the middle of a command line helps nobody
+    with suppress(Exception):  # a traceback in the middle of a command line helps nobody
         database = None if kind == "database" else _given(context, "database", "SERVICEBROKER_DATABASE")
         found = _names(kind, _given(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE, database)
     return [line(name) for name in found if name.lower().startswith(incomplete.lower())]

@@ -88,7 +88,7 @@ class _Queue:
         self._before: tuple[float, float, float] | None = None  # the time, messages that came, messages that left
 
     def look(self) -> tuple[dict[str, Any], str, bool]:
-        """Return what is seen, in words too, and whether the queue is empty."""
+        """Return the queue's figures, a sentence with them, and True if it is empty."""
         queue_id, name, look = self._queue_id, self._name, self._opened.look
         seen = look("the queue", dashboard_queries.queue_look(self._database, name), None)
         depth = look("its messages", queue_depths([queue_id]), {}).get(queue_id, Depth(0, None))
@@ -145,7 +145,7 @@ class _Conversation:
         self._before = ""
 
     def look(self) -> tuple[dict[str, Any], str, bool]:
-        """Return what is seen, in words where something has changed, and whether the conversation is over."""
+        """Return the conversation's state, a sentence if it has changed, and True if the conversation is over."""
         try:
             side = self._opened.look("the conversation", dashboard_queries.endpoint(self._handle), None)
         except BrokerError as gone:
