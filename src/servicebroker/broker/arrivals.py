@@ -63,6 +63,7 @@ from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 MAX_KEPT, MAX_KEPT_BYTES = 1_000, 4 * 1024 * 1024  # limits of `PendingOpenings`; beyond them the peers send again
+TARGET_COST_BYTES = 2_000  # what making a target counts for beside bytes stored: 20 small messages
 MAX_TRACES_PER_CONVERSATION = 2_500  # a peer may send contexts of messages that are never stored
 
 
@@ -458,7 +459,9 @@ class InboundWriter:
             return None
         self._happens(batches, BatchEvent.GIVEN)
         targets = {handle: target for handle, (target, _) in self._targets.items()}
+        began = self._charges.now
         result = store.store(batches, self.quotas.owners(batches) if self._unfinished else {}, targets)
+        self._charges.charge_by_weight({handle: self._weight(handle) for handle in (*batches, *targets)}, began)
         self._note_made(store, result.made)
         self._happens(result.postponed, BatchEvent.ROW_HELD)
         stored = {handle: batches[handle] for handle in result.stored}
@@ -472,6 +475,12 @@ class InboundWriter:
         self._dirty += len(batches)
         self._written += len(result.stored)
         return result
+
+    def _weight(self, handle: UUID) -> float:
+        """Return the cost of storing a batch beside others: its bytes, with those that each message counts for."""
+        entry = self._conversations.get(handle)
+        load = 0 if entry is None else entry.dialog.arriving
+        return load + (TARGET_COST_BYTES if handle in self._targets else 0)
 
     def _note_made(self, store: Store, made: Mapping[UUID, MadeTarget]) -> None:
         """Report the targets that were made. Forget the others: both sides of those conversations are here."""
@@ -560,7 +569,9 @@ class InboundWriter:
         self._dirty += len(self._acknowledged) + len(self._failed) + len(self._diverged)
         if self._acknowledged:
             groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
+            began = self._charges.now
             done, ended = store.acknowledge(self._acknowledged)
+            self._charges.charge_by_weight(dict.fromkeys(self._acknowledged, 1.0), began)
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
             self._reload_outdated(settled)
             self._report_ends(store, ended, groups)

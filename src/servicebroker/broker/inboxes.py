@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -402,6 +402,16 @@ class Charges:
         """Charge whoever has brought something for that conversation in this round, if anybody has."""
         if (link := self._brought_by.get(handle)) is not None:
             self.charge(link, since)
+
+    def charge_by_weight(self, weights: Mapping[UUID, float], since: float) -> None:
+        """Divide the time since then among conversations by their weight, and charge those who brought them."""
+        total = sum(weights.values())
+        seconds = self._seconds() - since
+        if total <= 0 or seconds <= 0:
+            return
+        for handle, weight in weights.items():
+            if (link := self._brought_by.get(handle)) is not None:
+                self._of_link[link] += seconds * weight / total
 
     def tell(self) -> None:
         """Tell the links, at the end of the round."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 from uuid import UUID, uuid4
@@ -152,6 +152,28 @@ def test_each_peer_is_charged_for_the_time_that_its_messages_take(monkeypatch: p
     assert costly.seconds == pytest.approx(3 * 0.02)  # no link back, by which the message would be acknowledged
 
 
+def test_the_time_to_store_is_divided_by_what_each_peer_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One frame each, of one small message, of a large one, and of a hundred."""
+    clock = [0.0]
+    here = Receiver(seconds=lambda: clock[0])
+    small, large, many = Charged(), Charged(), Charged()
+    conversations = {small: uuid4(), large: uuid4(), many: uuid4()}
+    here.relay.round(here.store, [Arrival(link, _message(one, 0)) for link, one in conversations.items()])
+    store = here.store.store
+
+    def slowly(*arguments: Any) -> Any:
+        clock[0] += 0.1
+        return store(*arguments)
+
+    monkeypatch.setattr(here.store, "store", slowly)
+    bodies = {small: [b"x"], large: [bytes(10_000)], many: [b"x"] * 100}
+    here.relay.round(here.store, [Arrival(link, _message(one, 1, bodies[link])) for link, one in conversations.items()])
+    costs = {link: sum(len(body) + LIMITS.message_cost for body in some) for link, some in bodies.items()}
+    total = sum(costs.values())
+    assert [link.seconds for link in costs] == [pytest.approx(0.1 * cost / total, abs=1e-3) for cost in costs.values()]
+    assert many.seconds > 50 * small.seconds
+
+
 class Receiver:
     """An instance that only receives."""
 
@@ -180,7 +202,8 @@ class Receiver:
         return [body for _, body in endpoint.queue]
 
 
-def _message(conversation: UUID, number: int) -> bytes:
+def _message(conversation: UUID, number: int, bodies: Sequence[bytes] = ()) -> bytes:
     names = ("//target", None, "//initiator", PEER)
     header = Header(conversation, True, Kind.RUN, False, *names, number, opening=Opening("//contract", 1_000, False))
-    return encode(header, (Part("//type", Content.DATA, b"%d" % number * BODY_BYTES),), CHECKSUM)
+    parts = tuple(Part("//type", Content.DATA, body) for body in bodies or [b"%d" % number * BODY_BYTES])
+    return encode(header, parts, CHECKSUM)
