@@ -63,7 +63,7 @@ from servicebroker.protocol.unfinished import UnfinishedMessages
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 MAX_KEPT, MAX_KEPT_BYTES = 1_000, 4 * 1024 * 1024  # limits of `PendingOpenings`; beyond them the peers send again
-TARGET_COST_BYTES = 2_000  # what making a target counts for beside bytes stored: 20 small messages
+TARGET_COST_BYTES = 2_000  # a new target counts as 20 small messages beside the bytes that are stored
 MAX_TRACES_PER_CONVERSATION = 2_500  # a peer may send contexts of messages that are never stored
 
 
@@ -461,7 +461,8 @@ class InboundWriter:
         targets = {handle: target for handle, (target, _) in self._targets.items()}
         began = self._charges.now
         result = store.store(batches, self.quotas.owners(batches) if self._unfinished else {}, targets)
-        self._charges.charge_by_weight({handle: self._weight(handle) for handle in (*batches, *targets)}, began)
+        if self._charges.are_shared:
+            self._charges.charge_by_weight({handle: self._weight(handle) for handle in (*batches, *targets)}, began)
         self._note_made(store, result.made)
         self._happens(result.postponed, BatchEvent.ROW_HELD)
         stored = {handle: batches[handle] for handle in result.stored}
@@ -571,7 +572,8 @@ class InboundWriter:
             groups = store.groups_of(list(self._acknowledged)) if journal.watches_conversations() else {}
             began = self._charges.now
             done, ended = store.acknowledge(self._acknowledged)
-            self._charges.charge_by_weight(dict.fromkeys(self._acknowledged, 1.0), began)
+            if self._charges.are_shared:
+                self._charges.charge_by_weight(dict.fromkeys(self._acknowledged, 1.0), began)
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
             self._reload_outdated(settled)
             self._report_ends(store, ended, groups)

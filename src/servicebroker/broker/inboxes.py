@@ -379,6 +379,11 @@ class Charges:
         """The moment from which something is to be charged."""
         return self._seconds()
 
+    @property
+    def are_shared(self) -> bool:
+        """Return whether several links have brought something in this round: else nothing is to be divided."""
+        return len(self._of_link) > 1
+
     def begin(self) -> None:
         """Begin another round."""
         self._of_link.clear()

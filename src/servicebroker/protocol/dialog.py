@@ -404,7 +404,9 @@ class Dialog:
         """Every frame says how far we are: it costs nothing, and repairs an acknowledgement that was lost."""
         self._incoming.is_ack_due = False
         stored = self._incoming.stored
-        return stored.acknowledgement() if not self._is_headless and (stored.next or stored.kept) else None
+        if stored.next:
+            return stored.acknowledgement()
+        return stored.acknowledgement() if stored.kept and not self._is_headless else None
 
     # --- receiving
 
