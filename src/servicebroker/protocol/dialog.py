@@ -452,7 +452,8 @@ class Dialog:
     def committed(self) -> None:
         """The batch is durable: from now on it is acknowledged."""
         self._incoming.committed()
-        self._withhold_acknowledgement()
+        if not self._incoming.stored.next:
+            self._withhold_acknowledgement()
         self.dirty = True
         if self._incoming.stored.is_closed:
             self._happens(DialogEvent.PEER_ENDED)
