@@ -378,7 +378,8 @@ class Daemon:
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.look(connection, self._clock(), self._relay.snapshot)
-        self._network.peers.set_budgets(self._watch.budgets)
+        if self._network.peers.set_budgets(self._watch.budgets):
+            _log.info("Budgets of peers, where they differ from the default: %s", self._watch.budgets or "none")
         if policy is not None or self._reports.has(Subject.ENDPOINT):
             self._obey(policy or self._policy)
 

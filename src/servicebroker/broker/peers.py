@@ -50,12 +50,14 @@ class Peers:
             self._answers = {**policy.answers, **self._news}
             self._learn()
 
-    def set_budgets(self, amounts: Mapping[str, Mapping[str, int]]) -> None:
-        """Set the amounts that single owners have instead of the default budget, if they are other ones than before."""
+    def set_budgets(self, amounts: Mapping[str, Mapping[str, int]]) -> bool:
+        """Set the amounts that single owners have instead of the default budget. Return whether they are new."""
         with self._lock:
-            if amounts != self.budgets.amounts:
-                self.budgets.obey(amounts)
-                self.version += 1
+            if amounts == self.budgets.amounts:
+                return False
+            self.budgets.obey(amounts)
+            self.version += 1
+            return True
 
     def owner_at(self, address: Address) -> str | None:
         """Return the owner of the certificate shown at an address; None if it is not known."""

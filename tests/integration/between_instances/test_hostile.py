@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from daemons import Site, Two, free_port, two_sites
 from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
 from servicebroker.broker.daemon import instance_of, seat
 from servicebroker.cli.main import app
+from servicebroker.protocol.dialog_keys import UNSECURED
+from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
 from servicebroker.protocol.frames import FrameKind, encode_frame
 from servicebroker.store.connection import connect
 from servicebroker.store.keys import x509_certificates
@@ -317,6 +319,77 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
         assert site.database.receive(queue) == []  # no forged message has come
     world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
     eventually(lambda: "no route names it for" in world.doctor())
+
+
+@contextmanager
+def answering_at_its_address(world: World) -> Iterator[None]:
+    """Let the hostile partner answer at the address by which routes know it."""
+    over = threading.Event()
+
+    def answer() -> None:
+        with socket.create_server(("127.0.0.1", world.port)) as listening:
+            listening.settimeout(0.1)
+            peers: list[Hostile] = []
+            while not over.is_set():
+                with suppress(TimeoutError, OSError):
+                    raw, _ = listening.accept()
+                    stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
+                    peers.append(Hostile(stream, is_opener=False, seat=uuid4(), instance=None))
+                for peer in peers:
+                    peer.read()
+            for peer in peers:
+                peer.close()
+
+    answering = in_thread(answer)
+    try:
+        yield
+    finally:
+        over.set()
+        answering.result(30)
+
+
+def first_part(to_service: str, from_service: str, number: int = 0) -> bytes:
+    """A part of a message that begins a conversation: a later message, or half of the first."""
+    names = to_service, None, from_service, uuid4()
+    kind, half = (Kind.RUN, (0, 1)) if number else (Kind.FRAGMENT, (1, 2))
+    header = Header(uuid4(), True, kind, False, *names, number, *half, opening=Opening(CONTRACT, 10**6, False))
+    return encode(header, (Part(ORDER, Content.DATA, b"x", bytes(8)),), UNSECURED.first)
+
+
+def test_a_hostile_partner_stays_within_its_budget(world: World) -> None:
+    """Conversations that never begin, and services whose names are addresses, at a daemon with a route for those."""
+    east, budget = world.east, {"openings": 40, "addresses": 5}
+    east.instance.set_peer_budget("mallory", budget)
+    east.database.create_route("ByName", address="TRANSPORT")
+    east.daemon.says("Budgets of peers, where they differ from the default: {'certificate mallory'")
+    targets = "select count(*) from servicebroker.conversation_endpoints where far_service = %s"
+    frames = [first_part(OPEN, MALLORY, number) for number in (0, 7) for _ in range(100)]
+    with ExitStack() as stack:
+        elsewhere = stack.enter_context(socket.create_server(("", 0)))
+        elsewhere.settimeout(0.2)
+        port = elsewhere.getsockname()[1]
+        frames += [first_part(OPEN, f"tcp://127.0.1.{host}:{port}/x") for host in range(1, 61)]
+        stack.callback(east.database.drop_route, "ByName")
+        stack.enter_context(answering_at_its_address(world))
+        peer = world.hostile((uuid4(), None))
+        stack.callback(peer.close)
+        for place in range(0, len(frames), 10):
+            for body in frames[place : place + 10]:
+                peer.say(body)
+            peer.flush()
+            world.two.send(f"beside {place}", handle=world.handle)
+            world.arrives(f"beside {place}")
+        eventually(lambda: "limit of openings for the peer is 40" in world.doctor())
+        assert query(east.database, targets, MALLORY) == [(budget["openings"],)]
+        eventually(lambda: "10928" in world.doctor())
+        assert "servicebroker certificate budget" in world.doctor()
+        dialled = set()
+        with suppress(TimeoutError):
+            while True:
+                stream, _ = elsewhere.accept()
+                dialled.add(stream.getsockname()[0])
+                stream.close()
+        assert 1 <= len(dialled) <= 3 * budget["addresses"]  # of ten seconds, and it may have taken some more
 
 
 def test_a_hostile_forwarder_reads_and_forges_nothing_that_is_sealed(

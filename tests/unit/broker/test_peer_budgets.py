@@ -10,11 +10,13 @@ import pytest
 
 from remote_support import Wire
 from servicebroker.broker.peers import Peers
+from servicebroker.broker.refusals import REACHED_RETENTION_S, Refusals
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.remote.local_topology import LocalInstance
+from servicebroker.engine.remote.refusals import Refusal
 from servicebroker.model.security.peers import Mistrust
-from servicebroker.protocol.budgets import NAMED_PERIOD_S, OVER_BUDGET
+from servicebroker.protocol.budgets import NAMED_PERIOD_S, OVER_BUDGET, over_budget
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
 from servicebroker.protocol.forwarding import MAX_HOPS, Passage, unwrap, wrap
 from servicebroker.protocol.integrity import CHECKSUM
@@ -156,3 +158,21 @@ def test_a_circle_of_forwarders_ends() -> None:
     assert len(passed) <= 2 * MAX_HOPS
     assert min(unwrap(body)[0].hops_remaining for body in passed) == 0
     assert [len(site.relay.forwarding._forwarder) for site in sites] == [0, 0]
+
+
+def test_all_budgets_that_a_peer_has_reached_are_told() -> None:
+    """Of a refusal only the latest text is kept."""
+    now = [0.0]
+    refusals = Refusals(lambda: now[0])
+    what = Refusal(True, MALLORY, OVER_BUDGET)
+    for resource in ("openings", "addresses", "openings"):
+        refusals.note(what, over_budget(resource, 5).text)
+    ((times, text),) = refusals.take().values()
+    assert (times, text.count("openings"), text.count("addresses")) == (3, 1, 1)
+    now[0] += REACHED_RETENTION_S / 2
+    refusals.note(what, over_budget("addresses", 5).text)
+    now[0] += REACHED_RETENTION_S / 2
+    refusals.note(what._replace(peer=SHOP), over_budget("openings", 5).text)
+    refusals.note(what, over_budget("addresses", 5).text)
+    texts = {one.peer: text for one, (_, text) in refusals.take().items()}
+    assert {peer: "openings" in text for peer, text in texts.items()} == {SHOP: True, MALLORY: False}
