@@ -224,6 +224,16 @@ class Model(RuleBasedStateMachine):
 
     @rule(
         which=number,
+        to=st.sampled_from(["//far", "//second", "//other", "//nowhere"]),
+        priority=st.sampled_from([None, None, 1, 9]),
+        idempotency_key=st.sampled_from([None, "a", "b"]),
+        idempotency_ttl=st.sampled_from([50, 1_000_000]),
+    )
+    def begin_with_choices(self, which: int, to: str, **options: Any) -> None:
+        self.step("begin", self.session(which), lambda tx: tx.begin_dialog("//near", to, contract=CONTRACT, **options))
+
+    @rule(
+        which=number,
         source=st.sampled_from(["//near", "//near", "//near", "//far"]),
         to=st.sampled_from(["//far", "//far", "//far", "//second", "//other", LATE, "//near", "//nowhere"]),
         broker_instance=st.sampled_from([None, None, None, "CURRENT DATABASE"]),

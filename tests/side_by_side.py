@@ -118,7 +118,7 @@ def forget_everything(database: sb.Database, connection: psycopg.Connection[Any]
 def forget_rows(connection: psycopg.Connection[Any]) -> None:
     """Remove all conversations and messages of the engine."""
     queues = connection.execute("select queue_id from servicebroker.queues").fetchall()
-    tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
+    tables = ["conversation_endpoints", "conversation_groups", "transmission_queue", "idempotency_keys"]
     tables += [f"{kind}_{number}" for (number,) in queues for kind in ("queue", "retained")]
     for table in tables:
         connection.execute(f"delete from servicebroker.{table}")

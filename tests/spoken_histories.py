@@ -21,6 +21,7 @@ class TsqlModel(Model):
 
     spoken = Spoken
     receive_groups = None  # type: ignore[assignment] # T-SQL has no such clause
+    begin_with_choices = None  # type: ignore[assignment] # nor these
 
     def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], **options: Any) -> None:  # type: ignore[override]
         """T-SQL does not say the numbers that SEND returns, and has words of its own for what a RECEIVE cannot find."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from servicebroker.api.shared.open import open_async
     from servicebroker.api.shared.open import open_instance as open
     from servicebroker.api.transaction import JoinedTransaction, Transaction
+    from servicebroker.operations.begin import RepeatedHandle
     from servicebroker.operations.queues import Activation
     from servicebroker.tsql.statement_errors import TsqlError
 
@@ -80,6 +81,7 @@ __all__ = [
     "JoinedTransaction",
     "Message",
     "Policy",
+    "RepeatedHandle",
     "Reply",
     "RequestError",
     "RequestTimeout",
@@ -114,6 +116,7 @@ _LATER = {
     "Database": ("servicebroker.api.database", "Database"),
     "Instance": ("servicebroker.api.instance", "Instance"),
     "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),
+    "RepeatedHandle": ("servicebroker.operations.begin", "RepeatedHandle"),
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
     "TsqlError": ("servicebroker.tsql.statement_errors", "TsqlError"),
     "activate": ("servicebroker.activation.activate", "activate"),

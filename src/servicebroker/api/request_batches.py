@@ -27,6 +27,7 @@ from servicebroker.engine.conversation.requests import AnswerQueue
 from servicebroker.engine.diagnosis.totals import RECEIVES
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.messages import Message
+from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.request import BeginRequest, Request, is_over
 from servicebroker.store.concurrency import Lock
 from servicebroker.store.server_errors import undoes_all
@@ -135,9 +136,13 @@ class RequestSender:
 
 
 def begin(verbs: Verbs, operation: Request | BeginRequest, group: UUID) -> UUID:
-    """Begin the conversation of a request, in a group that is made for it, and send its message."""
+    """Begin the conversation of a request, in a group that is made for it, and send its message.
+
+    A request whose idempotency key is known has been sent before.
+    """
     handle = verbs._begin_in(operation.begin(), group)
-    verbs.run(operation.send(handle))
+    if not isinstance(handle, RepeatedHandle):
+        verbs.run(operation.send(handle))
     return handle
 
 

@@ -19,6 +19,7 @@ from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.event_notifications import post_pending
+from servicebroker.engine.conversation.begin import forget_keys
 from servicebroker.engine.conversation.endpoints import remove_closed
 from servicebroker.engine.conversation.maintenance import (
     expire_ended,
@@ -339,6 +340,7 @@ def upkeep(
         expire_ended,
         drop_late,
         partial(remove_closed, limit=_CLOSED_AT_ONCE),
+        forget_keys,
         sweep,
         forget_openings,
         forget_answered,

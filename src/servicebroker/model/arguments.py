@@ -21,6 +21,7 @@ SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, Tr
 MAX_BODY_BYTES = 512 * 1024 * 1024  # bytes of a message body, unless the instance was opened with another limit
 HIGHEST_MAX_BODY_BYTES = 900 * 1024 * 1024  # bytes; PostgreSQL fails at 1 GB, with the rest of the row
 MAXIMUM_DESCRIPTION = 3000  # characters
+MAXIMUM_KEY = 256  # characters of an idempotency key: an entry of its index has 2,700 bytes at most
 MAXIMUM_GROUPS = 60  # in a transaction: one subtransaction each; PostgreSQL keeps 64 of a backend in memory
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock, and the server's lock table is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
@@ -205,6 +206,31 @@ def messages_per_second(rate: object) -> float:
     if found is None or not float(found["count"]):
         raise BrokerError(402, "rate", shown(rate), 'a number above 0 of messages by s, min or h: "100/s"')
     return float(found["count"]) / _UNIT_S[found["unit"]]
+
+
+def check_priority(priority: object) -> None:
+    """Refuse a value that is no priority of a conversation; None is none.
+
+    Raises:
+        BrokerError: 402.
+    """
+    is_level = isinstance(priority, int) and not isinstance(priority, bool) and 1 <= priority <= 10
+    if priority is not None and not is_level:
+        raise BrokerError(402, "priority", shown(priority), "an int from 1 to 10")
+
+
+def check_idempotency(key: object, seconds: object) -> None:
+    """Refuse an idempotency key, or the seconds for which it is kept; None is no key.
+
+    Raises:
+        BrokerError: 402.
+    """
+    is_text = isinstance(key, str) and 0 < len(key) <= MAXIMUM_KEY and "\0" not in key and names.is_encodable(key)
+    if key is not None and not is_text:
+        raise BrokerError(402, "idempotency_key", shown(key), f"a str of 1 to {MAXIMUM_KEY} characters")
+    is_count = isinstance(seconds, int) and not isinstance(seconds, bool)
+    if not is_count or not 1 <= seconds <= MAXIMUM_LIFETIME:  # type: ignore[operator] # it is an int
+        raise BrokerError(402, "idempotency_ttl", shown(seconds), f"int seconds from 1 to {MAXIMUM_LIFETIME}")
 
 
 def check_groups(groups: object) -> None:

@@ -14,6 +14,24 @@ from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, Broke
 from servicebroker.model.wording import shown
 from servicebroker.operations.operation import Operation
 
+IDEMPOTENCY_TTL_S = 86_400  # a day: longer than callers try again
+
+
+class RepeatedHandle(UUID):
+    """The handle that an earlier BEGIN DIALOG with the same idempotency key has returned.
+
+    Its conversation may have sent, and may have ended.
+
+        handle = tx.begin_dialog("//shop/Orders", "//shop/Stock", idempotency_key="order 17")
+        if not isinstance(handle, sb.RepeatedHandle):
+            tx.send(handle, "//shop/Order", b"teapot")
+    """
+
+    @classmethod
+    def of(cls, handle: UUID) -> RepeatedHandle:
+        """Return the same handle, marked as repeated."""
+        return cls(int=handle.int)
+
 
 @dataclass(frozen=True, slots=True)
 class BeginDialog(Operation[UUID]):
@@ -31,12 +49,17 @@ class BeginDialog(Operation[UUID]):
         related_conversation_group: the conversation group to join. It is created if it does not exist.
         lifetime: seconds after which both sides get an Error (-8489), 1 to 2,147,483,647.
         encryption: whether dialog security is required. It matters only between instances.
+        priority: 1 to 10, the highest first, instead of what the broker priorities say: for this side, and for the
+            target if it is in this database. Another database has priorities of its own.
+        idempotency_key: a text of the application, such as an order's number. A second BEGIN DIALOG with it, from the
+            same service by the same principal, begins nothing: it returns the handle of the first, a `RepeatedHandle`.
+        idempotency_ttl: seconds for which the key is kept, also after the end of the conversation.
 
     Raises:
         BrokerError: 8423 no such service, 8425 no such contract, 8426 no such related conversation, 9610 that is
             one of another service, 8411 the lifetime is out of range, 8494 without RECEIVE on the service's
-            queue, 229 without REFERENCES on the contract; 8406, 8413, 8414, 8417, 8421, 1093 for arguments that
-            nothing can be called.
+            queue, 229 without REFERENCES on the contract, 402 `priority` or the key;
+            8406, 8413, 8414, 8417, 8421, 1093 for arguments that nothing can be called.
     """
 
     permission: ClassVar[str] = "BEGIN DIALOG"
@@ -51,6 +74,9 @@ class BeginDialog(Operation[UUID]):
     related_conversation_group: UUID | None = None
     lifetime: int = MAXIMUM_LIFETIME
     encryption: bool = True
+    priority: int | None = None
+    idempotency_key: str | None = None
+    idempotency_ttl: int = IDEMPOTENCY_TTL_S
 
     @property
     def handles(self) -> Sequence[UUID]:
@@ -70,6 +96,16 @@ class BeginDialog(Operation[UUID]):
             BrokerError: 1093 no identifier, 8413 too long, 402 another type.
         """
         return arguments.broker_instance(self.broker_instance)
+
+    @property
+    def may_be_deferred(self) -> bool:
+        """True if it can wait for its first messages: what it returns and does is known without the server."""
+        joins = self.related_conversation is not None or self.related_conversation_group is not None
+        return not joins and self.priority is None and self.idempotency_key is None
+
+    def key_expiry(self, now: datetime) -> datetime:
+        """Return until when the idempotency key of a conversation that begins at `now` is kept."""
+        return now + timedelta(seconds=self.idempotency_ttl)
 
     def expiry(self, now: datetime) -> datetime:
         """Return when a conversation that begins at `now` ends by its lifetime."""
@@ -91,6 +127,8 @@ class BeginDialog(Operation[UUID]):
         arguments.broker_instance(self.broker_instance)
         arguments.check_switch("ENCRYPTION", self.encryption)
         self._check_relation()
+        arguments.check_priority(self.priority)
+        arguments.check_idempotency(self.idempotency_key, self.idempotency_ttl)
         names.checked("service", self.from_service)
         names.checked("service contract", self.contract)
 

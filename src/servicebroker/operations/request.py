@@ -13,7 +13,7 @@ from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.requests import LateAnswers, RequestError, request_group
 from servicebroker.model.wording import shown
-from servicebroker.operations.begin import BeginDialog
+from servicebroker.operations.begin import IDEMPOTENCY_TTL_S, BeginDialog
 from servicebroker.operations.operation import Composite
 from servicebroker.operations.send import Send
 
@@ -33,6 +33,9 @@ class _Asked:
     broker_instance: str | UUID | None = None
     lifetime: int = MAXIMUM_LIFETIME
     encryption: bool = True
+    priority: int | None = None
+    idempotency_key: str | None = None
+    idempotency_ttl: int = IDEMPOTENCY_TTL_S
     keep: float = KEEP_S
     late_answers: str = LateAnswers.DROP.value
 
@@ -45,6 +48,9 @@ class _Asked:
             contract=self.contract,
             lifetime=self.lifetime,
             encryption=self.encryption,
+            priority=self.priority,
+            idempotency_key=self.idempotency_key,
+            idempotency_ttl=self.idempotency_ttl,
         )
 
     def _group(self, now: datetime, timeout: float, random: UUID) -> UUID:
@@ -74,6 +80,9 @@ class BeginRequest(Composite[UUID], _Asked):
         broker_instance: as for `request`.
         lifetime: as for `request`.
         encryption: as for `request`.
+        priority: as for `request`.
+        idempotency_key: as for `request`. A second BEGIN sends nothing, and returns the handle of the first.
+        idempotency_ttl: as for `request`.
         keep: seconds for which the answer is kept for its caller; a later answer is late.
         late_answers: as for `request`.
 
@@ -108,6 +117,10 @@ class Request(Composite[Message], _Asked):
         broker_instance: as for `begin_dialog`.
         lifetime: as for `begin_dialog`. A request that nobody answers is open for so long.
         encryption: as for `begin_dialog`.
+        priority: as for `begin_dialog`.
+        idempotency_key: as for `begin_dialog`: a second request with it sends nothing, and waits for the answer to the
+            first. The answer goes to one caller; after that the request is refused with 8426.
+        idempotency_ttl: as for `begin_dialog`.
         keep: seconds after the timeout for which the answer is kept for a caller that waits again; a later one is late.
         late_answers: "drop" lets an open instance end the conversation when a late answer has come, within its interval
             of upkeep; "handle" leaves it to `process_late_answers`. Both hold also if this program ends.

@@ -154,17 +154,20 @@ end $$;
 
 create or replace function servicebroker_fence.begin_conversation(
     database integer, from_service text, to_service text, contract text, lifetime integer, broker_instance text,
-    related_conversation uuid, related_conversation_group uuid, encryption boolean,
-    me uuid default servicebroker_fence.me(), out handle uuid, out refusal text[], out kept integer[]
+    related_conversation uuid, related_conversation_group uuid, encryption boolean, priority integer, idempotency_key text,
+    key_lifetime integer, me uuid default servicebroker_fence.me(), out handle uuid, out refusal text[],
+    out is_repeated boolean, out kept integer[]
 ) language plpgsql security definer {pinned} as $$
 declare
     who record := servicebroker.caller(me, database);
 begin
     refusal := who.refusal;
     if refusal is null then
-        select c.handle, c.refusal, c.kept into handle, refusal, kept from servicebroker.begin_conversation(
+        select c.handle, c.refusal, c.is_repeated, c.kept into handle, refusal, is_repeated, kept
+          from servicebroker.begin_conversation(
             database, from_service, to_service, contract, lifetime, broker_instance, related_conversation,
-            related_conversation_group, encryption, who.identities, true) c;
+            related_conversation_group, encryption, who.identities, true, null, priority, idempotency_key, key_lifetime,
+            who.principal_id) c;
     end if;
 end $$;
 
@@ -238,7 +241,7 @@ begin
     perform servicebroker.refuse_with(found.refusal);
     begun := servicebroker_fence.begin_conversation(
         found.database_id, from_service, to_service, contract, lifetime, broker_instance, null,
-        related_conversation_group, encryption, me);
+        related_conversation_group, encryption, null, null, null, me);
     perform servicebroker.refuse_with(begun.refusal);
     return begun.handle;
 end $$;

@@ -9,7 +9,13 @@ from datetime import timedelta
 from importlib import resources
 
 from servicebroker.model import names
-from servicebroker.model.arguments import DEFAULT_LEVEL, MAX_BODY_BYTES, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
+from servicebroker.model.arguments import (
+    DEFAULT_LEVEL,
+    MAX_BODY_BYTES,
+    MAXIMUM_DESCRIPTION,
+    MAXIMUM_HANDLES,
+    MAXIMUM_KEY,
+)
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
 from servicebroker.model.poison import MAXIMUM_PAUSE_S
@@ -93,6 +99,7 @@ def _values() -> dict[str, object]:
         "maximum_lifetime": MAXIMUM_LIFETIME,
         "maximum_service_name": names.MAXIMUM_SERVICE_NAME,
         "maximum_body": MAX_BODY_BYTES,
+        "maximum_key": MAXIMUM_KEY,
         "maximum_handles": MAXIMUM_HANDLES,
         "maximum_description": MAXIMUM_DESCRIPTION,
         "all": 2**31 - 1,

@@ -244,11 +244,13 @@ end $$;
 create or replace function servicebroker.begin_conversation(
     database integer, from_service text, to_service text, contract text, lifetime integer, broker_instance text,
     related_conversation uuid, related_conversation_group uuid, encryption boolean, identities integer[], keeps boolean,
-    drawn uuid default null, out handle uuid, out refusal text[], out kept integer[]
+    drawn uuid default null, priority integer default null, idempotency_key text default null, key_lifetime integer default null,
+    principal integer default null, out handle uuid, out refusal text[], out is_repeated boolean, out kept integer[]
 ) language plpgsql as $$
 declare
     own record;
     own_queue integer;
+    drawn_handle uuid := coalesce(drawn, gen_random_uuid());
     conversation_group uuid := coalesce(related_conversation_group, gen_random_uuid());
     locked uuid;
     under_savepoint boolean;
@@ -266,6 +268,11 @@ begin
         when encryption is null then array['402', 'ENCRYPTION', 'NULL', 'true for ON, false for OFF']
         when related_conversation_group = '00000000-0000-0000-0000-000000000000'
             then array['8414', related_conversation_group::text]
+        when priority not between 1 and 10 then array['402', 'priority', priority::text, 'an int from 1 to 10']
+        when length(idempotency_key) not between 1 and {maximum_key}
+            then array['402', 'idempotency_key', left(idempotency_key, 40), 'a str of 1 to {maximum_key} characters']
+        when idempotency_key is not null and coalesce(key_lifetime, 0) < 1
+            then array['402', 'idempotency_ttl', coalesce(key_lifetime::text, 'NULL'), 'int seconds from 1 to {maximum_lifetime}']
     end;
     if refusal is not null then return; end if;
 
@@ -318,18 +325,35 @@ begin
         refusal := array['8423', from_service];
         return;
     end if;
+    is_repeated := false;
+    while idempotency_key is not null and handle is null loop  -- as begin_at in engine/conversation/begin.py
+        insert into servicebroker.idempotency_keys as k
+        values (own.service_id, principal, idempotency_key, drawn_handle, clock_timestamp() + make_interval(secs => key_lifetime))
+            on conflict (service_id, principal_id, key) do update
+           set conversation_handle = excluded.conversation_handle, expires_at = excluded.expires_at
+         where k.expires_at <= clock_timestamp() returning k.conversation_handle into handle;
+        if handle is null then
+            select k.conversation_handle into handle from servicebroker.idempotency_keys k
+             where k.service_id = own.service_id and k.principal_id = principal and k.key = idempotency_key
+               and k.expires_at > clock_timestamp();
+            is_repeated := found;
+        end if;
+    end loop;
+    if is_repeated then return; end if;
     insert into servicebroker.conversation_groups values (conversation_group, own.service_id) on conflict do nothing;
     insert into servicebroker.conversation_endpoints
            (conversation_handle, is_initiator, database_id, service_id, service_contract_id, conversation_group_id, queue_id,
-            state, encryption, lifetime, far_service, far_broker_instance, priority)
-    values (coalesce(drawn, gen_random_uuid()), true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
+            state, encryption, lifetime, far_service, far_broker_instance, priority, far_priority)
+    values (drawn_handle, true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
             begin_conversation.encryption, clock_timestamp() + make_interval(secs => begin_conversation.lifetime), to_service,
             case broker_instance
                 when 'CURRENT DATABASE' then  -- read here: NEW_BROKER may have ended while own_queue waited for it
                     (select d.service_broker_guid::text from servicebroker.databases d where d.database_id = database)
                 else lower(broker_instance)
             end,
-            servicebroker.conversation_priority(database, own.service_contract_id, own.service_id, to_service))
+            coalesce(begin_conversation.priority,
+                     servicebroker.conversation_priority(database, own.service_contract_id, own.service_id, to_service)),
+            begin_conversation.priority)
     returning conversation_handle, xmin <> pg_current_xact_id()::xid into handle, under_savepoint;
     if keeps and under_savepoint then
         kept := array[servicebroker.keep_lock(uuid_hash(conversation_group))];

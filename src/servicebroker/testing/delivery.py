@@ -200,6 +200,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
         return BrokerError(8408, initiator.far_service, initiator.contract.name), ""
     if not service.queue.is_enqueue_enabled:
         return None, waiting.TARGET_QUEUE_OFF
+    chosen = initiator.chosen_priority if service.broker is initiator.broker else None
     handle, _, group = session.memory.identify(initiator.conversation_handle)
     target = Endpoint(
         handle,
@@ -208,7 +209,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
         is_initiator=False,
         service=service,
         contract=contract,
-        priority=service.broker.level(contract, service, initiator.service.name),
+        priority=chosen or service.broker.level(contract, service, initiator.service.name),
         state=EndpointState.CONVERSING,
         lifetime=initiator.lifetime,
         far_service=initiator.service.name,

@@ -8,11 +8,11 @@ from uuid import UUID
 from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import EndpointState, Event, after
-from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
 from servicebroker.operations.move import MoveConversation
 from servicebroker.testing.catalog import Broker, Service
 from servicebroker.testing.endpoints import remove_empty_group
-from servicebroker.testing.memory import Endpoint, Session
+from servicebroker.testing.memory import Endpoint, IdempotencyKey, Session
 
 
 def begin_dialog(session: Session, broker: Broker, operation: BeginDialog) -> UUID:
@@ -25,7 +25,15 @@ def begin_dialog(session: Session, broker: Broker, operation: BeginDialog) -> UU
         raise BrokerError(8425, contract)
     service = broker.services[from_service]
     related = _related_group(session, service, operation.related_conversation, operation.related_conversation_group)
+    key = None if operation.idempotency_key is None else (service.service_id, operation.idempotency_key)
+    if key is not None:
+        session.lock("idempotency key", key)
+        first = session.keys.get(key)
+        if first is not None and first.expires_at > session.now:
+            return RepeatedHandle.of(first.handle)
     handle, conversation, new_group = session.memory.identify(None)
+    if key is not None:
+        session.keys.put(key, IdempotencyKey(handle, operation.key_expiry(session.now)))
     group = related or new_group
     if session.groups.get(group) is None:
         session.groups.put(group, service)
@@ -38,7 +46,8 @@ def begin_dialog(session: Session, broker: Broker, operation: BeginDialog) -> UU
         is_initiator=True,
         service=service,
         contract=broker.contracts[contract],
-        priority=broker.level(broker.contracts[contract], service, operation.to_service),
+        priority=operation.priority or broker.level(broker.contracts[contract], service, operation.to_service),
+        chosen_priority=operation.priority,
         state=EndpointState.STARTED_OUTBOUND,
         lifetime=operation.expiry(session.now),
         far_service=operation.to_service,

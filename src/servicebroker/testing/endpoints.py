@@ -44,6 +44,13 @@ def remove_closed(session: Session) -> None:
             remove_empty_group(session, group)
 
 
+def forget_keys(session: Session) -> None:
+    """Delete idempotency keys whose time is over."""
+    for key, row in session.keys.items():
+        if row.expires_at <= session.now:
+            session.keys.remove(key)
+
+
 def remove_empty_group(session: Session, group: UUID) -> None:
     """Delete a group without conversations. A dialog that is beginning in it makes this wait."""
     if session.groups.get(group):

@@ -36,7 +36,7 @@ from servicebroker.operations.send import Send
 from servicebroker.testing import definitions, delivery, failures, worker_calls
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything, release_due
-from servicebroker.testing.endpoints import expire_ended, remove_closed
+from servicebroker.testing.endpoints import expire_ended, forget_keys, remove_closed
 from servicebroker.testing.memory import Connect, IdentityFactory, Memory, Session, WouldWait, application_connection
 from servicebroker.testing.receiving import fire_due_events
 from servicebroker.testing.requests import drop_late, process_late_answers
@@ -92,6 +92,7 @@ class Instance:
                     drop_late(session, queue)
             expire_ended(session)
             remove_closed(session)
+            forget_keys(session)
             release_due(session)
             deliver_everything(session)
 

@@ -7,7 +7,7 @@ for another transaction, the verb does nothing and raises `WouldWait`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -24,7 +24,7 @@ from servicebroker.testing.catalog import Broker, Contract, MessageType, Queue, 
 K = TypeVar("K")
 V = TypeVar("V")
 
-Lock = tuple[str, UUID]  # kind and id of the locked thing
+Lock = tuple[str, Hashable]  # kind and id of the locked thing
 IdentityFactory = Callable[[UUID | None], tuple[UUID, UUID, UUID]]
 Connect = Callable[[], Any]  # returns a connection for the tables of an application
 
@@ -71,6 +71,7 @@ class Endpoint:
     security_timestamp: datetime | None = None
     send_sequence: int = 0
     last_received: int | None = None  # next sequence number of a removed peer
+    chosen_priority: int | None = None  # by BEGIN DIALOG
 
     @property
     def broker(self) -> Broker:
@@ -144,6 +145,13 @@ class DeadLetter(NamedTuple):
     letter: SetAsideMessage
 
 
+class IdempotencyKey(NamedTuple):
+    """The conversation that was begun with an idempotency key, and until when the key is kept."""
+
+    handle: UUID
+    expires_at: datetime
+
+
 @dataclass
 class Memory:
     """The committed rows, and the open transactions."""
@@ -155,6 +163,7 @@ class Memory:
     groups: dict[UUID, Service] = field(default_factory=dict)
     messages: dict[int, QueuedMessage] = field(default_factory=dict)
     waiting: dict[tuple[UUID, int], UndeliveredMessage] = field(default_factory=dict)
+    keys: dict[tuple[int, str], IdempotencyKey] = field(default_factory=dict)  # by service and key
     dead_letters: dict[int, DeadLetter] = field(default_factory=dict)
     failures: dict[tuple[UUID, int, int], KnownFailure] = field(default_factory=dict)  # by handle, number and type
     held: dict[UUID, datetime] = field(default_factory=dict)  # until when a group waits for a retry
@@ -218,6 +227,7 @@ class Session:
         self.messages = Table(memory.messages)
         self.waiting = Table(memory.waiting)
         self.dead_letters = Table(memory.dead_letters)
+        self.keys = Table(memory.keys)
         self._locks: dict[Lock, bool] = {}  # True for a shared lock
         self.received_from: set[int] = set()
 
@@ -263,7 +273,7 @@ class Session:
             raise
 
     def _tables(self) -> list[Table[Any, Any]]:
-        return [self.endpoints, self.groups, self.messages, self.waiting, self.dead_letters]
+        return [self.endpoints, self.groups, self.messages, self.waiting, self.dead_letters, self.keys]
 
     def _copy(self) -> tuple[list[dict[Any, Any]], dict[Lock, bool]]:
         return [dict(table.changes) for table in self._tables()], dict(self._locks)
@@ -279,7 +289,7 @@ class Session:
 
     # ------------------------------------------------------------ locks
 
-    def try_lock(self, kind: str, which: UUID, *, shared: bool = False) -> bool:
+    def try_lock(self, kind: str, which: Hashable, *, shared: bool = False) -> bool:
         """Take a lock, unless another transaction holds it. Return whether it was taken."""
         lock = kind, which
         for other in self.memory.transactions:
@@ -288,7 +298,7 @@ class Session:
         self._locks[lock] = shared and self._locks.get(lock, True)
         return True
 
-    def lock(self, kind: str, which: UUID, *, shared: bool = False) -> None:
+    def lock(self, kind: str, which: Hashable, *, shared: bool = False) -> None:
         """Take a lock.
 
         Raises:

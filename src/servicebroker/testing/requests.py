@@ -12,6 +12,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.requests import LateAnswers, RequestTimeout, is_request, late_groups
+from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer, answer_in, is_over
 from servicebroker.testing.catalog import Queue
@@ -132,5 +133,6 @@ def late_requests(session: Session, queue: Queue, now: datetime, late: LateAnswe
 def _begin(verbs: Verbs, operation: Request | BeginRequest) -> UUID:
     group = operation.group(verbs.database.instance.clock(), uuid4())
     handle = verbs.run(replace(operation.begin(), related_conversation_group=group))
-    verbs.run(operation.send(handle))
+    if not isinstance(handle, RepeatedHandle):
+        verbs.run(operation.send(handle))
     return handle

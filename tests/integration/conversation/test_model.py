@@ -21,6 +21,7 @@ class ShortModel(Model):
     """Most conversations are begun, sent on, answered and ended at once."""
 
     begin_again = begin_once_more = begin_in_haste = begin_for_one = Model.begin_and_send
+    begin_with_choices = Model.begin_and_send  # choices never leave with their messages
     receive_again = receive_once_more = Model.receive_all
     end_again = Model.end
 

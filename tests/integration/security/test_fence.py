@@ -552,7 +552,7 @@ def test_the_verbs_for_triggers_ask_for_permissions_too(town: Town) -> None:
 def test_nobody_joins_or_locks_the_group_of_another_by_a_new_conversation(town: Town) -> None:
     begin = (
         "select handle, refusal from servicebroker_fence.begin_conversation(%s, '//bank/Mallory', '//bank/Den', "
-        "'//bank/Contract', 60, null, %s, %s, false)"
+        "'//bank/Contract', 60, null, %s, %s, false, null, null, null)"
     )
     alices, _ = conversation(town, "Alice", "Vault", b"")
     number, url = town.database.database_id, town.database.instance.url

@@ -26,6 +26,7 @@ from servicebroker.engine.conversation.requests import AnswerQueue
 from servicebroker.engine.diagnosis.totals import RECEIVES
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.messages import Message
+from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.request import BeginRequest, Request, is_over
 from servicebroker.store.aio.concurrency import Lock, finish
 from servicebroker.store.server_errors import undoes_all
@@ -134,9 +135,13 @@ class AsyncRequestSender:
 
 
 async def begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUID) -> UUID:
-    """Begin the conversation of a request, in a group that is made for it, and send its message."""
+    """Begin the conversation of a request, in a group that is made for it, and send its message.
+
+    A request whose idempotency key is known has been sent before.
+    """
     handle = await verbs._begin_in(operation.begin(), group)
-    await verbs.run(operation.send(handle))
+    if not isinstance(handle, RepeatedHandle):
+        await verbs.run(operation.send(handle))
     return handle
 
 

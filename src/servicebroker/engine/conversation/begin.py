@@ -12,13 +12,44 @@ from servicebroker.engine.conversation.endpoints import find_endpoint, lock_grou
 from servicebroker.model import names
 from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.security.permissions import DBO_ID
 from servicebroker.model.states import EndpointState, Event, after
-from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
 from servicebroker.store import locks
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
+
+# BEGIN DIALOG. A chosen priority stands in far_priority until the target is opened, which takes it from there.
+_TEXT = (
+    "with own as materialized (select servicebroker.own_queue($3, $2, $4, $11::bigint) as queue_id), {keyed}"
+    "grouped as (select coalesce($1::uuid, gen_random_uuid()) as id, queue_id, {handle} as handle from {source} "
+    "where queue_id is not null), "
+    "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
+    "on conflict do nothing), "
+    "begun as (insert into servicebroker.conversation_endpoints (conversation_handle, is_initiator, database_id, "
+    "service_id, service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
+    "far_broker_instance, priority, far_priority) "
+    "select handle, true, $3, $2, $4, id, queue_id, 'SO', $5, $6, $7, $8, coalesce($12::smallint, "
+    f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$7')}), $12 from grouped "
+    "returning conversation_handle, conversation_group_id, "
+    "xmin <> pg_current_xact_id()::xid as under_savepoint) "
+    "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
+    "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun"
+)
+_KEYS_AT_ONCE = 1_000  # in one piece of upkeep
+_HANDLE = "coalesce($10::uuid, gen_random_uuid())"
+_BEGIN = _TEXT.format(keyed="", handle=_HANDLE, source="own")
+# The row of a key decides between transactions that begin at the same time: the second waits for the end of the first.
+_BEGIN_ONCE = _TEXT.format(
+    keyed="keyed as (insert into servicebroker.idempotency_keys as k "
+    f"select $2, $13, $14, {_HANDLE}, $16::timestamptz from own where queue_id is not null "
+    "on conflict (service_id, principal_id, key) do update set conversation_handle = excluded.conversation_handle, "
+    "expires_at = excluded.expires_at where k.expires_at <= $15 returning conversation_handle), ",
+    handle="conversation_handle",
+    source="own, keyed",
+)
 
 
 class Identity(NamedTuple):
@@ -29,12 +60,18 @@ class Identity(NamedTuple):
 
 
 def begin_dialog(
-    database_id: int, dialog: BeginDialog, *, now: datetime, identity: Identity | None = None
+    database_id: int,
+    dialog: BeginDialog,
+    *,
+    now: datetime,
+    identity: Identity | None = None,
+    principal_id: int = DBO_ID,
 ) -> Steps[UUID]:
     """BEGIN DIALOG: insert an endpoint in the state STARTED_OUTBOUND. Sends nothing and does not look at the target.
 
     A related group that does not exist is created under the given id. Without `identity` the server draws handle and
-    group. Returns the conversation handle; its group is locked until the transaction ends.
+    group. Returns the conversation handle; its group is locked until the transaction ends. An idempotency key is that
+    of the principal.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses, 8423 and 8425 unknown service or contract, 8426 unknown related
@@ -46,7 +83,7 @@ def begin_dialog(
     handle = None
     while handle is None:  # an object was altered or dropped between the two statements: find_own_side reports it
         own = yield from find_own_side(database_id, dialog)
-        handle = yield from begin_at(database_id, own, dialog, now=now, identity=identity)
+        handle = yield from begin_at(database_id, own, dialog, now=now, identity=identity, principal_id=principal_id)
     return handle
 
 
@@ -57,6 +94,7 @@ def begin_at(
     *,
     now: datetime,
     identity: Identity | None = None,
+    principal_id: int = DBO_ID,
 ) -> Steps[UUID | None]:
     """BEGIN DIALOG with an own side that was looked up before. None if it, or a permission, has changed since.
 
@@ -67,38 +105,30 @@ def begin_at(
     if group is None and identity is not None:
         group = identity.group
     broker = dialog.target_broker
-    rows = yield Statement(
-        "begin.begin_at",
-        "with own as materialized (select servicebroker.own_queue($3, $2, $4, $11::bigint) as queue_id), "
-        "grouped as (select coalesce($1::uuid, gen_random_uuid()) as id, queue_id from own "
-        "where queue_id is not null), "
-        "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
-        "on conflict do nothing), "
-        "begun as (insert into servicebroker.conversation_endpoints (conversation_handle, is_initiator, database_id, "
-        "service_id, service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
-        "far_broker_instance, priority) "
-        "select coalesce($10::uuid, gen_random_uuid()), true, $3, $2, $4, id, queue_id, 'SO', $5, $6, $7, $8, "
-        f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$7')} from grouped "
-        "returning conversation_handle, conversation_group_id, "
-        "xmin <> pg_current_xact_id()::xid as under_savepoint) "
-        "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
-        "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
-        (
-            group,
-            own.service_id,
-            database_id,
-            own.contract_id,
-            dialog.encryption,
-            dialog.expiry(now),
-            dialog.to_service,
-            own.broker if broker == CURRENT_DATABASE else broker,
-            locks.CONVERSATION_GROUP,
-            None if identity is None else identity.handle,
-            own.catalog_version,
-        ),
-        locks=True,
+    parameters = (
+        group,
+        own.service_id,
+        database_id,
+        own.contract_id,
+        dialog.encryption,
+        dialog.expiry(now),
+        dialog.to_service,
+        own.broker if broker == CURRENT_DATABASE else broker,
+        locks.CONVERSATION_GROUP,
+        None if identity is None else identity.handle,
+        own.catalog_version,
+        dialog.priority,
     )
-    return rows[0][0] if rows else None
+    if dialog.idempotency_key is None:
+        rows = yield Statement("begin.begin_at", _BEGIN, parameters, locks=True)
+        return rows[0][0] if rows else None
+    key = (principal_id, dialog.idempotency_key, now)
+    rows = yield Statement("begin.begin_at.once", _BEGIN_ONCE, (*parameters, *key, dialog.key_expiry(now)), locks=True)
+    if rows:
+        begun: UUID = rows[0][0]
+        return begun
+    rows = yield SQL("begin_at.first", (own.service_id, *key))
+    return RepeatedHandle.of(rows[0][0]) if rows else None
 
 
 def _hold_database(database_id: int) -> Statement:
@@ -147,6 +177,12 @@ def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime
         "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
         (handle, at),
     )
+
+
+def forget_keys(now: datetime) -> Steps[int]:
+    """Delete some of the idempotency keys whose time is over. Returns their number."""
+    rows = yield SQL("forget_keys", (now, _KEYS_AT_ONCE))
+    return len(rows)
 
 
 def _related_group(service_id: int, dialog: BeginDialog) -> Steps[UUID | None]:

@@ -14,3 +14,12 @@ where d.database_id = $1
 -- name: related_group
 select s.service_id, s.name from servicebroker.conversation_groups g
 join servicebroker.services s using (service_id) where g.conversation_group_id = $1 for key share of g
+
+-- name: begin_at.first
+select conversation_handle from servicebroker.idempotency_keys
+where service_id = $1 and principal_id = $2 and key = $3 and expires_at > $4
+
+-- name: forget_keys
+delete from servicebroker.idempotency_keys where ctid = any (array(
+select ctid from servicebroker.idempotency_keys where expires_at <= $1 order by expires_at limit $2 for update skip locked))
+returning 1

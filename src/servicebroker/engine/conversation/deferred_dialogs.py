@@ -115,14 +115,14 @@ def defer_begin(
     now: datetime,
     group: UUID | None = None,
 ) -> DeferredDialog | None:
-    """Defer BEGIN DIALOG on a known path. None if it joins a group, which has to be locked.
+    """Defer BEGIN DIALOG on a known path. None if the server has to take part: to lock a group, or to look for a key.
 
     `group` is an unused id for the new group; without it one is drawn.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses.
     """
-    if operation.related_conversation is not None or operation.related_conversation_group is not None:
+    if not operation.may_be_deferred:
         return None
     operation.check()
     return DeferredDialog(operation, Identity(draw(), group or draw()), operation.expiry(now), path)

@@ -258,6 +258,8 @@ _BOTH_BEGUN = (
     "lifetime, dialog_timer, $8::text, $14::text, far_handle, far_group, $12::int, $10::int, $11::int, far_priority, "
     f"messages, stamp from dialog union all {_TARGET})"
 )
+# A priority that BEGIN DIALOG has given: it holds at the target too, if that is in the same database.
+_CHOSEN = "coalesce(case when $1::int = $9::int then e.far_priority end, a.far_priority)"
 _NEW_BUCKET = "(uuid_hash(far_group) & 1023)::smallint"
 _OWN_LOCK = f"pg_advisory_xact_lock({locks.CONVERSATION_GROUP}, uuid_hash(own_group))"
 
@@ -312,12 +314,12 @@ def open_and_send(queue_id: int) -> str:
         f"with {_WAY}, addressed as materialized (select {_DRAWN}, way.* from way where is_open), "
         f"dialog as (update servicebroker.conversation_endpoints e set send_sequence = 1, last_stamp = stamp, "
         f"state = 'CO', far_handle = a.far_handle, far_group_id = a.far_group, far_queue_id = $12::int, "
-        f"far_service_id = $10::int, far_contract_id = $11::int, far_priority = a.far_priority, "
+        f"far_service_id = $10::int, far_contract_id = $11::int, far_priority = {_CHOSEN}, "
         f"far_broker_instance = $14::text from addressed a "
         f"where conversation_handle = $16::uuid and send_sequence = 0 and e.far_handle is null and not is_remote "
         f"and {_converses(17, _BEGUN)} "
         f"returning e.conversation_handle as handle, e.conversation_group_id as own_group, e.conversation_id as "
-        f"conversation, e.encryption, e.lifetime, e.priority, a.stamp, a.far_handle, a.far_group, a.far_priority), "
+        f"conversation, e.encryption, e.lifetime, e.priority, a.stamp, a.far_handle, a.far_group, e.far_priority), "
         f"grouped as (insert into servicebroker.conversation_groups select far_group, $10::int from dialog), "
         f"begun as ({_ENDPOINTS}{_TARGET}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "

@@ -47,7 +47,7 @@ from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
 from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
-from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -331,18 +331,19 @@ def _get_conversation_group(verbs: OwnerVerbs, operation: GetConversationGroup) 
 
 def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity | None = None) -> Steps[UUID]:
     database_id, paths, now = verbs.user.database_id, verbs.catalog.paths, verbs.settings.clock()
+    me = verbs.user.principal_id
     own, handle = paths.find_own_side(database_id, operation.from_service, operation.contract), None
     is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # its identifier is looked up anew
     if own is not None and is_known:
         operation.check()
-        handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity)
+        handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity, principal_id=me)
     if handle is None:
         yield from _authorize_begin(verbs, operation)
-        handle = yield from begin.begin_dialog(database_id, operation, now=now, identity=identity)
+        handle = yield from begin.begin_dialog(database_id, operation, now=now, identity=identity, principal_id=me)
         if own is None or is_known:
             yield from _remember_own_side(verbs, operation)
     path = deferred_dialogs.find_path(verbs.catalog, database_id, operation)
-    if isinstance(path, DeliveryPath):
+    if isinstance(path, DeliveryPath) and not isinstance(handle, RepeatedHandle):
         paths.note_begun(handle, path)
     return handle
 

@@ -28,7 +28,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.requests import LateAnswers, late_groups
 from servicebroker.model.security.permissions import User
-from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
+from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
@@ -366,11 +366,16 @@ def _begin_dialog(verbs: RestrictedVerbs, operation: BeginDialog) -> Steps[UUID]
         operation.related_conversation,
         operation.related_conversation_group,
         operation.encryption,
+        operation.priority,
+        operation.idempotency_key,
+        operation.idempotency_ttl,
         locks=True,
     )
-    handle, refusal, _ = rows[0]
+    handle, refusal, is_repeated, _ = rows[0]
     _refuse(refusal)
     begun: UUID = handle
+    if is_repeated:
+        return RepeatedHandle.of(begun)
     verbs.catalog.restricted_paths.note_begun(begun, _key(operation))
     return begun
 

@@ -16,6 +16,7 @@ from servicebroker.model.conversation_events import (
     VerbEvent,
     find_events,
 )
+from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.operation import Operation
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
@@ -34,7 +35,7 @@ def observe(operation: Operation[T], steps: Steps[T], tell: Callable[[VerbEvent]
     event_class, handles = operation.event_class, operation.handles
     before = yield from _look(handles, operation.joined_groups)
     result = yield from steps
-    if event_class is ConversationEvent.BEGIN and isinstance(result, UUID):
+    if event_class is ConversationEvent.BEGIN and isinstance(result, UUID) and not isinstance(result, RepeatedHandle):
         handles = [result]
     known = [*operation.joined_groups, *(one.conversation_group_id for one in before.endpoints.values())]
     for event in find_events(event_class, before, (yield from _look(handles, known)), handles, operation.messages):
