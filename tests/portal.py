@@ -20,6 +20,8 @@ import servicebroker.api.aio.upkeep
 import servicebroker.api.upkeep
 from servicebroker import api
 from servicebroker.api.aio.doorbell import Doorbell
+from servicebroker.model.handlers.typed import Handler
+from servicebroker.model.workers import ScheduledHandler
 
 _STAND_INS = (
     sb.AsyncInstance,
@@ -89,7 +91,15 @@ class StandIn:
                 await asyncio.to_thread(handler, self._shown(transaction), given)
 
             turned.on(*filter(None, [message_type]))(awaited)
+        for name, (schedule, handler) in worker._schedules.items():
+            turned._schedules[name] = ScheduledHandler(schedule, self._scheduled(handler))
         return turned
+
+    def _scheduled(self, handler: Handler) -> Handler:
+        async def awaited(transaction: Any, given: Any) -> None:
+            await asyncio.to_thread(handler, self._shown(transaction), given)
+
+        return Handler(awaited, [], is_batch=False, scope={})
 
     def __enter__(self) -> Any:
         return self._call(self.real.__aenter__, (), {})

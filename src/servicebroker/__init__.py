@@ -16,6 +16,7 @@ from servicebroker.model.bodies import codec
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_instances import EventInstance, read_event
 from servicebroker.model.events import BrokerEvent, Events
+from servicebroker.model.handlers.schedules import ScheduledJob
 from servicebroker.model.messages import DelayedMessage, Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
 from servicebroker.model.poison import (
@@ -86,6 +87,7 @@ __all__ = [
     "RequestError",
     "RequestTimeout",
     "Retry",
+    "ScheduledJob",
     "ServiceBrokerError",
     "SetAside",
     "SetAsideMessage",

@@ -29,6 +29,7 @@ from servicebroker.api.turns import SAVEPOINT, GroupTurn, Procedure, Turn, answe
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
+from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -44,6 +45,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
+from servicebroker.operations.schedules import TakeTurn
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import run_alone
@@ -274,6 +276,12 @@ class FailureHandler:
     def _obey(self, transaction: Transaction, failure: Failure, known: FailureRecord, verdict: Verdict) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
+        if is_of_schedule(message):
+            firing = transaction.run(TakeTurn(message.conversation_handle))  # undone with the handler's work
+            if firing is not None and firing.time is not None:
+                message = message._replace(message_body=body_of(firing.time))
+            if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
+                verdict = SetAside()
         transaction._do(self._engine.forget_failures([message.conversation_handle]))
         self._failing.discard(message.conversation_handle)
         if isinstance(verdict, EndWithError):

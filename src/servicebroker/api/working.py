@@ -20,12 +20,14 @@ from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import counted, shown, told
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
+from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 from servicebroker.store.concurrency import IS_ASYNC, Background, Event, StopDetector
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
             raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=IS_ASYNC)
         database._find(worker.queue)
+        for name, schedule in worker.schedules.items():
+            with database.transaction() as transaction:
+                transaction.run(KeepSchedule(worker.queue, name, schedule))
     over = Event()
     limits = [None if worker.per_second is None else RateLimit(worker.per_second) for worker in workers]
     readers = [
@@ -116,6 +121,9 @@ def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | No
 
 def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -> None:
     """Call the handlers in the order of the messages. Messages of a conversation that was ended are skipped."""
+    if is_of_schedule(messages[0]):  # its group has no other message
+        _fire(worker, transaction, messages[0])
+        return
     ended = set()
     for handler, run in groupby(messages, worker.handler_of):
         theirs = [message for message in run if message.conversation_handle not in ended]
@@ -126,6 +134,14 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)
                 _end(transaction, message)
+
+
+def _fire(worker: Worker, transaction: Transaction, message: Message) -> None:
+    """Call the handler of a schedule for the time that has come."""
+    firing = transaction.run(TakeTurn(message.conversation_handle))
+    if firing is not None and firing.time is not None:
+        given = message._replace(message_body=body_of(firing.time))
+        worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])
 
 
 def _end(transaction: Transaction, message: Message) -> None:

@@ -24,6 +24,7 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
+from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
@@ -188,6 +189,10 @@ WRAPPERS: Mapping[type[Operation[Any]], Within] = {
     GetTransmissionStatus: _within(innermost=asked),
     DelayedMessages: _within(innermost=asked),
     CancelDelayed: _within(),
+    Schedules: _within(innermost=asked),
+    DropSchedule: _within(innermost=administered),
+    KeepSchedule: _within(),
+    TakeTurn: _within(),
     SetAsideMessages: _within(innermost=administered),
     DeadLetterGroups: _within(innermost=administered),
     ReplayMessage: _within(innermost=administered),

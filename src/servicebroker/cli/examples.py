@@ -36,6 +36,8 @@ EXAMPLES = {
     "service drop": "service drop //shop/Returns",
     "send": "send teapot --from //shop/Orders --to //shop/Stock --contract //shop/Ordering --type //shop/Order",
     "peek": "peek StockQueue",
+    "schedule list": "schedule list",
+    "schedule drop": "schedule drop DeskQueue report",
     "delayed list": "delayed list",
     "delayed cancel": "delayed cancel 5f0c0c2e-0d5e-4c3f-9d1c-6a8e7b1f2a3d",
     "receive": "receive StockQueue --wait 5",

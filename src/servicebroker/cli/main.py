@@ -106,6 +106,7 @@ COMMANDS = {
         "receive",
         "Receive messages of one conversation group and print them; they leave the queue.",
     ),
+    "schedule": Place("delayed", "schedules", "Schedules of workers: list and drop them."),
     "delayed": Place("delayed", "app", "Delayed messages: list and cancel them."),
     "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
     "queue": Place("queue", "app", "Queues: list, create, alter, drop, purge."),
@@ -144,7 +145,7 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 
 GROUPS = {  # as the help shows them
     "Begin": ("init", "define", "demo"),
-    "Messages": ("send", "receive", "peek", "delayed", "dead-letters", "poison"),
+    "Messages": ("send", "receive", "peek", "delayed", "schedule", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
     "See what happens": ("status", "watch", "doctor", "check", "audit", "trail"),
     "Objects": ("database", "queue", "service", "route", "endpoint", "instance"),

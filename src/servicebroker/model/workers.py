@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
 
 from servicebroker.model.arguments import check_count, check_groups, check_policy, check_switch, messages_per_second
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_parameters
+from servicebroker.model.handlers.schedules import Missed, Schedule, name_of
 from servicebroker.model.handlers.typed import Handler, Middleware
 from servicebroker.model.messages import Message
 from servicebroker.model.names import END_DIALOG
@@ -30,6 +32,13 @@ def by_default(failure: Failure) -> Verdict:
 
 
 _patient = give_up_after(5, SetAside(), pause=1.0)
+
+
+class ScheduledHandler(NamedTuple):
+    """A handler that is called at the times of a schedule."""
+
+    schedule: Schedule
+    handler: Handler
 
 
 class Worker:
@@ -91,6 +100,7 @@ class Worker:
         self.rate = rate
         self._handlers: dict[str, Handler] = {}
         self._middleware: list[Middleware] = []
+        self._schedules: dict[str, ScheduledHandler] = {}
 
     def on(self, *message_types: str) -> Callable[[F], F]:
         """Register the function as handler of these message types; without any, of all types without another handler.
@@ -113,12 +123,7 @@ class Worker:
         def register(function: F) -> F:
             if not callable(function):
                 raise BrokerError(402, "on", shown(function), "a function of a transaction and its messages")
-            check_kind("on", function, may_be_async=True)
-            check_parameters("on", function, "transaction", "message" if self.batch is None else "messages")
-            scope = sys._getframe(1).f_locals  # an annotation may name a class of the decorating function
-            handler = Handler(function, self._middleware, is_batch=self.batch is not None, scope=scope)
-            if self._handlers and handler.is_async != self.is_async:
-                raise BrokerError(402, "on", "async def beside def", "the same for all handlers of a worker")
+            handler = self._made("on", function, sys._getframe(1).f_locals)
             for message_type in message_types or (_OTHERS,):
                 if message_type in self._handlers:
                     raise BrokerError(402, "on", f"'{message_type}', which has a handler", "another message type")
@@ -126,6 +131,82 @@ class Worker:
             return function
 
         return register
+
+    def every(
+        self,
+        every: str | timedelta,
+        *,
+        time_zone: str = "UTC",
+        missed: Missed = "once",
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Register the function to be called at the times of a schedule, once for each time in all processes.
+
+            @stock.every("0 9 * * mon-fri", time_zone="Europe/Berlin")
+            def remind(tx: sb.Transaction, at: datetime) -> None: ...
+
+        Its message is the DialogTimer of a conversation of its own, which begins when a worker first runs the schedule.
+        The body is the time, as text. With the annotation `datetime` the function gets the time, else the message; with
+        `batch` a list of one. Failures are judged by the policy, as those of any message. The next time comes after a
+        final failure, too.
+
+        Args:
+            every: the five fields of cron, `@hourly`, `@daily`, `@weekly`, `@monthly` or `@yearly`; or a timedelta of
+                whole seconds, counted from 1970, so that an hour is each full hour.
+            time_zone: of the fields.
+            missed: for times that passed while no worker ran: "once" calls the function once, for the last of them;
+                "all" calls it for each; "skip" for none that is more than a minute old.
+            name: of the schedule, in its queue; the function's own without it. A schedule with another rule keeps its
+                conversation, one with another name is another schedule.
+
+        Raises:
+            BrokerError: 402 no rule, zone, policy or name; a name that another function has; or a function that `on`
+                would refuse.
+        """
+        schedule = Schedule.of(every, time_zone, missed)
+
+        def register(function: F) -> F:
+            if not callable(function):
+                raise BrokerError(402, "every", shown(function), "a function of a transaction and a message")
+            handler = self._made("every", function, sys._getframe(1).f_locals)
+            found = name_of(name, function)
+            if found in self._schedules:
+                raise BrokerError(402, "every", f"'{found}', which another function has", "another name=")
+            self._schedules[found] = ScheduledHandler(schedule, handler)
+            return function
+
+        return register
+
+    def _made(self, where: str, function: Callable[..., Any], scope: dict[str, Any]) -> Handler:
+        """Return the handler of a function. `scope`: an annotation may name a class of the decorating function.
+
+        Raises:
+            BrokerError: 402 the worker cannot call it.
+        """
+        check_kind(where, function, may_be_async=True)
+        check_parameters(where, function, "transaction", "message" if self.batch is None else "messages")
+        handler = Handler(function, self._middleware, is_batch=self.batch is not None, scope=scope)
+        if (self._handlers or self._schedules) and handler.is_async != self.is_async:
+            raise BrokerError(402, where, "async def beside def", "the same for all handlers of a worker")
+        return handler
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules, by name."""
+        return {name: one.schedule for name, one in self._schedules.items()}
+
+    def handler_of_schedule(self, name: str) -> Handler:
+        """Return the handler of a schedule.
+
+        Raises:
+            InstanceError: the worker has none of that name.
+        """
+        if name in self._schedules:
+            return self._schedules[name].handler
+        raise InstanceError(
+            f"The worker of {self.queue} has no schedule '{name}': let each worker of the queue have it, or remove it "
+            f"with servicebroker schedule drop."
+        )
 
     def middleware(self, function: F) -> F:
         """Register a function that wraps each call of a handler: with one `yield`, or that returns a context manager.
@@ -150,7 +231,8 @@ class Worker:
     @property
     def is_async(self) -> bool:
         """True if its handlers are coroutine functions."""
-        return any(handler.is_async for handler in self._handlers.values())
+        scheduled = (one.handler for one in self._schedules.values())
+        return any(handler.is_async for handler in (*self._handlers.values(), *scheduled))
 
     def check(self, *, is_async: bool) -> None:
         """Refuse a worker that cannot run here.
@@ -159,7 +241,7 @@ class Worker:
             BrokerError: 402 it has no handler, handlers or middleware of the other kind, or an annotation that messages
                 of the type cannot be read as.
         """
-        if not self._handlers:
+        if not self._handlers and not self._schedules:
             raise BrokerError(402, "worker", "one without handlers", 'given one: @worker.on("//shop/Order")')
         if self.is_async != is_async:
             kinds = "functions", "coroutine functions (async def)"
@@ -169,6 +251,8 @@ class Worker:
         for message_type, handler in self._handlers.items():
             if message_type != _OTHERS:
                 handler.check(message_type)
+        for scheduled in self._schedules.values():
+            scheduled.handler.check_schedule()
 
     def handler_of(self, message: Message) -> Handler | None:
         """Return the handler of a message; None for an EndDialog or Error without a handler.

@@ -94,6 +94,7 @@ from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
 from servicebroker.operations.rights import GrantRights, RevokeRights
 from servicebroker.operations.routes import AlterRoute, CreateRoute, DropRoute
+from servicebroker.operations.schedules import DropSchedule, Schedules
 from servicebroker.operations.schema_collections import (
     AlterXmlSchemaCollection,
     CreateXmlSchemaCollection,
@@ -164,6 +165,7 @@ __all__ = [
     "DropRole",
     "DropRoleMember",
     "DropRoute",
+    "DropSchedule",
     "DropService",
     "DropTransportCertificate",
     "DropUser",
@@ -186,6 +188,7 @@ __all__ = [
     "RevokeConnect",
     "RevokeOnInstance",
     "RevokeRights",
+    "Schedules",
     "Send",
     "SendBatch",
     "SetAsideMessages",

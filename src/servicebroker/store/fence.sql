@@ -396,6 +396,65 @@ begin
     end if;
 end $$;
 
+-- Schedules of workers (engine/conversation/schedules.py), for who may receive from the queue.
+create or replace function servicebroker_fence.find_schedule(
+    queue integer, schedule text, me uuid default servicebroker_fence.me(), out handle uuid, out rule text,
+    out time_zone text, out missed text, out next_time timestamptz, out is_open boolean, out service text,
+    out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue);
+    if refusal is null then
+        select f.handle, f.rule, f.time_zone, f.missed, f.next_time, f.is_open, f.service
+          into handle, rule, time_zone, missed, next_time, is_open, service
+          from servicebroker.find_schedule(queue, schedule) f;
+    end if;
+end $$;
+
+create or replace function servicebroker_fence.set_schedule(
+    queue integer, schedule text, handle uuid, rule text, time_zone text, missed text, next_time timestamptz,
+    me uuid default servicebroker_fence.me(), out is_done boolean, out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue);
+    if refusal is null and (
+        coalesce(length(schedule), 0) not between 1 and {maximum_schedule} or length(rule) > {maximum_schedule}
+        or length(time_zone) > {maximum_schedule} or length(missed) > {maximum_schedule} or not exists (
+            select from servicebroker.conversation_endpoints e
+             where e.conversation_handle = handle and e.queue_id = queue and e.state = 'SO' and e.far_handle is null))
+    then
+        refusal := array['402', 'the schedule', coalesce(schedule, 'NULL'), 'a short name, and a conversation of the queue'];
+    end if;
+    if refusal is null then
+        is_done := servicebroker.set_schedule(queue, schedule, handle, rule, time_zone, missed, next_time);
+    end if;
+end $$;
+
+create or replace function servicebroker_fence.schedule_of(handle uuid, me uuid default servicebroker_fence.me())
+returns table (schedule text, rule text, time_zone text, missed text, next_time timestamptz, refusal text[])
+language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, (
+        select e.queue_id from servicebroker.conversation_endpoints e where e.conversation_handle = handle));
+    if refusal is not null then
+        return next;
+        return;
+    end if;
+    return query select s.*, null::text[] from servicebroker.schedule_of(handle) s;
+end $$;
+
+create or replace function servicebroker_fence.set_next_time(
+    handle uuid, next_time timestamptz, me uuid default servicebroker_fence.me(), out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, (
+        select e.queue_id from servicebroker.conversation_endpoints e
+          join servicebroker.schedules s using (conversation_handle) where e.conversation_handle = handle));
+    if refusal is null then
+        perform servicebroker.set_next_time(handle, next_time);
+    end if;
+end $$;
+
 -- ---------------------------------------------------------------- RECEIVE, GET CONVERSATION GROUP
 
 -- The rows of the queue's own function (queue.sql), or one with a refusal.

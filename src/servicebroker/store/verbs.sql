@@ -563,6 +563,55 @@ begin
     return cardinality(gone);
 end $$;
 
+-- Schedules of workers (engine/conversation/schedules.py): the row of that name, locked; nulls without one.
+create or replace function servicebroker.find_schedule(
+    queue integer, schedule text, out handle uuid, out rule text, out time_zone text, out missed text,
+    out next_time timestamptz, out is_open boolean, out service text
+) language plpgsql as $$
+begin
+    select s.conversation_handle, s.rule, s.time_zone, s.missed, s.next_time
+      into handle, rule, time_zone, missed, next_time
+      from servicebroker.schedules s where s.queue_id = queue and s.name = schedule for update;
+    is_open := exists (
+        select from servicebroker.conversation_endpoints e
+         where e.conversation_handle = handle and e.queue_id = queue and e.state = 'SO');
+    service := (select o.name from servicebroker.services o where o.queue_id = queue order by o.service_id limit 1);
+end $$;
+
+-- Write that row, and set the timer. False, with nothing written, if another conversation of the schedule is open.
+create or replace function servicebroker.set_schedule(
+    queue integer, schedule text, handle uuid, rule text, time_zone text, missed text, next_time timestamptz
+) returns boolean language plpgsql as $$
+#variable_conflict use_variable
+begin
+    insert into servicebroker.schedules as s (queue_id, name, conversation_handle, rule, time_zone, missed, next_time)
+    values (queue, schedule, handle, rule, time_zone, missed, next_time)
+        on conflict on constraint schedules_pkey do update
+       set conversation_handle = excluded.conversation_handle, rule = excluded.rule, time_zone = excluded.time_zone,
+           missed = excluded.missed, next_time = excluded.next_time
+     where s.conversation_handle = excluded.conversation_handle or not exists (
+           select from servicebroker.conversation_endpoints e
+            where e.conversation_handle = s.conversation_handle and e.queue_id = s.queue_id and e.state = 'SO');
+    if not found then
+        return false;
+    end if;
+    update servicebroker.conversation_endpoints e set dialog_timer = next_time where e.conversation_handle = handle;
+    return true;
+end $$;
+
+-- The schedule of a conversation, locked.
+create or replace function servicebroker.schedule_of(handle uuid)
+returns table (schedule text, rule text, time_zone text, missed text, next_time timestamptz) language sql as $$
+    select s.name, s.rule, s.time_zone, s.missed, s.next_time
+      from servicebroker.schedules s where s.conversation_handle = handle for update
+$$;
+
+-- Its next time, at which its timer fires.
+create or replace function servicebroker.set_next_time(handle uuid, next_time timestamptz) returns void language sql as $$
+    update servicebroker.schedules s set next_time = $2 where s.conversation_handle = $1;
+    update servicebroker.conversation_endpoints e set dialog_timer = $2 where e.conversation_handle = $1 and e.state = 'SO';
+$$;
+
 -- What tells whether somebody has written the objects of a queue again: which there are, and in which transactions PostgreSQL's
 -- catalogs were told of them. What the broker itself changes there (relfilenode, statistics) is left out.
 create or replace function servicebroker.fingerprint(queue integer) returns bigint language plpgsql stable as $$

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -46,6 +47,15 @@ class AsyncInstance:
         """Do the work that a real instance does in the background."""
         self._inner.upkeep()
         await self._run_workers()
+
+    async def pass_time(self, **by: float) -> None:
+        """Let time pass, as `Instance.pass_time`."""
+        end = self.clock() + timedelta(**by)
+        while (due := self._inner._next_due()) is not None and due <= end:
+            self.clock.jump_to(due)
+            await self.upkeep()
+        self.clock.jump_to(end)
+        await self.upkeep()
 
     async def close(self) -> None:
         """Do nothing: there is nothing to stop."""
@@ -182,6 +192,7 @@ class AsyncDatabase(_AwaitableMethods):
         worker_calls.check(workers, concurrency, is_async=True)
         for worker in workers:
             definitions.find_queue(self._inner.broker, worker.queue)  # type: ignore[union-attr]
+        worker_calls.keep_schedules(self._inner.run, workers)
         added = [(self, worker, raises) for worker in workers]
         self.instance._workers += added
         try:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from servicebroker.model.arguments import Omitted, stored_body
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     DeadLetterGroup,
@@ -33,6 +34,7 @@ from servicebroker.model.states import EndpointState
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
+from servicebroker.operations.schedules import TakeTurn
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.testing import worker_calls
 from servicebroker.testing.definitions import find_queue
@@ -146,6 +148,10 @@ def _judge(policy: Policy, failure: Failure) -> Verdict:
 def _obey(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
     """Carry out a verdict other than `Retry`."""
     handle = failure.message.conversation_handle
+    if is_of_schedule(failure.message):
+        transaction.run(TakeTurn(handle))  # undone with the handler's work
+        if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
+            verdict = SetAside()
     if isinstance(verdict, EndWithError):
         transaction.end_conversation(handle, error=(verdict.code, verdict.description))
     elif isinstance(verdict, SetAside):

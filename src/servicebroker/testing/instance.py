@@ -38,7 +38,7 @@ from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything, release_due
 from servicebroker.testing.endpoints import expire_ended, forget_keys, remove_closed
 from servicebroker.testing.memory import Connect, IdentityFactory, Memory, Session, WouldWait, application_connection
-from servicebroker.testing.receiving import fire_due_events
+from servicebroker.testing.receiving import fire_due_events, next_due
 from servicebroker.testing.requests import drop_late, process_late_answers
 from servicebroker.testing.verbs import Verbs, method_of
 
@@ -95,6 +95,27 @@ class Instance:
             forget_keys(session)
             release_due(session)
             deliver_everything(session)
+
+    def pass_time(self, **by: float) -> None:
+        """Let time pass as it does for a real instance: the clock stops at each time that is due, and workers run.
+
+        The arguments are those of `datetime.timedelta`: `pass_time(hours=1)`.
+
+        Raises:
+            WouldWait: a transaction is open.
+        """
+        end = self.clock() + timedelta(**by)
+        while (due := self._next_due()) is not None and due <= end:
+            self.clock.jump_to(due)
+            self.upkeep()
+        self.clock.jump_to(end)
+        self.upkeep()
+
+    def _next_due(self) -> datetime | None:
+        """Return the next time after now at which something is due, in any queue."""
+        with self._exclusive_session() as session:
+            queues = [queue for broker in self._memory.brokers for queue in broker.queues.values()]
+            return min((time for queue in queues if (time := next_due(session, queue))), default=None)
 
     def close(self) -> None:
         """Do nothing: there is nothing to stop."""
@@ -246,6 +267,7 @@ class Database(Verbs):
         worker_calls.check(workers, concurrency, is_async=False)
         for worker in workers:
             definitions.find_queue(self.broker, worker.queue)
+        worker_calls.keep_schedules(self.run, workers)
         added = [(self, worker, raises) for worker in workers]
         self.instance._workers += added
         try:
@@ -261,6 +283,7 @@ class Database(Verbs):
             BrokerError: 402 no worker, or one that a database cannot run.
         """
         worker_calls.check([worker], 1, is_async=False)
+        worker_calls.keep_schedules(self.run, [worker])
         return self._take(Receive.of_worker(worker), partial(worker_calls.handle, worker), worker.poison)
 
     def _run_worker_once(self, worker: Worker, raises: bool) -> bool:
@@ -342,6 +365,10 @@ class Database(Verbs):
     alter = method_of(operations.AlterDatabase)
 
     set_aside_messages = method_of(operations.SetAsideMessages)
+
+    schedules = method_of(operations.Schedules)
+
+    drop_schedule = method_of(operations.DropSchedule)
 
     dead_letter_groups = method_of(operations.DeadLetterGroups)
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers.schedules import Schedule
 from servicebroker.model.names import END_DIALOG, ERROR, FIRST_USER_ID
 from servicebroker.model.poison import SetAsideMessage
 from servicebroker.model.states import EndpointState
@@ -137,6 +138,17 @@ class KnownFailure(NamedTuple):
     first_error: str
 
 
+class KeptSchedule(NamedTuple):
+    """A schedule of a worker, with its conversation."""
+
+    broker: Broker
+    queue: Queue
+    name: str
+    handle: UUID
+    schedule: Schedule
+    next_time: datetime
+
+
 class DeadLetter(NamedTuple):
     """A message that was set aside, with its database and queue."""
 
@@ -165,6 +177,7 @@ class Memory:
     waiting: dict[tuple[UUID, int], UndeliveredMessage] = field(default_factory=dict)
     keys: dict[tuple[int, str], IdempotencyKey] = field(default_factory=dict)  # by service and key
     dead_letters: dict[int, DeadLetter] = field(default_factory=dict)
+    schedules: dict[tuple[int, str], KeptSchedule] = field(default_factory=dict)  # by queue and name
     failures: dict[tuple[UUID, int, int], KnownFailure] = field(default_factory=dict)  # by handle, number and type
     held: dict[UUID, datetime] = field(default_factory=dict)  # until when a group waits for a retry
     transactions: list[Session] = field(default_factory=list)
@@ -228,6 +241,7 @@ class Session:
         self.waiting = Table(memory.waiting)
         self.dead_letters = Table(memory.dead_letters)
         self.keys = Table(memory.keys)
+        self.schedules = Table(memory.schedules)
         self._locks: dict[Lock, bool] = {}  # True for a shared lock
         self.received_from: set[int] = set()
 
@@ -273,7 +287,8 @@ class Session:
             raise
 
     def _tables(self) -> list[Table[Any, Any]]:
-        return [self.endpoints, self.groups, self.messages, self.waiting, self.dead_letters, self.keys]
+        tables: list[Table[Any, Any]] = [self.endpoints, self.groups, self.messages, self.waiting, self.dead_letters]
+        return [*tables, self.keys, self.schedules]
 
     def _copy(self) -> tuple[list[dict[Any, Any]], dict[Lock, bool]]:
         return [dict(table.changes) for table in self._tables()], dict(self._locks)

@@ -19,10 +19,11 @@ from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation, described
 from servicebroker.operations.receive import GetConversationGroup, Receive
 from servicebroker.operations.request import BeginRequest, Request, WaitForAnswer
+from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
-from servicebroker.testing import delivery, dialogs, ending, failures, receiving, requests, views
+from servicebroker.testing import delivery, dialogs, ending, failures, receiving, requests, schedules, views
 from servicebroker.testing.definitions import find_queue
 from servicebroker.testing.memory import Session, WouldWait
 
@@ -249,6 +250,10 @@ INTERPRETERS: Mapping[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     GetTransmissionStatus: _get_transmission_status,
     DelayedMessages: _delayed_messages,
     CancelDelayed: _cancel_delayed,
+    Schedules: schedules.find_all,
+    DropSchedule: schedules.drop,
+    KeepSchedule: schedules.keep,
+    TakeTurn: schedules.take_turn,
     SetAsideMessages: failures.find,
     DeadLetterGroups: failures.groups,
     ReplayMessage: failures.replay,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
 from servicebroker.model.workers import Worker
+from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 
 T = TypeVar("T")
 
@@ -33,6 +35,13 @@ def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> Non
         worker.check(is_async=is_async)
 
 
+def keep_schedules(run: Callable[[KeepSchedule], object], workers: Iterable[Worker]) -> None:
+    """Begin the schedules of workers."""
+    for worker in workers:
+        for name, schedule in worker.schedules.items():
+            run(KeepSchedule(worker.queue, name, schedule))
+
+
 def group_messages(messages: Iterable[Message]) -> list[list[Message]]:
     """Return the messages group by group; those of a group follow each other."""
     return [list(group_of_messages) for _, group_of_messages in groupby(messages, attrgetter("conversation_group_id"))]
@@ -40,6 +49,9 @@ def group_messages(messages: Iterable[Message]) -> list[list[Message]]:
 
 async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> None:
     """Call the handlers in the order of the messages, and end conversations that the other side has ended."""
+    if is_of_schedule(messages[0]):  # its group has no other message
+        await _fire(worker, transaction, messages[0])
+        return
     ended = set()
     for handler, consecutive in groupby(messages, worker.handler_of):
         open_messages = [message for message in consecutive if message.conversation_handle not in ended]
@@ -56,9 +68,17 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
                         raise
 
 
-async def _await_if_needed(result: Any) -> None:
-    if inspect.isawaitable(result):
-        await result
+async def _fire(worker: Worker, transaction: Any, message: Message) -> None:
+    """Call the handler of a schedule for the time that has come."""
+    firing = await _await_if_needed(transaction.run(TakeTurn(message.conversation_handle)))
+    if firing is not None and firing.time is not None:
+        given = message._replace(message_body=body_of(firing.time))
+        handler = worker.handler_of_schedule(firing.name)
+        await _await_if_needed(handler(transaction, given if worker.batch is None else [given]))
+
+
+async def _await_if_needed(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:

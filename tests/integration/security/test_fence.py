@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from threading import Event, Thread
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ from servicebroker.model.security.permissions import (
     refusal,
 )
 from servicebroker.operations import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
+from servicebroker.operations.schedules import KeepSchedule
 from servicebroker.store import locks
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import mend
@@ -983,3 +984,23 @@ def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
         delivered(town)
         assert in_queue(town, "Den") == [*before, b"1", None]
     assert [one.bytes for one in town.database.delayed_messages(alices)] == [len(SECRET)]
+
+
+def test_a_role_has_schedules_of_its_own_queues_only(town: Town) -> None:
+    times: list[datetime] = []
+    worker, alices = sb.Worker("Mallory"), sb.Worker("Alice")
+    worker.every(timedelta(seconds=1), name="job")(lambda tx, message: times.append(message.message_enqueue_time))
+    alices.every("@hourly", name="job")(lambda tx, message: None)
+    with sb.open(town.mallory, upkeep=None) as instance:
+        bank = instance.database("Bank")
+        with bank.working(worker):
+            eventually(lambda: len(times) >= 2)
+        for run, number in (
+            (bank.schedules, 5011),
+            (lambda: bank.drop_schedule("Mallory", "job"), 5011),
+            (lambda: bank.run(KeepSchedule("Alice", "job", alices.schedules["job"])), 229),
+        ):
+            with refused(number):
+                run()
+    assert [one.name for one in town.database.schedules()] == ["job"]
+    town.database.drop_schedule("Mallory", "job")

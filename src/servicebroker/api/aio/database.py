@@ -46,6 +46,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.model.security.permissions import User
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
+from servicebroker.operations.schedules import DropSchedule, Schedules
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.aio.concurrency import IS_ASYNC, current_work
@@ -207,6 +208,10 @@ class AsyncDatabase(
         return await define(self, definition)
 
     set_aside_messages = operated(SetAsideMessages)
+
+    schedules = operated(Schedules)
+
+    drop_schedule = operated(DropSchedule)
 
     dead_letter_groups = operated(DeadLetterGroups)
 

@@ -28,6 +28,7 @@ from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
+from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -43,6 +44,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told, traceback_of
 from servicebroker.model.workers import by_default
 from servicebroker.operations.receive import Receive
+from servicebroker.operations.schedules import TakeTurn
 from servicebroker.store.aio.concurrency import StopDetector, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
@@ -280,6 +282,12 @@ class AsyncFailureHandler:
     ) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
+        if is_of_schedule(message):
+            firing = await transaction.run(TakeTurn(message.conversation_handle))  # undone with the handler's work
+            if firing is not None and firing.time is not None:
+                message = message._replace(message_body=body_of(firing.time))
+            if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
+                verdict = SetAside()
         await transaction._do(self._engine.forget_failures([message.conversation_handle]))
         self._failing.discard(message.conversation_handle)
         if isinstance(verdict, EndWithError):

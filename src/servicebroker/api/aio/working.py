@@ -19,12 +19,14 @@ from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import counted, shown, told
 from servicebroker.model.workers import Worker
 from servicebroker.operations.receive import Receive
+from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 from servicebroker.store.aio.concurrency import IS_ASYNC, Background, Event, StopDetector
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
             raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=IS_ASYNC)
         await database._find(worker.queue)
+        for name, schedule in worker.schedules.items():
+            async with database.transaction() as transaction:
+                await transaction.run(KeepSchedule(worker.queue, name, schedule))
     over = Event()
     limits = [None if worker.per_second is None else RateLimit(worker.per_second) for worker in workers]
     readers = [
@@ -115,6 +120,9 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event, limit: Rat
 
 async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[Message]) -> None:
     """Call the handlers in the order of the messages. Messages of a conversation that was ended are skipped."""
+    if is_of_schedule(messages[0]):  # its group has no other message
+        await _fire(worker, transaction, messages[0])
+        return
     ended = set()
     for handler, run in groupby(messages, worker.handler_of):
         theirs = [message for message in run if message.conversation_handle not in ended]
@@ -125,6 +133,14 @@ async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[
             if message.is_end_dialog or message.is_error:
                 ended.add(message.conversation_handle)
                 await _end(transaction, message)
+
+
+async def _fire(worker: Worker, transaction: AsyncTransaction, message: Message) -> None:
+    """Call the handler of a schedule for the time that has come."""
+    firing = await transaction.run(TakeTurn(message.conversation_handle))
+    if firing is not None and firing.time is not None:
+        given = message._replace(message_body=body_of(firing.time))
+        await worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])
 
 
 async def _end(transaction: AsyncTransaction, message: Message) -> None:

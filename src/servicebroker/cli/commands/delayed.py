@@ -1,4 +1,4 @@
-"""`servicebroker delayed`: messages that wait for a time, list and cancel them."""
+"""`servicebroker delayed | schedule`: messages that wait for a time, and schedules of workers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from servicebroker.cli.output import say, say_json
 from servicebroker.model.wording import counted
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Delayed messages: list and cancel them.")
+schedules = typer.Typer(no_args_is_help=True, add_completion=False, help="Schedules of workers: list and drop them.")
 
 
 @app.command("list")
@@ -59,3 +60,39 @@ def cancel(
         say_json({"conversation_handle": conversation, "cancelled": cancelled})
     else:
         say(f"{counted(cancelled, 'message is', 'messages are')} cancelled.")
+
+
+@schedules.command("list")
+def list_schedules(
+    database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False
+) -> None:
+    """Show the schedules that workers have begun, the next one first."""
+    with open_database(instance, database) as opened:
+        found = opened.schedules()
+    if as_json:
+        say_json({"schedules": [schedule._asdict() for schedule in found]})
+        return
+    for one in found:
+        say(
+            f"{one.next_time:%Y-%m-%d %H:%M:%S} UTC: {one.name} of {one.queue}, {one.rule} in {one.time_zone}, "
+            f"missed: {one.missed}"
+        )
+    if not found:
+        say("No worker has begun a schedule.")
+
+
+@schedules.command()
+def drop(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")],
+    database: DatabaseOption,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Drop a schedule. A worker that has it begins it again when it starts."""
+    with open_database(instance, database) as opened:
+        opened.drop_schedule(queue, name)
+    if as_json:
+        say_json({"schedule": name, "queue": queue, "database": database, "done": "dropped"})
+    else:
+        say(f"The schedule {name} of {queue} is dropped.")

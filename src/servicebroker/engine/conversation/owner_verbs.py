@@ -29,6 +29,7 @@ from servicebroker.engine.conversation import (
     pipelined_sends,
     receive,
     requests,
+    schedules,
     send,
     traces,
     verb_events,
@@ -43,6 +44,7 @@ from servicebroker.engine.security import authorization, principals
 from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.conversation_events import VerbEvent
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.handlers.schedules import Firing, ScheduledJob
 from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
 from servicebroker.model.requests import LateAnswers
@@ -53,11 +55,12 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
+from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Rows, Statement, Steps
 
 SQL = SqlFile(__file__)
 
@@ -283,6 +286,11 @@ class OwnerVerbs:
         """Record a failure of the message, which is retried after `after` seconds."""
         return failed_messages.record_failure(queue_id, message, known, error, self.settings.clock(), after)
 
+    def call(self, function: str, *given: object) -> Steps[Rows]:
+        """Call a function of store/verbs.sql, and return its rows."""
+        places = ", ".join(f"${place}" for place in range(1, len(given) + 1))
+        return (yield Statement("owner_verbs.call", f"select * from servicebroker.{function}({places})", given))
+
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
         """Forget the failures on these conversations: their messages were processed."""
         return failed_messages.forget(handles)
@@ -439,6 +447,33 @@ def _cancel_delayed(verbs: OwnerVerbs, operation: CancelDelayed) -> Steps[int]:
     return (yield from delayed_messages.cancel(operation.handle, operation.number))
 
 
+def _schedules(verbs: OwnerVerbs, operation: Schedules) -> Steps[list[ScheduledJob]]:
+    yield from authorization.demand(verbs.user, operation.permission)
+    return (yield from schedules.find_all(verbs.user.database_id))
+
+
+def _drop_schedule(verbs: OwnerVerbs, operation: DropSchedule) -> Steps[None]:
+    yield from authorization.demand(verbs.user, operation.permission)
+    queue = yield from verbs.find_queue(operation.queue)
+    handle = yield from schedules.drop(queue, operation)
+    with suppress(BrokerError):  # its conversation has ended
+        yield from _end_conversation(verbs, EndConversation(handle, cleanup=True))
+
+
+def keep_schedule(verbs: OwnerVerbs, operation: KeepSchedule) -> Steps[None]:
+    """Begin a schedule of a worker, or change it; also behind the fence."""
+    queue = yield from verbs.find_queue(operation.queue)
+    run = verbs.interpreters
+    begin, end = partial(run[BeginDialog], verbs), partial(run[EndConversation], verbs)
+    yield from schedules.keep(verbs.call, queue, operation, verbs.settings.clock(), begin, end)
+
+
+def take_turn(verbs: OwnerVerbs, operation: TakeTurn) -> Steps[Firing | None]:
+    """Take the turn of a schedule; also behind the fence."""
+    end = partial(verbs.interpreters[EndConversation], verbs)
+    return (yield from schedules.take_turn(verbs.call, operation.handle, verbs.settings.clock(), end))
+
+
 OwnerVerbs.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
@@ -456,4 +491,8 @@ OwnerVerbs.interpreters = {
     DiscardMessage: _discard_message,
     DelayedMessages: _delayed_messages,
     CancelDelayed: _cancel_delayed,
+    Schedules: _schedules,
+    DropSchedule: _drop_schedule,
+    KeepSchedule: keep_schedule,
+    TakeTurn: take_turn,
 }

@@ -18,7 +18,7 @@ from servicebroker.engine.catalog.delivery_paths import RestrictedPathKey
 from servicebroker.engine.conversation import deferred_dialogs, enqueue, receive
 from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, DeferredSend, Pending
 from servicebroker.engine.conversation.failed_messages import FailureRecord
-from servicebroker.engine.conversation.owner_verbs import OwnerVerbs, Sent
+from servicebroker.engine.conversation.owner_verbs import OwnerVerbs, Sent, keep_schedule, take_turn
 from servicebroker.engine.conversation.pipelined_sends import PipelinedSend, send_in_runs
 from servicebroker.engine.conversation.receive import Received, refuse_pipeline
 from servicebroker.engine.conversation.requests import AnswerQueue, LateAnswer, answer_queue_of, late_of
@@ -34,11 +34,12 @@ from servicebroker.operations.end import EndConversation
 from servicebroker.operations.move import MoveConversation
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.receive import GetConversationGroup, Hold, Receive
+from servicebroker.operations.schedules import DropSchedule, KeepSchedule, Schedules, TakeTurn
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.operations.set_aside import DeadLetterGroups, DiscardMessage, ReplayMessage, SetAsideMessages
 from servicebroker.operations.transmission_status import GetTransmissionStatus
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.statements import Bodies, Statement, Steps
+from servicebroker.store.statements import Bodies, Rows, Statement, Steps
 
 SQL = SqlFile(__file__)
 
@@ -228,6 +229,13 @@ class RestrictedVerbs(OwnerVerbs):
             [number for _, number in messages],
         )
         return [context for (context,) in rows]
+
+    def call(self, function: str, *given: object) -> Steps[Rows]:
+        """Call a function of store/fence.sql, and return its rows without their refusals."""
+        rows = yield call(function, *given)
+        if rows:
+            _refuse(rows[0][-1])
+        return [row[:-1] for row in rows]
 
     def take(self, queue_id: int, messages: Sequence[Message]) -> Steps[int]:
         """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
@@ -468,6 +476,8 @@ def _refuse_administration(verbs: RestrictedVerbs, operation: Operation[Any]) ->
     raise BrokerError(5011, verbs.user.database)
 
 
+_ADMINISTRATION = (SetAsideMessages, DeadLetterGroups, ReplayMessage, DiscardMessage, Schedules, DropSchedule)
+
 RestrictedVerbs.interpreters = {
     Send: _send,
     SendBatch: _send_batch,
@@ -481,7 +491,9 @@ RestrictedVerbs.interpreters = {
     GetTransmissionStatus: _get_transmission_status,
     DelayedMessages: _delayed_messages,
     CancelDelayed: _cancel_delayed,
-    **dict.fromkeys((SetAsideMessages, DeadLetterGroups, ReplayMessage, DiscardMessage), _refuse_administration),
+    KeepSchedule: keep_schedule,
+    TakeTurn: take_turn,
+    **dict.fromkeys(_ADMINISTRATION, _refuse_administration),
 }
 
 # ---------------------------------------------------------------- functions of the fence

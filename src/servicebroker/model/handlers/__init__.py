@@ -8,6 +8,7 @@ awaits them. A plain function may still return a coroutine, for example a lambda
 **Modules.**
 
 * `typed.py`: a handler as a worker calls it, with the argument that its annotation asks for, within middleware.
+* `schedules.py`: the times of a scheduled handler, from a rule of cron or an interval.
 
 **The rules.**
 

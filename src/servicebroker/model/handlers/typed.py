@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from datetime import datetime
 from inspect import Parameter, formatannotation
 from types import SimpleNamespace
 from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
@@ -108,6 +109,20 @@ class Handler:
             self._annotation = _annotation_of(self.function, {})
         where = f"the annotation of the handler {_named(self.function)} for '{message_type}'"
         self._readers[message_type] = reader_of(where, self._annotation, message_type, is_batch=self._is_batch)
+
+    def check_schedule(self) -> None:
+        """Refuse an annotation that the message of a schedule cannot be read as: a message, or the time.
+
+        Raises:
+            BrokerError: 402.
+        """
+        if isinstance(self._annotation, str):
+            self._annotation = _annotation_of(self.function, {})
+        where = f"the annotation of the handler {_named(self.function)}"
+        if (_item_of(where, self._annotation) if self._is_batch else self._annotation) is datetime:
+            self._readers[DIALOG_TIMER] = lambda message: datetime.fromisoformat((message.message_body or b"").decode())
+        else:
+            self.check(DIALOG_TIMER)
 
     def _call(self, transaction: Any, given: Any) -> None:
         with ExitStack() as stack:

@@ -1,0 +1,319 @@
+"""Schedules of workers: of the engine, of a restricted role and of the double."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from threading import Event
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+import servicebroker.testing as double
+from servicebroker.api.working import _handle
+from servicebroker.operations.schedules import KeepSchedule
+from support import ORDER, STOCK_QUEUE, Clock, begin, define_standard_set, eventually, in_thread, query, refused
+
+FIVE = timedelta(minutes=5)
+
+
+class Course:
+    """A database, real or in memory, whose time a test moves and whose workers it runs."""
+
+    def __init__(self, database: Any, clock: Any, run: Callable[[sb.Worker], None]) -> None:
+        self.database, self.clock, self.run = database, clock, run
+
+    def to_next_hour(self) -> datetime:
+        """Jump to ten seconds before a full hour, and return the hour."""
+        hour: datetime = self.clock().replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        self.clock.jump(seconds=(hour - self.clock()).total_seconds() - 10)
+        return hour
+
+
+def run_once(database: sb.Database, worker: sb.Worker) -> None:
+    """Do what a worker does, in this thread, until the queue is empty."""
+    worker.check(is_async=False)
+    for name, schedule in worker.schedules.items():
+        with database.transaction() as transaction:
+            transaction.run(KeepSchedule(worker.queue, name, schedule))
+    database.process(worker.queue, partial(_handle, worker), poison=worker.poison)
+
+
+@pytest.fixture(params=["engine", "double"])
+def course(request: pytest.FixtureRequest) -> Course:
+    if request.param == "engine":
+        database = request.getfixturevalue("database")
+        return Course(database, request.getfixturevalue("clock"), partial(run_once, database))
+    instance = double.open()
+    fake = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
+
+    def run(worker: sb.Worker) -> None:
+        while fake.run_worker_once(worker):  # type: ignore[attr-defined]
+            pass
+
+    return Course(fake, instance.clock, run)
+
+
+@pytest.mark.parametrize(("missed", "late"), [("once", [11]), ("all", list(range(12))), ("skip", [])])
+def test_each_time_once(course: Course, missed: Any, late: list[int]) -> None:
+    worker, fired = sb.Worker(STOCK_QUEUE), []
+
+    @worker.every("*/5 * * * *", missed=missed)
+    def job(tx: sb.Transaction, at: datetime) -> None:
+        fired.append(at)
+
+    hour = course.to_next_hour()
+    course.run(worker)
+    assert fired == []
+    (kept,) = course.database.schedules()
+    assert (kept.queue, kept.name, kept.rule, kept.next_time) == (f"dbo.{STOCK_QUEUE}", "job", "*/5 * * * *", hour)
+    for seconds in (15, 300, 300):
+        course.clock.jump(seconds=seconds)
+        course.run(worker)
+        course.run(worker)
+    assert fired == [hour, hour + FIVE, hour + 2 * FIVE]
+    fired.clear()
+    course.clock.jump(minutes=62)  # the next 12 times, of which the last is two minutes ago
+    course.run(worker)
+    assert fired == [hour + (3 + place) * FIVE for place in late]
+    course.clock.jump(minutes=3)
+    course.run(worker)
+    assert fired[len(late) :] == [hour + 15 * FIVE]
+
+
+def test_what_the_handler_gets(course: Course) -> None:
+    worker, got = sb.Worker(STOCK_QUEUE, batch=5), []
+
+    @worker.every(timedelta(hours=1), name="plain")
+    def plain(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        got.append(messages[0])
+
+    @worker.every("0 * * * *", name="times", time_zone="Europe/Berlin")
+    def times(tx: sb.Transaction, at: list[datetime]) -> None:
+        got.append(at[0])
+
+    @worker.on(ORDER)
+    def order(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        got.append(messages[0].message_body)
+
+    hour = course.to_next_hour()
+    course.run(worker)
+    course.database.send(begin(course.database), ORDER, b"order")
+    course.clock.jump(seconds=11)
+    course.run(worker)
+    (message,) = (one for one in got if isinstance(one, tuple))
+    assert message.is_timer
+    assert message.message_body == hour.isoformat().encode()
+    assert sorted(map(str, got[:0] + [one for one in got if not isinstance(one, tuple)])) == [str(hour), "b'order'"]
+
+
+def test_a_failure_is_judged_and_the_schedule_goes_on(course: Course) -> None:
+    for verdict in (sb.SetAside(), sb.Ignore(), sb.EndWithError(5, "no"), sb.Reply(ORDER, b"")):
+        worker = sb.Worker(STOCK_QUEUE, poison=sb.give_up_after(2, verdict, pause=1))
+        tried: list[datetime] = []
+
+        @worker.every("@hourly", name=f"fails {verdict}")
+        def fails(tx: sb.Transaction, at: datetime, tried: list[datetime] = tried) -> None:
+            tried.append(at)
+            raise ValueError("failed")
+
+        hour = course.to_next_hour()
+        course.run(worker)
+        for _ in range(4):
+            course.clock.jump(seconds=12)
+            course.run(worker)
+        assert tried == [hour] * 3
+        course.clock.jump(hours=1)
+        course.run(worker)
+        assert tried == [hour] * 3 + [hour + timedelta(hours=1)]
+        course.clock.jump(seconds=5)
+        course.run(worker)
+        course.database.drop_schedule(STOCK_QUEUE, f"fails {verdict}")
+    assert len(course.database.set_aside_messages()) == 3
+
+
+def test_changes(course: Course) -> None:
+    def worker(rule: str | timedelta, **options: Any) -> sb.Worker:
+        made = sb.Worker(STOCK_QUEUE)
+        made.every(rule, name="job", **options)(lambda tx, message: None)
+        return made
+
+    hour = course.to_next_hour()
+    course.run(worker("0 * * * *"))
+    (before,) = course.database.schedules()
+    course.run(worker("0 * * * *", missed="all"))
+    (after,) = course.database.schedules()
+    assert after == before._replace(missed="all")
+    course.run(worker("30 * * * *"))
+    (after,) = course.database.schedules()
+    assert (after.conversation_handle, after.next_time) == (before.conversation_handle, hour + timedelta(minutes=30))
+    course.database.end_conversation(before.conversation_handle, cleanup=True)
+    course.run(worker(timedelta(seconds=7)))
+    (after,) = course.database.schedules()
+    assert after.conversation_handle != before.conversation_handle
+    assert after.rule == "@every 7"
+    course.database.drop_schedule(STOCK_QUEUE, "job")
+    assert course.database.schedules() == []
+    assert (
+        course.database.conversation_endpoints() == [] if hasattr(course.database, "conversation_endpoints") else True
+    )
+    with refused(15151):
+        course.database.drop_schedule(STOCK_QUEUE, "job")
+
+
+def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> None:
+    worker = sb.Worker(STOCK_QUEUE)
+    worker.every("@hourly", name="job")(lambda tx, message: None)
+    course.to_next_hour()
+    course.run(worker)
+    other = sb.Worker(STOCK_QUEUE, poison=sb.give_up_after(1, sb.SetAside()))
+    other.on()(lambda tx, message: None)
+    course.clock.jump(seconds=11)
+    course.run(other)
+    (letter,) = course.database.set_aside_messages()
+    assert "has no schedule 'job'" in letter.error
+    assert len(course.database.schedules()) == 1
+
+
+def test_what_is_refused() -> None:
+    worker = sb.Worker("Q")
+    worker.every("@daily", name="one")(lambda tx, message: None)
+    with refused(402):
+        worker.every("@daily", name="one")(lambda tx, message: None)
+    with refused(402):
+        worker.every("@daily", name="")(lambda tx, message: None)
+    with refused(402):
+        worker.every("@daily")(lambda tx: None)
+    with refused(402):
+        worker.every("nonsense")
+
+    async def job(tx: sb.AsyncTransaction, message: sb.Message) -> None: ...
+
+    with refused(402):
+        worker.every("@daily")(job)
+
+    def typed(tx: sb.Transaction, at: int) -> None: ...
+
+    worker.every("@daily")(typed)
+    with refused(402):
+        worker.check(is_async=False)
+
+
+def test_the_double_lets_time_pass() -> None:
+    instance, fired = double.open(), []
+    database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
+    worker = sb.Worker(STOCK_QUEUE)
+    worker.every("*/10 * * * *", name="job")(lambda tx, message: fired.append(message.message_body))
+    with database.working(worker):
+        database.send(begin(database), ORDER, b"x", delay=60)
+        worker.on(ORDER)(lambda tx, message: fired.append(message.message_body))
+        instance.pass_time(hours=1)
+    assert len(fired) == 7
+
+
+def test_the_asyncio_double() -> None:
+    async def course() -> list[datetime]:
+        instance = double.open_async()
+        database = await instance.database("Test", create=True)
+        await database.create_queue("Q")
+        await database.create_service("S", "Q")
+        worker, fired = sb.Worker("Q"), []
+
+        @worker.every("@hourly")
+        async def job(tx: sb.AsyncTransaction, at: datetime) -> None:
+            fired.append(at)
+
+        async with database.working(worker):
+            await instance.pass_time(hours=3)
+        return fired
+
+    assert [at.hour for at in asyncio.run(course())] == [1, 2, 3]
+
+
+@pytest.mark.both_faces
+def test_workers_in_threads(database: sb.Database) -> None:
+    """Two workers of the same schedule; each second fires once."""
+    fired: list[datetime] = []
+    workers = [sb.Worker(STOCK_QUEUE) for _ in range(2)]
+    for worker in workers:
+        worker.every(timedelta(seconds=1), name="job", missed="all")(
+            lambda tx, message: fired.append(datetime.fromisoformat(message.message_body.decode()))
+        )
+    with database.working(*workers):
+        eventually(lambda: len(fired) >= 3)
+    assert all(after - before == timedelta(seconds=1) for before, after in pairwise(fired))
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(20_000, marks=pytest.mark.full)])
+def test_no_time_twice_under_kills_and_clock_jumps(
+    database: sb.Database, clock: Clock, seeded_random: random.Random, count: int
+) -> None:
+    """Readers in threads die within their handlers, and the clock jumps: each time is in the table once."""
+    with database.instance.connection() as connection:
+        connection.execute("create table fired (at timestamptz)")
+
+    class Killed(BaseException):
+        pass
+
+    def job(tx: sb.Transaction, at: datetime) -> None:
+        tx.connection.execute("insert into fired values (%s)", (at,))
+        chance = seeded_random.random()
+        if chance < 0.05:
+            tx.connection.close()
+        elif chance < 0.1:
+            raise Killed
+        elif chance < 0.15:
+            raise ValueError("failed")
+
+    worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry(0))
+    worker.every("* * * * *", missed="all")(job)
+    run_once(database, worker)
+    (kept,) = database.schedules()
+
+    over = Event()
+
+    def read() -> None:
+        while not over.is_set():
+            try:
+                database.process(STOCK_QUEUE, partial(_handle, worker), poison=worker.poison)
+            except (Killed, sb.ServiceBrokerError):
+                continue
+
+    def fired() -> list[datetime]:
+        return [at for (at,) in query(database, "select at from fired order by at")]
+
+    readers = [in_thread(read) for _ in range(2)]
+    while len(times := fired()) < count:
+        if len(times) >= (clock() - kept.next_time) / timedelta(minutes=1):
+            clock.jump(seconds=seeded_random.choice([1, 30, 60, 61, 600, 6000]))
+    over.set()
+    for reader in readers:
+        reader.result(60)
+    times = fired()
+    assert times == [kept.next_time + timedelta(minutes=place) for place in range(len(times))]
+    assert times[-1] <= clock()
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.full)])
+def test_no_time_twice_in_the_double(seeded_random: random.Random, count: int) -> None:
+    instance, fired, kept = double.open(), [], []
+    database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
+    worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry(0.5))
+
+    @worker.every("*/2 * * * *", missed="all")
+    def job(tx: sb.Transaction, at: datetime) -> None:
+        fired.append(at)
+        if seeded_random.random() < 0.1:
+            raise ValueError("failed")
+        kept.append(at)
+
+    with database.working(worker):
+        while len(kept) < count:
+            instance.pass_time(seconds=seeded_random.choice([1, 30, 60, 120, 600, 6000]))
+    assert all(after - before == timedelta(minutes=2) for before, after in pairwise(kept))
+    assert len(fired) > count
