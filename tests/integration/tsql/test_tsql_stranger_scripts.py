@@ -57,6 +57,11 @@ ERRORS = {
     "SELECT EXP(1000)": (8115, "Arithmetic overflow error converting expression to data type float."),
     "SELECT 'a' & 1": (245, "Conversion failed when converting the"),
     "SELECT 'a' COLLATE No_Such_Collation": (448, "Invalid collation 'No_Such_Collation'."),
+    "SELECT 1 + 'abc'": (245, "Conversion failed when converting the varchar value 'abc' to data type int."),
+    "SELECT V + 1 FROM N": (245, "Conversion failed when converting the varchar value 'a' to data type int."),
+    "SELECT CAST(N'x' AS bit)": (245, "Conversion failed when converting the nvarchar value 'x' to data type bit."),
+    "SELECT CAST('x' AS float)": (8114, "Error converting data type varchar to float."),
+    "SELECT CAST('300' AS tinyint)": (244, "The conversion of the varchar value '300' overflowed an INT1 column."),
     "EXEC TakeBit 'abc'": (8114, "Error converting data type"),
     "EXEC sp_executesql N'PRINT @a', N'@a int'": (8178, "The parameterized query '(@a int)PRINT @a' expects"),
     "BREAK": (135, "Cannot use a BREAK statement outside the scope of a WHILE statement."),
@@ -92,6 +97,8 @@ OUTPUT: dict[str, list[Any]] = {
     ],
 }
 LEVELS = {
+    "UPDATE A a = 1": (102, 15, 1),
+    "CREATE QUEUE Q WITH STATUS ON": (102, 15, 1),
     "SELECT @missing": (137, 15, 2),
     "SELECT NOSUCH(1)": (195, 15, 10),
     "SELECT CAST('2024-13-01' AS datetime)": (242, 16, 3),

@@ -237,24 +237,27 @@ return int4send(moment::date - date '1900-01-01')
 
 -- --- to numbers ---
 
-create or replace function tsql.whole(value text, type text, low numeric, high numeric) returns numeric
+-- The source is nvarchar or varchar: errors name it. What ends with _single converts varchar.
+create or replace function tsql.whole_of_text(value text, type text, low numeric, high numeric, source text) returns numeric
 language plpgsql immutable strict parallel safe as $$
 declare
     said text := btrim(value, E' \t\r\n');
 begin
     if said = '' then return 0; end if;
     if said !~ '^[+-]?\d+$' then
-        perform tsql.refuse(245, format('Conversion failed when converting the nvarchar value ''%s'' to data type %s.', left(value, 200), type));
+        perform tsql.refuse(245, format('Conversion failed when converting the %s value ''%s'' to data type %s.', source, left(value, 200), type));
     end if;
     if said::numeric not between low and high then
         if type = 'bigint' then perform tsql.refuse(8115, 'Arithmetic overflow error converting expression to data type bigint.'); end if;
         perform tsql.refuse(case type when 'int' then 248 else 244 end,
-                            format('The conversion of the nvarchar value ''%s'' overflowed an %s column.%s', left(value, 200),
+                            format('The conversion of the %s value ''%s'' overflowed an %s column.%s', source, left(value, 200),
                                    case type when 'tinyint' then 'INT1' when 'smallint' then 'INT2' else type end,
                                    case type when 'int' then '' else ' Use a larger integer column.' end));
     end if;
     return said::numeric;
 end $$;
+create or replace function tsql.whole(value text, type text, low numeric, high numeric) returns numeric
+language sql immutable strict parallel safe return tsql.whole_of_text(value, type, low, high, 'nvarchar');
 
 create or replace function tsql.whole(value numeric, type text, low numeric, high numeric) returns numeric
 language plpgsql immutable strict parallel safe as $$
@@ -327,6 +330,9 @@ begin
                            'return tsql.whole(value, %L, %s, %s)::%s', target.column1, source, target.column2,
                            target.column1, target.column3, target.column4, target.column2);
         end loop;
+        execute format('create or replace function tsql.to_%s_single(value text) returns %s language sql immutable parallel safe '
+                       'return tsql.whole_of_text(value, %L, %s, %s, ''varchar'')::%s', target.column1, target.column2,
+                       target.column1, target.column3, target.column4, target.column2);
         foreach source in array array['smallint', 'integer', 'bigint', 'float8'] loop
             execute format('create or replace function tsql.to_%s(value %s) returns %s language sql immutable parallel safe '
                            'return tsql.whole_of_%s(value, %L, %s, %s)::%s', target.column1, source, target.column2,
@@ -408,31 +414,37 @@ create or replace function tsql.to_float(value timestamp) returns float8 languag
 create or replace function tsql.to_bit(value timestamp) returns smallint language sql immutable parallel safe
 return (value <> timestamp '1900-01-01')::integer::smallint;
 
-create or replace function tsql.to_bit(value text) returns smallint language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.bit_of_text(value text, source text) returns smallint language plpgsql immutable strict parallel safe as $$
 begin
     return case lower(btrim(value)) when 'true' then 1 when 'false' then 0 when '' then 0
-                else (tsql.whole(value, 'bit', -9e30, 9e30) <> 0)::integer end;
+                else (tsql.whole_of_text(value, 'bit', -9e30, 9e30, source) <> 0)::integer end;
 end $$;
+create or replace function tsql.to_bit(value text) returns smallint language sql immutable strict parallel safe return tsql.bit_of_text(value, 'nvarchar');
+create or replace function tsql.to_bit_single(value text) returns smallint language sql immutable strict parallel safe return tsql.bit_of_text(value, 'varchar');
 create or replace function tsql.to_bit(value bytea) returns smallint language sql immutable parallel safe
 return (tsql.number_of(value) <> 0)::integer::smallint;
 create or replace function tsql.to_bit(value boolean) returns smallint language sql immutable parallel safe return value::integer::smallint;
 
-create or replace function tsql.to_decimal(value text) returns numeric language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.decimal_of_text(value text, source text) returns numeric language plpgsql immutable strict parallel safe as $$
 begin
     if btrim(value) !~ '^[+-]?(\d+\.?\d*|\.\d+)$' then
-        perform tsql.refuse(8114, 'Error converting data type nvarchar to numeric.');
+        perform tsql.refuse(8114, format('Error converting data type %s to numeric.', source));
     end if;
     return btrim(value)::numeric;
 end $$;
+create or replace function tsql.to_decimal(value text) returns numeric language sql immutable strict parallel safe return tsql.decimal_of_text(value, 'nvarchar');
+create or replace function tsql.to_decimal_single(value text) returns numeric language sql immutable strict parallel safe return tsql.decimal_of_text(value, 'varchar');
 
-create or replace function tsql.to_float(value text) returns float8 language plpgsql immutable strict parallel safe as $$
+create or replace function tsql.float_of_text(value text, source text) returns float8 language plpgsql immutable strict parallel safe as $$
 begin
     if btrim(value) = '' then return 0; end if;
     if btrim(value) !~* '^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$' then
-        perform tsql.refuse(8114, 'Error converting data type nvarchar to float.');
+        perform tsql.refuse(8114, format('Error converting data type %s to float.', source));
     end if;
     return btrim(value)::float8;
 end $$;
+create or replace function tsql.to_float(value text) returns float8 language sql immutable strict parallel safe return tsql.float_of_text(value, 'nvarchar');
+create or replace function tsql.to_float_single(value text) returns float8 language sql immutable strict parallel safe return tsql.float_of_text(value, 'varchar');
 
 -- --- to identifiers ---
 

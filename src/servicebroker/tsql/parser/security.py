@@ -97,7 +97,7 @@ class SecurityParser(FunctionParser):
         elif option in _BROKER_OPTIONS:
             clauses[_BROKER_OPTIONS[option]] = True
         elif option == "TRUSTWORTHY":
-            clauses["trustworthy"] = self.on_off()
+            clauses["trustworthy"] = self.expect_any("ON", "OFF") == "ON"
         else:
             self._other_option(option)
 
@@ -126,7 +126,7 @@ class SecurityParser(FunctionParser):
             if option in _BROKER_OPTIONS:
                 clauses[_BROKER_OPTIONS[option]] = True
             elif option in ("HONOR_BROKER_PRIORITY", "TRUSTWORTHY"):
-                clauses[option.lower()] = self.on_off()
+                clauses[option.lower()] = self.expect_any("ON", "OFF") == "ON"
             elif option in ("READ_ONLY", "READ_WRITE"):
                 clauses["read_only"] = option == "READ_ONLY"
             else:

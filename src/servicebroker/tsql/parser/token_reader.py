@@ -236,8 +236,8 @@ class TokenReader:
                 return self.slice(begin, self.at)
 
     def on_off(self) -> bool:
-        """Read ON or OFF, with an optional = before it. Return True for ON."""
-        self.take("=")
+        """Read = ON or = OFF. Return True for ON."""
+        self.expect("=")
         return self.expect_any("ON", "OFF") == "ON"
 
     def type_name(self) -> str:

@@ -79,7 +79,10 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
     parts = {word: rest.part(place + 1, end) for (place, word), end in zip(starts, ends, strict=False)}
     head = rest.part(1, starts[0][0] if starts else len(rest.words))
     if verb == "UPDATE" and "SET" not in parts:
-        raise syntax_error(rest.words[-1], rest.line())
+        behind_name = next(
+            (place for place in range(2, len(rest.words)) if "." not in rest.words[place - 1 : place + 1]), 1
+        )
+        raise syntax_error(rest.tokens.text(rest.first + behind_name), rest.line(behind_name))
     if verb == "DELETE" and "SET" in parts:
         raise syntax_error("SET", rest.line())
     return Clauses(common, verb, head, parts)

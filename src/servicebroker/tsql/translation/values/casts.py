@@ -138,7 +138,17 @@ def cast_value(value: Sql, to: SqlType, *, style: str | None = None, attempt: bo
         if to.name in _CODE_PAGE_STRINGS and value.type is not None and value.type.name in _UNICODE_STRINGS:
             source = f"tsql.single({source})"  # characters that the code page has not become question marks
         return _fit_size(Sql(source, to), to, value.type)
-    return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{arguments}", to), value, to, attempt=attempt)
+    single = "_single" if style is None and _names_code_page(value, to) else ""
+    return _fit_text(Sql(f"tsql.{_conversion_function(value, to)}{single}{arguments}", to), value, to, attempt=attempt)
+
+
+def _names_code_page(value: Sql, to: SqlType) -> bool:
+    """Check whether the error of the conversion names the source type, which is varchar or char."""
+    return (
+        value.type is not None
+        and value.type.name in _CODE_PAGE_STRINGS
+        and (to.name in INTEGERS | APPROXIMATE or to.name in ("bit", "decimal"))
+    )
 
 
 def _fit_text(text: Sql, value: Sql, to: SqlType, *, attempt: bool = False, is_variant: bool = False) -> Sql:

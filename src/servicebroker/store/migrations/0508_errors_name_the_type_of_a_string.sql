@@ -1,0 +1,1 @@
+-- tsql.to_int_single and its kin in store/tsql/conversions.sql: a migration makes them.
