@@ -41,6 +41,7 @@ EXAMPLES = {
     "delayed list": "delayed list",
     "delayed cancel": "delayed cancel 5f0c0c2e-0d5e-4c3f-9d1c-6a8e7b1f2a3d",
     "receive": "receive StockQueue --wait 5",
+    "end": "end 5f0c0c2e-0d5e-4c3f-9d1c-6a8e7b1f2a3d --cleanup",
     "queue purge": "queue purge StockQueue --yes",
     "worker": "worker shop:stock --concurrency 8",
     "activator": "activator activator.toml",

@@ -109,6 +109,7 @@ COMMANDS = {
     "schedule": Place("delayed", "schedules", "Schedules of workers: list and drop them."),
     "delayed": Place("delayed", "app", "Delayed messages: list and cancel them."),
     "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
+    "end": Place("messages", "end", "End a conversation; messages of it that were not received here are dropped."),
     "queue": Place("queue", "app", "Queues: list, create, alter, drop, purge."),
     "service": Place("service", "app", "Services: their queues and contracts."),
     "database": Place("database", "app", "Broker databases: list, create, alter, drop."),
@@ -145,7 +146,7 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 
 GROUPS = {  # as the help shows them
     "Begin": ("init", "define", "demo"),
-    "Messages": ("send", "receive", "peek", "delayed", "schedule", "dead-letters", "poison"),
+    "Messages": ("send", "receive", "peek", "end", "delayed", "schedule", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
     "See what happens": ("status", "watch", "doctor", "check", "audit", "trail"),
     "Objects": ("database", "queue", "service", "route", "endpoint", "instance"),

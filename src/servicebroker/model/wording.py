@@ -8,6 +8,11 @@ LONGEST_SHOWN = 300  # characters of a value in an error
 MAXIMUM_TRACEBACK = 200_000  # characters, of the end: an exception's text may be as long as a body
 
 
+def about_instance(text: str) -> str:
+    """Return a text of SQL Server's in the words of a user who has none: an instance is ours."""
+    return text.replace("SQL Server instance", "instance")
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """Return `1 message` or `2,000 messages`; `many` is needed if it is not `one` with an s, as in `messages wait`."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

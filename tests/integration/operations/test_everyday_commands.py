@@ -104,6 +104,18 @@ def test_the_endpoint() -> None:
     run("endpoint", "drop", "Broker")
 
 
+def test_a_mistyped_target_is_asked_about_and_removed() -> None:
+    mistyped = [STOCK[:-1] if part == STOCK else part for part in DIALOG]
+    handle, warning = run("send", "x", *mistyped, "--type", ORDER).splitlines()
+    assert warning.startswith("The message waits: ")
+    assert "SQL Server" not in warning
+    assert warning.endswith(f"Did you mean {STOCK}? Then remove it: servicebroker end {handle} --cleanup")
+    assert "has ended on this side" in run("end", handle, "--cleanup")
+    handle = run("send", "x", *DIALOG, "--type", ORDER).strip()
+    run("end", handle, "--error", "7", "--description", "enough")
+    assert "enough" in run("receive", STOCK_QUEUE, "--top", "5", "--end")
+
+
 def test_purge_takes_everything_and_ends_what_has_ended() -> None:
     handles = [run("send", "x", *DIALOG, "--type", ORDER).strip() for _ in range(3)]
     assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are gone.\n")

@@ -365,6 +365,13 @@ def test_why_messages_wait(status: str, advice: str) -> None:
     (text,) = of_talk(waits=4, status=status)
     assert "4 messages to //far wait" in text
     assert advice in text
+    assert "SQL Server" not in text
+
+
+def test_a_mistyped_service_is_asked_about() -> None:
+    (text,) = said(waits=[WaitFacts("//fra", waiting.NOT_HERE, 1, AGO, (UUID(int=7), "Shop"), "//far")])
+    assert "Did you mean //far?" in text
+    assert f"servicebroker end {UUID(int=7)} --database Shop --cleanup" in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`servicebroker send | receive | peek`: one message from the terminal."""
+"""`servicebroker send | receive | peek | end`: one message or conversation from the terminal."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from uuid import UUID
 import typer
 
 from servicebroker.api.database import Database
+from servicebroker.cli.audited_act import audited
 from servicebroker.cli.completion import complete_service
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
-from servicebroker.engine.diagnosis import poison_report
+from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
+from servicebroker.engine.diagnosis import facts, poison_report
 from servicebroker.model import names
 from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_standard_input
-from servicebroker.model.wording import counted
+from servicebroker.model.wording import about_instance, counted
+from servicebroker.store.running import run
 
 TopOption = Annotated[int, typer.Option(min=1, help="The maximum number of messages.")]
 
@@ -60,13 +63,32 @@ def send(
     if (conversation is None) == (from_service is None or to_service is None):
         raise InstanceError("Say --from and --to for a new dialog, or --conversation for one that there is.")
     content = read_standard_input(HIGHEST_MAX_BODY_BYTES) if body == "-" else (body or "").encode()
-    with open_database(instance, database) as opened, opened.transaction() as transaction:
-        if conversation is None and from_service is not None and to_service is not None:
-            conversation = transaction.begin_dialog(from_service, to_service, contract=contract, encryption=encryption)
-        assert conversation is not None
-        number = transaction.send(conversation, message_type, content, delay=delay, at=_time(at))
-    told = {"conversation_handle": conversation, "message_sequence_number": number}
-    say_json(told) if as_json else say(conversation)
+    with open_database(instance, database) as opened:
+        with opened.transaction() as transaction:
+            if conversation is None and from_service is not None and to_service is not None:
+                conversation = transaction.begin_dialog(
+                    from_service, to_service, contract=contract, encryption=encryption
+                )
+            assert conversation is not None
+            number = transaction.send(conversation, message_type, content, delay=delay, at=_time(at))
+        told = {"conversation_handle": conversation, "message_sequence_number": number}
+        say_json(told) if as_json else say(conversation)
+        if to_service is not None:
+            _warn(opened, conversation, to_service)
+
+
+def _warn(database: Database, conversation: UUID, service: str) -> None:
+    """Say on standard error that the message waits for a service whose name may be mistyped."""
+    if database.instance.engine is RestrictedVerbs:  # a restricted role may not read the names of services
+        return
+    with database.instance.connection() as connection:
+        similar = run(connection, facts.find_similar_services([service])).get(service)
+    if similar is not None and (status := database.get_transmission_status(conversation)):
+        say(
+            f"The message waits: {about_instance(status)} Did you mean {similar}? Then remove it: "
+            f"servicebroker end {conversation} --cleanup",
+            error=True,
+        )
 
 
 def _time(text: str | None) -> datetime | None:
@@ -80,6 +102,28 @@ def _time(text: str | None) -> datetime | None:
     if time.utcoffset() is None:
         raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00", param_hint="--at")
     return time
+
+
+def end(
+    conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation.")],
+    database: DatabaseOption,
+    error: Annotated[
+        int | None, typer.Option(metavar="CODE", min=1, help="End it with an error, which the other side receives.")
+    ] = None,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="With --error: its text.")] = "",
+    cleanup: Annotated[
+        bool,
+        typer.Option("--cleanup", help="Remove this side and what it has not delivered. The other side is not told."),
+    ] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """End a conversation; messages of it that were not received here are dropped."""
+    with open_database(instance, database) as opened:
+        told = {"code": error, "text": description, "cleanup": cleanup}
+        with audited(opened, "END CONVERSATION", conversation, **told) as transaction:
+            wrong = None if error is None else (error, description)
+            transaction.end_conversation(conversation, error=wrong, cleanup=cleanup)
+    say(f"The conversation {conversation} has ended on this side.")
 
 
 def receive(

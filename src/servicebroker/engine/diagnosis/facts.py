@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from difflib import get_close_matches
 from typing import NamedTuple
 from uuid import UUID
 
@@ -55,6 +56,7 @@ SQL = SqlFile(__file__)
 
 
 _MAX_ROWS = 100
+_MAX_NAMES = 2000  # services among which a similar name is looked for: difflib compares each
 _OLD_SNAPSHOT_AGE = 10_000  # transactions between a snapshot and now
 _IN_THIS_DATABASE = "l.database = (select oid from pg_database where datname = current_database())"
 _WITH_READERS = "with readers as materialized (select * from servicebroker.readers_here())"
@@ -161,14 +163,32 @@ def _look_at_databases(facts: Facts) -> Steps[Facts]:
 def _look_at_waits(facts: Facts) -> Steps[Facts]:
     waits = yield Statement(
         "facts.look_at_waits",
-        "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
+        "select far_service, transmission_status, count(*), min(enqueue_time), "
+        "(array_agg(conversation_handle order by enqueue_time))[1], min(d.name) from (select * from "
         "servicebroker.transmission_queue where conversation_handle not in (select conversation_handle "
         f"from servicebroker.transmission_queue where delayed_until > $1) limit {COUNT_LIMIT}) t "
-        "join servicebroker.conversation_endpoints using (conversation_handle) "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "join servicebroker.databases d on d.database_id = e.database_id "
         f"group by 1, 2 order by 4 limit {_MAX_ROWS}",
         (facts.now,),
     )
-    return facts._replace(waits=[WaitFacts(*row) for row in waits])
+    similar = (yield from find_similar_services([service for service, *_ in waits])) if waits else {}
+    return facts._replace(
+        waits=[
+            WaitFacts(service, status, messages, oldest, (handle, database), similar.get(service))
+            for service, status, messages, oldest, handle, database in waits
+        ]
+    )
+
+
+def find_similar_services(wanted: Iterable[str]) -> Steps[dict[str, str]]:
+    """Return a service with a similar name for each name that no service of the instance has."""
+    rows = yield Statement(
+        "facts.find_similar_services", f"select distinct name from servicebroker.services limit {_MAX_NAMES}"
+    )
+    there = {name for (name,) in rows}
+    similar = {name: get_close_matches(name, there, 1) for name in set(wanted) - there}
+    return {name: found[0] for name, found in similar.items() if found}
 
 
 def _look_at_certificates(facts: Facts) -> Steps[Facts]:

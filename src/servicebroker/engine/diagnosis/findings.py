@@ -23,7 +23,7 @@ from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.schema_difference import SchemaDifference
 from servicebroker.model.security.certificates import Facts as CertificateFacts
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, TWINS, WITHOUT_PROOF
-from servicebroker.model.wording import counted
+from servicebroker.model.wording import about_instance, counted
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.store.lock_functions import CLOSING_COMMAND, LockRights
 
@@ -160,12 +160,18 @@ class UnseenFacts(NamedTuple):
 
 
 class WaitFacts(NamedTuple):
-    """Messages in the transmission queue to one service for one reason: their number, and the oldest time."""
+    """Messages in the transmission queue to one service for one reason: their number, and the oldest time.
+
+    `example` is one of their conversations, with its database. `similar` is a service of a similar name, if none of
+    the instance has this name.
+    """
 
     to_service: str
     status: str
     messages: int
     oldest: datetime
+    example: tuple[UUID, str] | None = None
+    similar: str | None = None
 
 
 class SessionFacts(NamedTuple):
@@ -690,12 +696,17 @@ def _late(late: LateAnswersOfQueue) -> Finding:
 
 
 def _waiting(wait: WaitFacts) -> Finding:
-    said = wait.status or NO_REASON
+    said, advice = about_instance(wait.status or NO_REASON), after_status(wait.status)
+    if wait.similar is not None and wait.example is not None:
+        handle, database = wait.example
+        said = f"{said} Did you mean {wait.similar}?"
+        end = f"servicebroker end {handle} --database {database} --cleanup"
+        advice = f"{advice} If the name is wrong, remove each: {end}."
     return Finding(
         f"service {wait.to_service}",
         f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
         f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
-        after_status(wait.status),
+        advice,
     )
 
 
@@ -1140,7 +1151,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
             "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
         )
     if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
-        said = facts.status or NO_REASON
+        said = about_instance(facts.status or NO_REASON)
         far = facts.far_service
         what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
         yield ConversationFinding(f"{what}: {said}", after_status(facts.status))
