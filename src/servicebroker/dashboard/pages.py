@@ -54,10 +54,15 @@ PageQuery = Mapping[str, str]  # the query string of the page's address
 
 
 class Advice(NamedTuple):
-    """A finding of doctor, with buttons for what it advises."""
+    """A finding of doctor, with buttons for what it advises.
+
+    `page` is the page of its subject, and `fields` are the query of that page's address; '' if there is none.
+    """
 
     finding: Finding
     buttons: list[Button]
+    page: str
+    fields: Mapping[str, str]
 
 
 class QueueLine(NamedTuple):
@@ -96,6 +101,7 @@ class Summary(NamedTuple):
     off: int
     readers: int
     peers: int
+    dead_letters: int
     course: Course | None
 
     @property
@@ -134,9 +140,11 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
         instance = reader.begin()
         facts = gather(instance, at_a_glance=True)
         links: list[Any] = []
+        dead_letters = 0
         course: Course | None = None
         if instance.engine is not RestrictedVerbs:
             links = instance.look("links to peers", dashboard_queries.links(), links)
+            dead_letters = instance.look("dead letters", dashboard_queries.count_dead_letters(), 0)
             course = instance.look("the history", whole_course(*_span(facts.now, fields)), course)
         came, left = instance.look("rates", _rates(observed, instance), ({}, {}))
         findings = [*reader.access, *judge_instance(instance, facts), *_disk(observed)]
@@ -156,6 +164,7 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
             sum(not queue.is_on for queue in facts.queues),
             sum(queue.readers + queue.holders for queue in facts.queues),
             len(links),
+            dead_letters,
             course,
         )
 
@@ -423,7 +432,16 @@ def _in_one_transaction(
 def _advice(findings: Iterable[Finding], names: QueueNames, database: str = "") -> list[Advice]:
     """Return findings with their buttons, the most severe first."""
     by_severity = sorted(findings, key=lambda finding: -finding.severity)
-    return [Advice(finding, buttons(finding, names, database)) for finding in by_severity]
+    return [Advice(finding, buttons(finding, names, database), *_page_of(finding, names)) for finding in by_severity]
+
+
+def _page_of(finding: Finding, names: QueueNames) -> tuple[str, Mapping[str, str]]:
+    """Return the page of a finding's subject, with the query of its address."""
+    kind, _, name = finding.subject.partition(" ")
+    if kind == "queue" and name in names:
+        database, queue = names[name]
+        return "queue", {"database": database, "queue": queue}
+    return {"service": "way", "peer": "way"}.get(kind, ""), {}
 
 
 def _severity(findings: Iterable[Finding]) -> Severity:

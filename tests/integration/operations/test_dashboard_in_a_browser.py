@@ -184,6 +184,28 @@ def test_what_comes_is_seen_within_two_seconds(signed_in: Any, address: str, dat
     within(2.5, lambda: text in signed_in.find_element("tag name", "main").get_attribute("textContent"))
 
 
+def test_the_values_of_a_chart_and_the_search_are_reached_by_keyboard(
+    signed_in: Any, address: str, database: sb.Database
+) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    with database.instance.connection() as connection:
+        connection.execute(
+            "insert into servicebroker.history_samples (slot, at, step) values (1, now() - interval '5 minutes', 600)"
+        )
+    signed_in.get(f"{address}/")
+    charts = signed_in.find_elements("css selector", "svg[data-chart]")
+    assert charts, "no sample was taken"
+    signed_in.execute_script("arguments[0].focus()", charts[-1])
+    ActionChains(signed_in).send_keys(Keys.ARROW_LEFT).perform()
+    tip = signed_in.find_element("id", "tip")
+    assert "UTC\nMessages: " in tip.get_attribute("textContent")
+    ActionChains(signed_in).send_keys("/stock").perform()
+    assert signed_in.switch_to.active_element.get_attribute("value") == "stock"
+    assert not tip.is_displayed()
+
+
 def test_a_queue_is_switched_off_by_keyboard_alone(signed_in: Any, address: str, database: sb.Database) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -199,6 +221,8 @@ def test_a_queue_is_switched_off_by_keyboard_alone(signed_in: Any, address: str,
             "return s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== 'none'"
         )
         assert outline, f"nobody sees that {here.text!r} has the focus"
+        if here.tag_name == "summary" and here.text.startswith("Switch off"):
+            ActionChains(signed_in).send_keys(Keys.ENTER).perform()  # asks first
         form = (
             signed_in.execute_script("return document.activeElement.form && document.activeElement.form.action") or ""
         )

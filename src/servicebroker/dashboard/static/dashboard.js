@@ -27,6 +27,17 @@ function updateAges() {
   }
 }
 
+// The node from `place` on that `next` replaces: one of the same name and class, else `place` itself if it has that name.
+function alike(place, next) {
+  const fits = (node) => node.nodeName === next.nodeName && !(node.dataset && node.dataset.key);
+  if (next.nodeType === Node.ELEMENT_NODE) {
+    for (let node = place; node; node = node.nextSibling) {
+      if (fits(node) && node.getAttribute("class") === next.getAttribute("class")) return node;
+    }
+  }
+  return place && fits(place) ? place : null;
+}
+
 // Turns `old` into `fresh`, and keeps equal elements, so that focus, open details and selections stay.
 function patch(old, fresh) {
   if (old.matches(".cursor")) return;
@@ -37,8 +48,8 @@ function patch(old, fresh) {
   let place = old.firstChild;
   for (const next of [...fresh.childNodes]) {
     const key = next.dataset && next.dataset.key;
-    let found = key ? byKey.get(key) : place;
-    if (!found || found.nodeName !== next.nodeName || (!key && found.dataset && found.dataset.key)) {
+    const found = key ? byKey.get(key) : alike(place, next);
+    if (!found || found.nodeName !== next.nodeName) {
       old.insertBefore(next, place);
       continue;
     }
