@@ -96,10 +96,12 @@ class Openings:
         return int(count)
 
     def _wait(self, count: int) -> None:
-        deadline = time.monotonic() + MESSAGE_TIMEOUT_S
-        while self._arrived() < count:
-            if time.monotonic() > deadline:
-                raise InstanceError(f"Conversations have not arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
+        arrived, since = 0, time.monotonic()
+        while (now := self._arrived()) < count:
+            if now > arrived:
+                arrived, since = now, time.monotonic()
+            elif time.monotonic() > since + MESSAGE_TIMEOUT_S:
+                raise InstanceError(f"No conversation has arrived in {MESSAGE_TIMEOUT_S:g} seconds.")
             time.sleep(LOOK_INTERVAL_S)
 
     def _answer_all(self, count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from servicebroker.protocol.envelope import CAPABILITIES, Content, Header, Part,
 from servicebroker.protocol.outgoing import NEVER, Cut
 
 PAGE_CONVERSATIONS = 500  # conversations that a round looks for among those that wait for long
+MAX_ENTERED = 500  # conversations that a round brings into memory: 0.2 s of work, which all others wait for
 AT_ONCE = 1_000  # messages of one conversation that a round reads
 BODY_BUDGET_BYTES = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
 # Bytes under way on a link, of all shares; of each where its peer takes as much in half a second. Much more only makes
@@ -44,6 +46,8 @@ class Finding:
     @property
     def wake_at(self) -> float:
         """When the next page is due, or a route by which somebody was to find a target here has expired."""
+        if self._conversations.wanted:
+            return self._seconds()
         return min(self._page_at, self._conversations.home_until)
 
     def missed(self) -> None:
@@ -90,7 +94,10 @@ class Finding:
                     self._conversations.say(entry, why)
 
     def find(self, store: Store, found: list[WaitingConversation]) -> set[UUID]:
-        """Enter the conversations of the look and of a page, and look up the wanted ones again."""
+        """Enter the conversations of the look and of a page, and look up the wanted ones again.
+
+        Those beyond `MAX_ENTERED` are left for the next round.
+        """
         for waiting in found:
             if entry := self._conversations.get(waiting.conversation_handle):
                 entry.waits_to(waiting.last)
@@ -99,11 +106,12 @@ class Finding:
         touched = {one.conversation_handle for one in found}
         touched |= self._turn_page(store)
         unknown = self._conversations.wanted | {handle for handle in touched if handle not in self._conversations}
-        self._conversations.wanted = set()
-        for handle in unknown:
+        now = list(islice(unknown, MAX_ENTERED))
+        self._conversations.wanted = unknown.difference(now)
+        for handle in now:
             self._conversations.forget(handle)
-        if unknown:
-            touched |= {self._conversations.enter(endpoint) for endpoint in store.endpoints(list(unknown))}
+        if now:
+            touched |= {self._conversations.enter(endpoint) for endpoint in store.endpoints(now)}
         return touched
 
     def _turn_page(self, store: Store) -> set[UUID]:
