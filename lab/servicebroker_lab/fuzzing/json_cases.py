@@ -6,7 +6,8 @@ import json
 import random
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import KINDS, Column
+from servicebroker.pipeline.decoding.columns import Column
+from servicebroker.pipeline.decoding.kinds import KINDS
 
 TYPES = (*KINDS, "decimal(9,2)", "decimal(38,0)")
 SCHEMAS = (

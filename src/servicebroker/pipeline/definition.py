@@ -12,6 +12,7 @@ import msgspec
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_arguments, decoder
+from servicebroker.pipeline.decoding.kinds import is_nested
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 
 COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
@@ -89,6 +90,7 @@ class MessageRule:
         schema: content of the JSON Schema, XSD, Avro schema or Protobuf descriptor set.
         message: full name of the Protobuf message.
         maximum_body: size limit in bytes; a larger body is not decoded.
+        rescue: name of the column for fields that no column takes; "" for none.
         registry: URL of the schema registry for bodies that name their schema; "" for other bodies.
         maximum_quarantined: quarantine limit of one run, in messages of this type; None for no limit.
     """
@@ -107,6 +109,7 @@ class MessageRule:
     maximum_body: int = MAX_BODY_BYTES
     registry: str = ""
     maximum_quarantined: int | None = None
+    rescue: str = ""
 
     def decoder(self) -> Decoder:
         """Return a decoder for the bodies.
@@ -119,12 +122,20 @@ class MessageRule:
 
             if self.message:
                 raise ValueError("with a registry each body names its message: leave message out")
-            check_arguments(self.format, (), message="", encoding=self.encoding, refuse_extra=False)
-            return RegisteredDecoder(
+            registered = RegisteredDecoder(
                 *(self.format, self.columns, partial(fetch_schema, self.registry)),
                 reader=self.schema,
                 refuse_extra=self.refuse_extra,
+                rescue=self.rescue,
             )
+            check_arguments(
+                *(self.format, self.columns),
+                message="",
+                encoding=self.encoding,
+                refuse_extra=self.refuse_extra,
+                rescue=self.rescue,
+            )
+            return registered
         return decoder(
             self.format,
             self.columns,
@@ -132,6 +143,7 @@ class MessageRule:
             message=self.message,
             encoding=self.encoding,
             refuse_extra=self.refuse_extra,
+            rescue=self.rescue,
         )
 
 
@@ -290,6 +302,12 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
                 f"a Delta table cannot be partitioned by '{column}', which is binary: its log has values as texts",
                 *("message", number, "partition_by"),
             )
+    for key in ("partition_by", "key"):
+        for column in getattr(rule, key):
+            if column in kinds and is_nested(kinds[column].kind):
+                raise DefinitionError(
+                    f"'{column}' is a {kinds[column].kind}, which has no order", "message", number, key
+                )
     for column in rule.key:
         if column not in kinds or kinds[column].is_optional:
             raise DefinitionError(f"the key needs a column '{column}' that is never null", "message", number, "key")

@@ -13,7 +13,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.toml import parse_toml
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column
-from servicebroker.pipeline.decoding.columns import check_kind, decimal_digits
+from servicebroker.pipeline.decoding.coercion import EPOCHS
+from servicebroker.pipeline.decoding.kinds import has_plain, parse_kind
 from servicebroker.pipeline.definition import (
     BAD_BODY_ACTIONS,
     MAX_BODY_BYTES,
@@ -155,6 +156,7 @@ def _message(table: TomlTable, folder: Path) -> MessageRule:
         int(table.number("maximum_body", MAX_BODY_BYTES, 1)),
         _registry(table),
         table.count("maximum_quarantined"),
+        table.text("rescue", ""),
     )
     table.done()
     return rule
@@ -171,13 +173,14 @@ def _registry(table: TomlTable) -> str:
 
 
 def _column(name: str, table: TomlTable) -> Column:
-    """Return the column of `name = "type"`, or of `name = { type, from, optional, round }`.
+    """Return the column of `name = "type"`, or of `name = { type, from, optional, round, coerce, epoch }`.
 
     A "?" after the type makes the column optional.
     """
     value = table.values[name]
     source: str | tuple[str, ...] = ""
-    optional = should_round = False
+    optional = should_round = should_coerce = False
+    epoch = ""
     if isinstance(value, dict):
         column_table = table.table(name)
         kind, optional, should_round = (
@@ -185,6 +188,7 @@ def _column(name: str, table: TomlTable) -> Column:
             column_table.flag("optional"),
             column_table.flag("round"),
         )
+        should_coerce, epoch = column_table.flag("coerce"), column_table.choice("epoch", ("", *EPOCHS))
         source = (
             tuple(column_table.texts("from")) if isinstance(value.get("from"), list) else column_table.text("from", "")
         )
@@ -193,12 +197,14 @@ def _column(name: str, table: TomlTable) -> Column:
         kind = table.text(name)
     kind, optional = kind.removesuffix("?"), optional or kind.endswith("?")
     try:
-        check_kind(kind)
+        parsed_kind = parse_kind(kind)
     except ValueError as problem:
         raise DefinitionError(str(problem), *table.place, name) from None
-    if should_round and kind != "timestamp" and decimal_digits(kind) is None:
+    if should_round and not has_plain(parsed_kind, lambda plain: plain == "timestamp" or plain.startswith("decimal")):
         raise DefinitionError(f"only decimal and timestamp can be rounded, not {kind}", *table.place, name)
-    return Column(name, kind, optional, source, should_round)
+    if epoch and not has_plain(parsed_kind, lambda plain: plain == "timestamp"):
+        raise DefinitionError(f"only a timestamp has an epoch, not {kind}", *table.place, name)
+    return Column(name, kind, optional, source, should_round, should_coerce, epoch)
 
 
 def _content(path: Path, table: TomlTable) -> bytes:

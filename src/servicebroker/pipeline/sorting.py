@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, Undecodable
-from servicebroker.pipeline.decoding.columns import decimal_digits
+from servicebroker.pipeline.decoding.kinds import Array, Field, Kind, Map, Plain, Struct, decimal_digits, parse_kind
 from servicebroker.pipeline.definition import ORIGIN, MessageRule, Pipeline, QueueRule, StopError
 from servicebroker.pipeline.sinks.row_selection import select_rows
 
@@ -58,21 +58,42 @@ def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Return the Arrow schema of columns."""
     import pyarrow as pa
 
-    types = _types()
-    fields: list[tuple[str, pa.DataType]] = []
-    for column in columns:
-        precision_and_scale = decimal_digits(column.kind)
-        fields.append((column.name, pa.decimal128(*precision_and_scale) if precision_and_scale else types[column.kind]))
-    return pa.schema(fields)
+    return pa.schema([(column.name, arrow_type(parse_kind(column.kind))) for column in columns])
+
+
+def arrow_type(kind: Kind) -> pa.DataType:
+    """Return the Arrow type of a column. Every value in a nested type may be null there."""
+    import pyarrow as pa
+
+    match kind:
+        case Array():
+            return pa.list_(pa.field("element", arrow_type(kind.item.kind)))
+        case Map():
+            return pa.map_(pa.string(), arrow_type(kind.value.kind))
+        case Struct():
+            return pa.struct([(field.name, arrow_type(field.kind)) for field in kind.fields])
+        case Plain():
+            precision_and_scale = decimal_digits(kind.name)
+            return pa.decimal128(*precision_and_scale) if precision_and_scale else _types()[kind.name]
 
 
 def kind_of(arrow: pa.DataType) -> str:
     """Return the type name of a column, as in a pipeline file; Arrow's name if there is none."""
+    return str(_kind_of(arrow))
+
+
+def _kind_of(arrow: pa.DataType) -> Kind:
     import pyarrow as pa
 
     if pa.types.is_decimal(arrow):
-        return f"decimal({arrow.precision},{arrow.scale})"
-    return next((kind for kind, known in _types().items() if known == arrow), str(arrow))
+        return Plain(f"decimal({arrow.precision},{arrow.scale})")
+    if pa.types.is_map(arrow) and pa.types.is_string(arrow.key_type):
+        return Map(Field("", _kind_of(arrow.item_type)))
+    if pa.types.is_list(arrow):
+        return Array(Field("", _kind_of(arrow.value_type)))
+    if pa.types.is_struct(arrow):
+        return Struct(tuple(Field(field.name, _kind_of(field.type)) for field in arrow))
+    return Plain(next((kind for kind, known in _types().items() if known == arrow), str(arrow)))
 
 
 def _types() -> dict[str, pa.DataType]:

@@ -18,7 +18,7 @@ import fastavro
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 
 from servicebroker.pipeline.decoding import FORMATS, Column, Undecodable, decoder
-from servicebroker.pipeline.decoding.columns import check_kind
+from servicebroker.pipeline.decoding.kinds import parse_kind
 
 ORDER = (
     Column("id", "long"),
@@ -615,7 +615,7 @@ def test_a_wrong_definition_is_said(given, complaint):
 @pytest.mark.parametrize("kind", ["text", "decimal(39,1)", "decimal(3,4)", "decimal(0,0)", ""])
 def test_a_type_that_there_is_not_is_refused(kind):
     with pytest.raises(ValueError, match="is no type"):
-        check_kind(kind)
+        parse_kind(kind)
 
 
 def readers():

@@ -140,6 +140,35 @@ def stock(number, key, note):
     return message(number, json.dumps({"id": key, "note": note}).encode(), "Stock")
 
 
+def test_nested_columns_land_and_get_fields(lake, make_pipe):
+    def rule(lines):
+        columns = (Column("id", "long"), Column("lines", lines, True), Column("rates", "map<string, long>", True))
+        return replace(ORDER, columns=columns)
+
+    def order_of(number, **line):
+        content = {"id": number, "lines": [line], "rates": {"x": number}}
+        return batch(message(number, json.dumps(content).encode()))
+
+    first = make_pipe(rule("array<struct<sku: string>>"))
+    land(first, "q", 0, order_of(1, sku="a"))
+    second = make_pipe(rule("array<struct<sku: string, qty: long?>>"))
+    land(second, "q", 1, order_of(2, sku="b", qty=5))
+    land(first, "q", 2, order_of(3, sku="c"))
+
+    def landed():
+        rows = lake.found("orders").in_arrow(None)
+        return {row["id"]: (row["lines"], dict(row["rates"])) for row in rows}
+
+    found = landed()
+    assert found == {
+        1: ([{"sku": "a", "qty": None}], {"x": 1}),
+        2: ([{"sku": "b", "qty": 5}], {"x": 2}),
+        3: ([{"sku": "c", "qty": None}], {"x": 3}),
+    }
+    compact(second, 0)
+    assert landed() == found
+
+
 @pytest.mark.parametrize("kind", ["sql", "rest"])
 def test_a_batch_is_in_every_table_once(make_lake, make_pipe, kind):
     with make_lake(kind) as lake:

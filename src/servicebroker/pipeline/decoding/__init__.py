@@ -46,6 +46,7 @@ def decoder(
     message: str = "",
     encoding: str = UTF_8,
     refuse_extra: bool = False,
+    rescue: str = "",
 ) -> Decoder:
     """Return a decoder for bodies of a format.
 
@@ -56,26 +57,27 @@ def decoder(
         message: full name of the Protobuf message.
         encoding: encoding of text.
         refuse_extra: a field that no column takes makes a body undecodable.
+        rescue: name of the column for fields that no column takes; "" for none.
 
     Raises:
         ValueError: the schema is invalid or does not match the columns, or an argument is not for this format.
     """
-    check_arguments(format_, columns, message=message, encoding=encoding, refuse_extra=refuse_extra)
+    check_arguments(format_, columns, message=message, encoding=encoding, refuse_extra=refuse_extra, rescue=rescue)
     if format_ == "json":
-        return JsonDecoder(columns, refuse_extra, None if schema is None else JsonSchema(schema))
+        return JsonDecoder(columns, refuse_extra, None if schema is None else JsonSchema(schema), rescue=rescue)
     if format_ == "xml":
         return XmlDecoder(columns, schema)
     if format_ == "avro":
-        return _with_all_fields(AvroDecoder(columns, schema or b"", refuse_extra))
+        return _with_all_fields(AvroDecoder(columns, schema or b"", refuse_extra, rescue=rescue))
     if format_ == "protobuf":
-        return _with_all_fields(ProtobufDecoder(columns, schema or b"", message, refuse_extra))
+        return _with_all_fields(ProtobufDecoder(columns, schema or b"", message, refuse_extra, rescue))
     if schema is not None:
         raise ValueError(f"{format_} has no schema")
     return TextDecoder(encoding) if format_ == "text" else BinaryDecoder()
 
 
 def check_arguments(
-    format_: str, columns: Sequence[Column], *, message: str, encoding: str, refuse_extra: bool
+    format_: str, columns: Sequence[Column], *, message: str, encoding: str, refuse_extra: bool, rescue: str
 ) -> None:
     """Refuse arguments that a format would ignore.
 
@@ -86,6 +88,12 @@ def check_arguments(
         raise ValueError(f"{format_} has one column of its own: leave columns out")
     if refuse_extra and format_ not in ("json", "avro", "protobuf"):
         raise ValueError(f"{format_} has no extra fields: leave extra_fields out")
+    if rescue and format_ not in ("json", "avro", "protobuf"):
+        raise ValueError(f"{format_} has no unknown fields: leave rescue out")
+    if rescue and refuse_extra:
+        raise ValueError('rescue keeps the fields that extra_fields = "refuse" refuses: leave one of them out')
+    if format_ != "json" and any(column.is_whole_body for column in columns):
+        raise ValueError("only a column of json takes the whole body")
     if message and format_ != "protobuf":
         raise ValueError("only protobuf has a message: leave it out")
     if format_ != "text" and encoding.lower().replace("_", "-") not in (UTF_8, "utf8"):
@@ -101,7 +109,7 @@ def _with_all_fields(new_decoder: D) -> D:
     Raises:
         ValueError: a column has no field.
     """
-    for column in new_decoder.columns:
+    for column in new_decoder.taken:
         if column.steps[0] not in new_decoder.fields:
             raise ValueError(f"the schema has no field '{column.steps[0]}' for the column '{column.name}'")
     return new_decoder

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servicebroker.pipeline.decoding.avro_limits import AvroLimits, check_nesting
-from servicebroker.pipeline.decoding.columns import MAX_DECIMAL_DIGITS, Column, Projection, Undecodable
+from servicebroker.pipeline.decoding.columns import Column, Projection, Undecodable, with_rescue
+from servicebroker.pipeline.decoding.kinds import MAX_DECIMAL_DIGITS
 
 _KINDS = {
     "string": "string",
@@ -30,12 +31,13 @@ _LOGICAL = {
 
 
 class AvroDecoder:
-    """Takes fields from a record. A nested value becomes JSON text.
+    """Takes fields from a record. Without columns, a nested value becomes JSON text.
 
     Args:
         schema: the writer's schema.
         references: schemas of types that `schema` uses, each after those that it uses itself.
         reader: the reader's schema, if it differs, for Avro's schema resolution.
+        rescue: name of the column for fields that no column takes; "" for none.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class AvroDecoder:
         *,
         references: Sequence[bytes] = (),
         reader: bytes | None = None,
+        rescue: str = "",
     ) -> None:
         self._schema, writer_types = _record(schema, references)
         reader_types: dict[str, Any] = {}
@@ -55,9 +58,10 @@ class AvroDecoder:
         added_fields = sum(len(reader_type.get("fields", ())) for reader_type in reader_types.values())
         self._limits = AvroLimits(self._schema, writer_types, added_fields)
         fields = (self._reader or self._schema)["fields"]
-        self.columns = tuple(columns) or tuple(_column(field) for field in fields)
+        self.taken = tuple(columns) or tuple(_column(field) for field in fields)
+        self.columns = with_rescue(self.taken, rescue)
         self.fields = frozenset(field["name"] for field in fields)
-        self._projection = Projection(self.columns, refuse_extra=refuse_extra)
+        self._projection = Projection(self.taken, refuse_extra=refuse_extra, rescues=bool(rescue))
 
     def decode(self, body: bytes | None) -> list[Any]:
         """Decode a record; see `Decoder`."""

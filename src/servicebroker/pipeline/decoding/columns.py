@@ -11,13 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from json.encoder import encode_basestring
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
-MAX_DECIMAL_DIGITS = 38  # precision of Spark's, Delta's and Iceberg's decimals
+from servicebroker.pipeline.decoding.coercion import coerced
+from servicebroker.pipeline.decoding.json_number import JsonNumber
+from servicebroker.pipeline.decoding.kinds import (
+    Array,
+    Field,
+    Kind,
+    Map,
+    Plain,
+    Struct,
+    decimal_digits,
+    is_nested,
+    parse_kind,
+)
+
 MAX_VALUES = 1_000_000  # in a body; each becomes a Python object of about a hundred bytes
-KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
-_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+WHOLE_BODY = "$"  # as the path of a column
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BEYOND_MICROSECONDS = re.compile(r"(?<=[0-9][.,])[0-9]{6}([0-9]+)")  # group 1: digits that Python would cut off
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -39,24 +51,14 @@ def too_many_values() -> Undecodable:
     return Undecodable("too many values", f"the body has more than {MAX_VALUES:,}")
 
 
-class JsonNumber:
-    """A JSON number as written, for numbers that Python would change: `1.10`, `1e400`, `-0`."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
 class Column(NamedTuple):
-    """A column of a table. Its type `kind` is one of `KINDS`, or decimal(p,s).
+    """A column of a table. Its type `kind` is a text that `parse_kind` reads.
 
     Attributes:
-        source: place of its value in the body, by default its name: a path with dots, or a tuple of keys.
+        source: place of its value in the body, by default its name: a path with dots, a tuple of keys, or `WHOLE_BODY`.
         rounds: digits that do not fit the type are rounded, not refused.
+        coerces: other spellings of a value are accepted (`coercion.py`).
+        epoch: unit of numbers that stand for a timestamp, one of `coercion.EPOCHS`; "" for none.
     """
 
     name: str
@@ -64,11 +66,18 @@ class Column(NamedTuple):
     is_optional: bool = False
     source: str | tuple[str, ...] = ""
     rounds: bool = False
+    coerces: bool = False
+    epoch: str = ""
 
     @property
     def path(self) -> str:
         """The place of the value in the body, as text."""
         return self.source if isinstance(self.source, str) and self.source else ".".join(self.source) or self.name
+
+    @property
+    def is_whole_body(self) -> bool:
+        """True if the value of the column is the whole body."""
+        return self.source == WHOLE_BODY
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -93,38 +102,26 @@ class Decoder(Protocol):
         ...
 
 
-def check_kind(kind: str) -> None:
-    """Refuse an unknown type.
-
-    Raises:
-        ValueError: the text lists the known types.
-    """
-    if kind in KINDS:
-        return
-    match = _DECIMAL.fullmatch(kind)
-    if match is None:
-        raise ValueError(f"'{kind}' is no type: there are {', '.join(KINDS)} and decimal(precision, scale)")
-    if not 0 < int(match[1]) <= MAX_DECIMAL_DIGITS or int(match[2]) > int(match[1]):
-        raise ValueError(
-            f"'{kind}' is no type: precision goes from 1 to {MAX_DECIMAL_DIGITS}, and scale up to precision"
-        )
-
-
-def decimal_digits(kind: str) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal; None for other types."""
-    match = _DECIMAL.fullmatch(kind)
-    return (int(match[1]), int(match[2])) if match else None
+def with_rescue(columns: Sequence[Column], rescue: str) -> tuple[Column, ...]:
+    """Return the columns, followed by the one for fields that no column takes. "" is no such column."""
+    return (*columns, Column(rescue, "json", is_optional=True)) if rescue else tuple(columns)
 
 
 class Projection:
-    """Takes the values of columns from nested fields."""
+    """Takes the values of columns from nested fields.
 
-    def __init__(self, columns: Sequence[Column], *, refuse_extra: bool) -> None:
+    `rescues`: one more value follows those of the columns, with the fields that no column takes (`unknown_fields`).
+    """
+
+    def __init__(self, columns: Sequence[Column], *, refuse_extra: bool, rescues: bool = False) -> None:
         self._paths = [(column, column.steps, _ambiguous(column)) for column in columns]
-        self._taken = {steps[0] for _, steps, _ in self._paths} if refuse_extra else None
+        takes_all = any(column.is_whole_body for column in columns)
+        self._taken = {steps[0] for _, steps, _ in self._paths} if refuse_extra and not takes_all else None
+        self._known = known_fields(columns)
+        self._rescues = rescues
 
-    def values(self, fields: Mapping[str, Any]) -> list[Any]:
-        """Return one value for each column.
+    def values(self, fields: Any) -> list[Any]:
+        """Return one value for each column. `fields` is a mapping, unless each column takes the whole body.
 
         Raises:
             Undecodable: missing field, wrong type, extra field, ambiguous path.
@@ -133,13 +130,82 @@ class Projection:
             raise Undecodable("extra field", f"'{min(extra)}' has no column")
         values = []
         for column, steps, literal in self._paths:
+            if column.is_whole_body:
+                values.append(convert_column(column, fields, convert))
+                continue
             if literal in fields:
                 keys = ", ".join(f'"{step}"' for step in steps)
                 raise Undecodable(
                     "ambiguous path", f"'{literal}' is a key too: say from = [\"{literal}\"], or from = [{keys}]"
                 )
             values.append(convert_column(column, find_value(fields, steps), convert))
+        if self._rescues:
+            values.append(rescued(fields, self._known))
         return values
+
+
+# Fields that columns take: of each its own known fields, or None if all of it is known.
+Known: TypeAlias = "dict[str, Known] | None"
+
+
+def known_fields(columns: Sequence[Column]) -> Known:
+    """Return the fields of a body that columns take."""
+    known: dict[str, Known] = {}
+    for column in columns:
+        if column.is_whole_body:
+            return None
+        *parents, last = column.steps
+        node: Known = known
+        for step in parents:
+            if node is not None:
+                node = node.setdefault(step, {})
+        if node is not None:
+            fields = _known_parts(parse_kind(column.kind))
+            node[last] = None if fields is None else {**(node.get(last) or {}), **fields}
+    return known
+
+
+def _known_parts(kind: Kind) -> Known:
+    """Return the known fields of a struct, or of the structs in an array."""
+    if isinstance(kind, Struct):
+        return {field.name: _known_parts(field.kind) for field in kind.fields}
+    return _known_parts(kind.item.kind) if isinstance(kind, Array) else None
+
+
+def unknown_fields(value: Any, known: Known) -> Any:
+    """Return the part of a value that no column takes; MISSING if there is none.
+
+    Of an array it has an item for each one, empty for those without unknown fields.
+    """
+    if known is None:
+        return MISSING
+    if isinstance(value, Mapping):
+        found = {
+            key: part
+            for key, inner in value.items()
+            if (part := unknown_fields(inner, known[key]) if key in known else inner) is not MISSING
+        }
+        return found or MISSING
+    if isinstance(value, list):
+        items = [unknown_fields(item, known) for item in value]
+        is_known = all(item is MISSING for item in items)
+        return MISSING if is_known else [{} if item is MISSING else item for item in items]
+    return MISSING
+
+
+def rescued(fields: Any, known: Known) -> str | None:
+    """Return the unknown fields of a body as JSON text; None if there are none.
+
+    Raises:
+        Undecodable: a value cannot be written as JSON.
+    """
+    try:
+        found = unknown_fields(fields, known)
+        return None if found is MISSING else as_json(found)
+    except RecursionError:
+        raise Undecodable("too deep", "the body is nested too deeply") from None
+    except (ValueError, TypeError) as problem:
+        raise Undecodable("wrong type", f"a field without a column cannot be written as JSON: {problem}") from None
 
 
 def _ambiguous(column: Column) -> str | None:
@@ -156,13 +222,76 @@ def convert_column(column: Column, value: Any, conversion: Callable[[str, Any, b
     if value is MISSING or value is None:
         if column.is_optional:
             return None
-        raise Undecodable("missing field", f"'{column.path}' is {'null' if value is None else 'missing'}")
+        raise missing_field(column.path, value)
+    if column.coerces or column.epoch:
+        conversion = _lenient(column, conversion)
+    if is_nested(column.kind):
+        return _convert_nested(parse_kind(column.kind), value, column, conversion, column.path)
+    return _convert_plain(column.kind, value, column, conversion, column.path)
+
+
+Conversion: TypeAlias = Callable[[str, Any, bool], Any]
+
+
+def _lenient(column: Column, conversion: Conversion) -> Conversion:
+    """Return a conversion that also takes what the column's `coerce` and `epoch` allow."""
+
+    def convert_leniently(kind: str, value: Any, rounds: bool) -> Any:
+        rounds = rounds or (column.coerces and kind == "timestamp")
+        changed = coerced(kind, value, is_lenient=column.coerces, epoch=column.epoch, rounds=rounds)
+        return (conversion if isinstance(changed, str) else convert)(kind, changed, rounds)
+
+    return convert_leniently
+
+
+def _convert_plain(kind: str, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
     try:
-        return conversion(column.kind, value, column.rounds)
+        return conversion(kind, value, column.rounds)
     except RecursionError:
-        raise Undecodable("too deep", f"'{column.path}' is nested too deeply") from None
+        raise Undecodable("too deep", f"'{path}' is nested too deeply") from None
     except (ValueError, TypeError, ArithmeticError):
-        raise Undecodable("wrong type", f"'{column.path}' is no {column.kind}: {_abbreviated(value)}") from None
+        raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviated(value)}") from None
+
+
+def _convert_nested(kind: Kind, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
+    """Return a value as Arrow takes it: a list for an array, pairs for a map, and a dictionary for a struct."""
+    match kind:
+        case Plain():
+            return _convert_plain(kind.name, value, column, conversion, path)
+        case Array() if isinstance(value, list | tuple):
+            return [
+                _convert_part(kind.item, item, column, conversion, f"{path}[{number}]")
+                for number, item in enumerate(value)
+            ]
+        case Map() if isinstance(value, Mapping):
+            return [
+                (
+                    _convert_plain("string", key, column, convert, path),
+                    _convert_part(kind.value, item, column, conversion, f"{path}.{key}"),
+                )
+                for key, item in value.items()
+            ]
+        case Struct() if isinstance(value, Mapping):
+            return {
+                field.name: _convert_part(
+                    field, value.get(field.name, MISSING), column, conversion, f"{path}.{field.name}"
+                )
+                for field in kind.fields
+            }
+    raise Undecodable("wrong type", f"'{path}' is no {kind}: {abbreviated(value)}")
+
+
+def _convert_part(field: Field, value: Any, column: Column, conversion: Conversion, path: str) -> Any:
+    if value is MISSING or value is None:
+        if field.is_optional:
+            return None
+        raise missing_field(path, value)
+    return _convert_nested(field.kind, value, column, conversion, path)
+
+
+def missing_field(path: str, value: Any) -> Undecodable:
+    """Return the error for a value that is MISSING or null and must not be."""
+    return Undecodable("missing field", f"'{path}' is {'null' if value is None else 'missing'}")
 
 
 def find_value(fields: Any, steps: Sequence[str]) -> Any:
@@ -176,7 +305,7 @@ def find_value(fields: Any, steps: Sequence[str]) -> Any:
         if value is None:
             return MISSING
         if not isinstance(value, Mapping):
-            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {_abbreviated(value)}")
+            raise Undecodable("wrong type", f"'{'.'.join(steps[:number])}' is no object: {abbreviated(value)}")
         if step not in value:
             return MISSING
         value = value[step]
@@ -310,6 +439,8 @@ def _timestamp(text: str, rounds: bool) -> datetime:
     Raises:
         ValueError: the text is no timestamp, or needs rounding without `rounds`.
     """
+    if isinstance(text, str) and text.endswith("z"):  # RFC 3339 allows the small letter
+        text = f"{text[:-1]}Z"
     surplus_digits: list[str] = [digits for digits in _BEYOND_MICROSECONDS.findall(text) if digits.strip("0")]
     if not surplus_digits:
         return datetime.fromisoformat(text)
@@ -328,7 +459,7 @@ def _from_base64(value: str) -> bytes:
 
 def _decimal(precision_and_scale: tuple[int, int], value: int | str | Decimal | JsonNumber, rounds: bool) -> Decimal:
     precision, scale = precision_and_scale
-    if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
         raise ValueError(value)
     number = Decimal(value.text if isinstance(value, JsonNumber) else value)
     if not number.is_finite():
@@ -339,7 +470,8 @@ def _decimal(precision_and_scale: tuple[int, int], value: int | str | Decimal | 
     return quantized
 
 
-def _abbreviated(value: Any) -> str:
+def abbreviated(value: Any) -> str:
+    """Return a value for an error, at most 60 characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number with too many digits, or a value nested too deeply

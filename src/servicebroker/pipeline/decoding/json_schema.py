@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import JsonNumber, Undecodable
+from servicebroker.pipeline.decoding.columns import Undecodable
+from servicebroker.pipeline.decoding.json_number import JsonNumber
 
 _MAX_MESSAGE_CHARACTERS = 300  # an error message contains the value, which may be long
 

@@ -13,26 +13,33 @@ from typing import Any
 from servicebroker.pipeline.decoding.columns import (
     MAX_VALUES,
     Column,
-    JsonNumber,
     Projection,
     Undecodable,
     too_many_values,
+    with_rescue,
 )
+from servicebroker.pipeline.decoding.json_number import JsonNumber
 from servicebroker.pipeline.decoding.json_schema import JsonSchema
 
 
 class JsonDecoder:
-    """Decodes JSON objects in UTF-8, UTF-16 or UTF-32, with or without a byte order mark."""
+    """Decodes JSON in UTF-8, UTF-16 or UTF-32, with or without a byte order mark.
 
-    def __init__(self, columns: Sequence[Column], refuse_extra: bool, schema: JsonSchema | None = None) -> None:
+    A body is an object, unless every column takes the whole body. `rescue`: name of the column for unknown fields.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], refuse_extra: bool, schema: JsonSchema | None = None, *, rescue: str = ""
+    ) -> None:
         if not columns:
             raise ValueError("json needs columns")
-        self.columns = tuple(columns)
-        self._projection = Projection(columns, refuse_extra=refuse_extra)
+        self.columns = with_rescue(columns, rescue)
+        self._projection = Projection(columns, refuse_extra=refuse_extra, rescues=bool(rescue))
+        self._takes_any = all(column.is_whole_body for column in columns)
         self._schema = schema
 
     def decode(self, body: bytes | None) -> list[Any]:
-        """Decode an object; see `Decoder`."""
+        """Decode a JSON text; see `Decoder`."""
         if not body:
             raise Undecodable("empty", "the body is empty")
         try:
@@ -49,7 +56,7 @@ class JsonDecoder:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:
             raise Undecodable("malformed", str(problem)) from None
-        if not isinstance(fields, dict):
+        if not isinstance(fields, dict) and not self._takes_any:
             raise Undecodable("wrong type", f"the body is no object but {type(fields).__name__}")
         return self._projection.values(fields)
 

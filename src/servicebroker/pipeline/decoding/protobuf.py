@@ -8,7 +8,18 @@ from datetime import UTC
 from importlib import import_module
 from typing import Any
 
-from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, convert, convert_column, find_value
+from servicebroker.pipeline.decoding.columns import (
+    MISSING,
+    Column,
+    Undecodable,
+    convert,
+    convert_column,
+    find_value,
+    known_fields,
+    rescued,
+    with_rescue,
+)
+from servicebroker.pipeline.decoding.kinds import is_nested
 from servicebroker.pipeline.decoding.protobuf_limits import check_values
 
 _WELL_KNOWN_FILE = re.compile(r"google/protobuf/[a-z_]+\.proto")
@@ -16,15 +27,23 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 class ProtobufDecoder:
-    """Takes fields from a message. A repeated or nested value becomes JSON text. An empty body has the defaults."""
+    """Takes fields from a message. An empty body has the defaults.
 
-    def __init__(self, columns: Sequence[Column], schema: bytes, message: str, refuse_extra: bool) -> None:
-        self._arguments = (tuple(columns), schema, message, refuse_extra)
+    Without columns, a repeated or nested value becomes JSON text. `rescue`: name of the column for the schema's fields
+    that no column takes.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], schema: bytes, message: str, refuse_extra: bool, rescue: str = ""
+    ) -> None:
+        self._arguments = (tuple(columns), schema, message, refuse_extra, rescue)
         self._class = _message_class(schema, message)
-        self.columns = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
+        self.taken = tuple(columns) or tuple(_column(field) for field in self._class.DESCRIPTOR.fields)
+        self.columns = with_rescue(self.taken, rescue)
         self.fields = frozenset(self._class.DESCRIPTOR.fields_by_name)
-        self._paths = [column.steps for column in self.columns]
-        self._taken = {steps[0] for steps in self._paths} if refuse_extra else None
+        self._paths = [(column.steps, is_nested(column.kind)) for column in self.taken]
+        self._taken = {steps[0] for steps, _ in self._paths} if refuse_extra else None
+        self._known = known_fields(self.taken) if rescue else None
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._arguments
@@ -47,12 +66,17 @@ class ProtobufDecoder:
         if self._taken is not None:
             _check_extra(message, self._taken)
         try:
-            values = [_value_at(message, steps) for steps in self._paths]
+            values = [_value_at(message, steps, has_defaults=nested) for steps, nested in self._paths]
+            others = None if self._known is None else rescued(_as_dictionary(message), self._known)
         except Undecodable:
             raise
         except Exception as problem:  # many types: a Timestamp beyond year 9999, an Any of an unknown type
             raise Undecodable("wrong type", str(problem)) from None
-        return [convert_column(column, value, convert) for column, value in zip(self.columns, values, strict=True)]
+        converted = [
+            convert_column(column, value, _convert_json if nested else convert)
+            for column, value, (_, nested) in zip(self.taken, values, self._paths, strict=True)
+        ]
+        return converted if len(self.taken) == len(self.columns) else [*converted, others]
 
 
 def _check_extra(message: Any, taken_fields: Container[str]) -> None:
@@ -162,28 +186,43 @@ def _column(field: Any) -> Column:
     return Column(field.name, kinds[field.cpp_type], is_optional=field.has_presence)
 
 
-def _value_at(message: Any, steps: Sequence[str]) -> Any:
+def _value_at(message: Any, steps: Sequence[str], *, has_defaults: bool) -> Any:
     """Return the value at the end of a path of fields.
 
-    Within maps and messages with a JSON form of their own, follow the JSON.
+    Within maps and messages with a JSON form of their own, follow the JSON. `has_defaults`: a message there also has
+    its fields with default values.
     """
     field = message.DESCRIPTOR.fields_by_name.get(steps[0])
     if field is None:
         return MISSING
     inner = field.message_type
     if len(steps) == 1 or field.is_repeated or inner is None or inner.full_name.startswith("google.protobuf."):
-        return find_value(_value(message, field), steps[1:])
-    return _value_at(getattr(message, field.name), steps[1:]) if message.HasField(field.name) else MISSING
+        return find_value(_value(message, field, has_defaults=has_defaults), steps[1:])
+    if not message.HasField(field.name):
+        return MISSING
+    return _value_at(getattr(message, field.name), steps[1:], has_defaults=has_defaults)
 
 
-def _value(message: Any, field: Any) -> Any:
+def _convert_json(kind: str, value: Any, rounds: bool) -> Any:
+    """Convert a value of Protobuf's JSON, in which whole numbers of 64 bits are texts."""
+    is_number = kind in ("integer", "long") and isinstance(value, str) and value.lstrip("-").isdecimal()
+    return convert(kind, int(value) if is_number else value, rounds)
+
+
+def _as_dictionary(message: Any, *, has_defaults: bool = False) -> Any:
+    """Return a message as Protobuf's JSON."""
     from google.protobuf.json_format import MessageToDict
 
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=has_defaults)
+
+
+def _value(message: Any, field: Any, *, has_defaults: bool) -> Any:
     if not field.is_repeated and field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
     if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
-        return MessageToDict(_only(message, field), preserving_proto_field_name=True).get(field.name)
+        found = _as_dictionary(_only(message, field), has_defaults=has_defaults)
+        return found.get(field.name)
     if field.message_type is not None:
         has_nanoseconds = value.nanos % 1000  # ToDatetime would cut them off
         return value.ToJsonString() if has_nanoseconds else value.ToDatetime(tzinfo=UTC)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from servicebroker.pipeline.decoding.avro import AvroDecoder
-from servicebroker.pipeline.decoding.columns import Column, Decoder, Undecodable
+from servicebroker.pipeline.decoding.columns import Column, Decoder, Undecodable, with_rescue
 from servicebroker.pipeline.decoding.json_schema import JsonSchema
 from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.decoding.protobuf import ProtobufDecoder, descriptor_set, message_at
@@ -41,13 +41,21 @@ class RegisteredDecoder:
         find: returns the schema with a number. LookupError: the registry has none. ValueError: the schema is unusable.
             Other errors pass through `decode`, since the body may be valid.
         reader: the reader's Avro schema, whatever the writer's schema is.
+        rescue: name of the column for fields that no column takes; "" for none.
 
     Raises:
         ValueError: a registry has no schemas of this format, or the columns are missing.
     """
 
     def __init__(
-        self, format_: str, columns: Sequence[Column], find: SchemaFinder, *, reader: bytes | None, refuse_extra: bool
+        self,
+        format_: str,
+        columns: Sequence[Column],
+        find: SchemaFinder,
+        *,
+        reader: bytes | None,
+        refuse_extra: bool,
+        rescue: str = "",
     ) -> None:
         if format_ not in _KINDS:
             raise ValueError(f"a registry has schemas of {', '.join(_KINDS)}, and none of {format_}")
@@ -57,7 +65,9 @@ class RegisteredDecoder:
             columns = AvroDecoder(columns, reader, refuse_extra).columns
         if not columns:
             raise ValueError("with a registry columns are needed, since each body may have another schema")
-        self.columns = tuple(columns)
+        self.columns = with_rescue(columns, rescue)
+        self._taken = tuple(columns)
+        self._rescue = rescue
         self._format = format_
         self._find = find
         self._reader = reader
@@ -102,14 +112,19 @@ class RegisteredDecoder:
 
     def _decoder(self, schema: RegisteredSchema, message_path: tuple[int, ...]) -> Decoder:
         if self._format == "json":
-            return JsonDecoder(self.columns, self._refuse_extra, JsonSchema(schema.content, dict(schema.references)))
+            json_schema = JsonSchema(schema.content, dict(schema.references))
+            return JsonDecoder(self._taken, self._refuse_extra, json_schema, rescue=self._rescue)
         references = [content for _, content in schema.references]
         if self._format == "avro":
             return AvroDecoder(
-                self.columns, schema.content, self._refuse_extra, references=references, reader=self._reader
+                *(self._taken, schema.content, self._refuse_extra),
+                references=references,
+                reader=self._reader,
+                rescue=self._rescue,
             )
         message = message_at(schema.content, message_path)
-        return ProtobufDecoder(self.columns, descriptor_set([*references, schema.content]), message, self._refuse_extra)
+        descriptors = descriptor_set([*references, schema.content])
+        return ProtobufDecoder(self._taken, descriptors, message, self._refuse_extra, self._rescue)
 
 
 def _message_path(body: bytes) -> tuple[tuple[int, ...], int]:

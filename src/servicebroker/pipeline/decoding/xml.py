@@ -9,10 +9,16 @@ from lxml import etree
 
 from servicebroker.model.xml import NotXml, SchemaCollection, check_size, parse, read_schema
 from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, convert_column, convert_text
+from servicebroker.pipeline.decoding.kinds import Array, Kind, Map, Plain, Struct, parse_kind, parts
+
+_NIL = "{http://www.w3.org/2001/XMLSchema-instance}nil"
 
 
 class XmlDecoder:
-    """Takes values of elements and attributes below the root. `a/b/@c` is a path; namespaces are ignored."""
+    """Takes values of elements and attributes below the root. `a/b/@c` is a path; namespaces are ignored.
+
+    A column of type array takes an element that is repeated. A struct takes the elements and attributes in one.
+    """
 
     def __init__(self, columns: Sequence[Column], schema: bytes | None) -> None:
         if not columns:
@@ -20,8 +26,10 @@ class XmlDecoder:
         for column in columns:
             if not isinstance(column.source, str):
                 raise ValueError(f"xml takes the path of '{column.name}' as one text, as in a/b/@c")
+            if _has_map(parse_kind(column.kind)):
+                raise ValueError(f"xml has no maps: give '{column.name}' a struct or an array")
         self.columns = tuple(columns)
-        self._paths = [_xpath(column.path) for column in columns]
+        self._paths = [(_xpath(column.path), parse_kind(column.kind)) for column in columns]
         self._xsd = schema
         self._schemas: SchemaCollection | None = None
         if schema is not None:
@@ -55,10 +63,16 @@ class XmlDecoder:
         failure = self._collection().failure(root) if self._xsd is not None else None
         if failure:
             raise Undecodable("invalid", failure)
-        return [
-            convert_column(column, _value(root, path, column.path), convert_text)
-            for column, path in zip(self.columns, self._paths, strict=True)
-        ]
+        values = []
+        for column, (xpath, kind) in zip(self.columns, self._paths, strict=True):
+            nodes: Any = xpath(root)
+            value = _value(nodes, kind, column.path, column.is_optional)
+            values.append(convert_column(column, value, convert_text))
+        return values
+
+
+def _has_map(kind: Kind) -> bool:
+    return isinstance(kind, Map) or any(_has_map(field.kind) for field in parts(kind))
 
 
 def _xpath(path: str) -> etree.XPath:
@@ -73,14 +87,39 @@ def _xpath(path: str) -> etree.XPath:
     return etree.XPath("/".join(steps))
 
 
-def _value(root: etree._Element, xpath: etree.XPath, path: str) -> Any:
-    nodes: Any = xpath(root)
+def _value(nodes: list[Any], kind: Kind, path: str, is_optional: bool) -> Any:
+    """Return what elements or attributes at a path hold, as `convert_column` takes it: text, a list, or a dictionary.
+
+    Without any, an array is empty; an optional one is MISSING.
+    """
+    if isinstance(kind, Array):
+        if not nodes and is_optional:
+            return MISSING
+        return [
+            _value([node], kind.item.kind, f"{path}[{number}]", kind.item.is_optional)
+            for number, node in enumerate(nodes)
+        ]
     if not nodes:
         return MISSING
     if len(nodes) > 1:
-        raise Undecodable("wrong type", f"'{path}' occurs {len(nodes)} times")
+        raise Undecodable("wrong type", f"'{path}' occurs {len(nodes)} times: an array<{kind}> takes all of them")
     (node,) = nodes
-    if isinstance(node, str):
-        return str(node)
-    nil = node.get("{http://www.w3.org/2001/XMLSchema-instance}nil")
-    return None if nil in ("true", "1") else "".join(node.itertext())
+    if not isinstance(node, str) and node.get(_NIL) in ("true", "1"):
+        return None
+    match kind:
+        case Struct() if not isinstance(node, str):
+            return {
+                field.name: _value(_inner(node, field.name), field.kind, f"{path}/{field.name}", field.is_optional)
+                for field in kind.fields
+            }
+        case Plain() | Struct():
+            return str(node) if isinstance(node, str) else "".join(node.itertext())
+    raise TypeError(kind)
+
+
+def _inner(element: etree._Element, name: str) -> list[Any]:
+    """Return the elements of a name in an element; without any, its attribute of this name."""
+    elements: list[Any] = [child for child in element.iterchildren("*") if etree.QName(child).localname == name]
+    if elements:
+        return elements
+    return [value for key, value in element.attrib.items() if etree.QName(key).localname == name]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.sorting import kind_of
@@ -21,11 +21,12 @@ _WIDER = {("integer", "long"), ("float", "double")}
 
 
 class Widened(NamedTuple):
-    """A column that gets a wider type, with the names of both types."""
+    """A column that gets a wider type, with the names of both types and the new one in Arrow."""
 
     column: str
     old: str
     new: str
+    new_type: pa.DataType
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,17 @@ def plan_change(
     for field in wanted:
         new = kind_of(field.type)
         if field.name in table.names:
-            old = kind_of(table.field(field.name).type)
-            if old == new:
+            old_type = table.field(field.name).type
+            old, merged = kind_of(old_type), merged_type(old_type, field.type)
+            if merged == old_type:
                 continue
-            if has_rows and not _holds(new, old):
+            if has_rows and merged is None:
                 raise InstanceError(
                     f"The column '{field.name}' of the table '{name}' is {old} and cannot become {new}: keep {old}, "
                     f"give the new column another name, or {rebuild}."
                 )
-            widened.append(Widened(field.name, old, new))
+            target_type = field.type if merged is None else merged
+            widened.append(Widened(field.name, old, kind_of(target_type), target_type))
         elif field.name.lower() in spelled:
             existing = spelled[field.name.lower()]
             raise InstanceError(
@@ -102,9 +105,44 @@ def plan_change(
     return SchemaChange(tuple(added), tuple(widened))
 
 
+def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds every value of the old type exactly, and every one of the new; None for none.
+
+    A struct has the fields of both: values of the old type have no value in new fields, and the other way round.
+    """
+    import pyarrow as pa
+
+    if old == new:
+        return old
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        return _merged_struct(old, new)
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        value = merged_type(old.item_type, new.item_type)
+        return None if value is None or old.key_type != new.key_type else pa.map_(old.key_type, value)
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        item = merged_type(old.value_type, new.value_type)
+        return None if item is None else pa.list_(pa.field("element", item))
+    return new if _holds(kind_of(new), kind_of(old)) else None
+
+
+def _merged_struct(old: Any, new: Any) -> pa.DataType | None:
+    import pyarrow as pa
+
+    fields = {field.name: field.type for field in old}
+    spelled = {name.lower() for name in fields}
+    for field in new:
+        if field.name not in fields and field.name.lower() in spelled:
+            return None
+        merged = merged_type(fields[field.name], field.type) if field.name in fields else field.type
+        if merged is None:
+            return None
+        fields[field.name] = merged
+    return pa.struct(list(fields.items()))
+
+
 def _holds(new: str, old: str) -> bool:
     """True if every value of the old type is exactly a value of the new one."""
-    from servicebroker.pipeline.decoding.columns import decimal_digits
+    from servicebroker.pipeline.decoding.kinds import decimal_digits
 
     new_digits, old_digits = decimal_digits(new), decimal_digits(old)
     if new_digits and old_digits:

@@ -7,12 +7,13 @@ docs/reference/pipeline-file.md; the reasons: decision 263.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.sinks.parquet import DataFile, divide_rows, write_parquet
@@ -146,9 +147,9 @@ class IcebergLocation:
 
 def _is_foreign(problem: Exception) -> bool:
     """True if a catalog, its driver or a store raised the error, or the driver is missing: no mistake of ours."""
-    return isinstance(problem, OSError | ValueError | ModuleNotFoundError) or type(problem).__module__.partition(".")[
-        0
-    ] in (
+    if isinstance(problem, ModuleNotFoundError):  # of a catalog's own driver, such as psycopg2
+        return (problem.name or "").partition(".")[0] not in ("pyiceberg", "sqlalchemy")
+    return isinstance(problem, OSError | ValueError) or type(problem).__module__.partition(".")[0] in (
         "pyiceberg",
         "requests",
         "sqlalchemy",
@@ -450,26 +451,72 @@ def columns_of(schema: Schema) -> pa.Schema:
     import pyarrow as pa
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-    kinds: dict[Any, Any] = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     fields: list[Any] = []
     for field in schema_to_pyarrow(schema):
         metadata: dict[bytes | str, bytes | str] = {**dict[Any, Any](field.metadata or {})}
         if metadata.get(_DOC) == DOC.encode():
             metadata |= OWN
-        fields.append(field.with_type(kinds.get(field.type, field.type)).with_metadata(metadata))
+        fields.append(field.with_type(_rebuilt(field.type, _with_small_texts)).with_metadata(metadata))
     return pa.schema(fields)
 
 
-def _numbered(columns: pa.Schema) -> pa.Schema:
-    """Return columns with field ids, which the catalog assigns anew, and the mark on the rule's own columns."""
+def _with_small_texts(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Return a field with texts and bytes as the rows have them, in place of pyiceberg's large ones."""
     import pyarrow as pa
 
+    kinds: dict[Any, Any] = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+    return field.with_type(kinds.get(field.type, field.type))
+
+
+def _numbered(columns: pa.Schema) -> pa.Schema:
+    """Return columns with field ids, which the catalog assigns anew, and the mark on the rule's own columns.
+
+    Fields in nested types get ids too.
+    """
+    import pyarrow as pa
+
+    numbers = itertools.count(1)
+
+    def with_id(field: pa.Field[Any]) -> pa.Field[Any]:
+        return field.with_metadata({_ID: str(next(numbers))})
+
+    numbered = [with_id(field) for field in columns]
     return pa.schema(
         [
-            field.with_metadata({_ID: str(number), **({_DOC: DOC} if is_own_column(field) else {})})
-            for number, field in enumerate(columns, 1)
+            new.with_type(_rebuilt(field.type, with_id)).with_metadata(
+                {**dict[Any, Any](new.metadata or {}), **({_DOC: DOC} if is_own_column(field) else {})}
+            )
+            for field, new in zip(columns, numbered, strict=True)
         ]
     )
+
+
+def _rebuilt(arrow: pa.DataType, change: Callable[[pa.Field[Any]], pa.Field[Any]]) -> pa.DataType:
+    """Return a type whose inner fields are changed, from outside inwards. A plain type is changed as such."""
+    import pyarrow as pa
+
+    def inner(field: pa.Field[Any]) -> pa.Field[Any]:
+        changed = change(field)
+        return changed.with_type(_rebuilt(changed.type, change)) if _is_nested(changed.type) else changed
+
+    nested: Any = arrow
+    rebuilt: Any = None
+    if pa.types.is_struct(arrow):
+        rebuilt = pa.struct([inner(field) for field in nested])
+    elif pa.types.is_map(arrow):
+        entries: Any = (inner(nested.key_field), inner(nested.item_field))
+        rebuilt = pa.map_(*entries)
+    elif pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        rebuilt = pa.list_(inner(nested.value_field))
+    if rebuilt is not None:
+        return cast("pa.DataType", rebuilt)
+    return change(pa.field("", arrow)).type
+
+
+def _is_nested(arrow: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_nested(arrow))
 
 
 def _promotes(old: pa.DataType, new: pa.DataType) -> bool:

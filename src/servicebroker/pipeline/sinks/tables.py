@@ -255,8 +255,8 @@ def _apply_change(
     import pyarrow as pa
 
     wanted = {field.name: field for field in mark_own_columns(schema)}
-    wider = {widened.column for widened in change.widened}
-    fields = [field.with_type(wanted[field.name].type) if field.name in wider else field for field in table.columns]
+    wider = {widened.column: widened.new_type for widened in change.widened}
+    fields = [field.with_type(wider[field.name]) if field.name in wider else field for field in table.columns]
     columns = pa.schema([*fields, *(wanted[name] for name, _ in change.added)])
     if not table.alter_columns(columns):
         table.replace_content(
