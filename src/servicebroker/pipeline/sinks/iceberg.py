@@ -510,7 +510,7 @@ def _rebuilt(arrow: pa.DataType, change: Callable[[pa.Field[Any]], pa.Field[Any]
         rebuilt = pa.list_(inner(nested.value_field))
     if rebuilt is not None:
         return cast("pa.DataType", rebuilt)
-    return change(pa.field("", arrow)).type
+    return cast("pa.DataType", change(pa.field("", arrow)).type)
 
 
 def _is_nested(arrow: pa.DataType) -> bool:
