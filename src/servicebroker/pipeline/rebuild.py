@@ -58,8 +58,10 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
         raise InstanceError("A table can be rebuilt only from a bronze table of Delta or Iceberg.")
     table_target, bronze = target(pipeline, table), target(pipeline, pipeline.bronze).table
     location = table_target.table
-    if not location.is_there() or not bronze.is_there():
-        raise InstanceError(f"There is no table '{table}' yet, or no bronze table: 'pipeline run' creates both.")
+    if not bronze.is_there():
+        raise InstanceError("There is no bronze table yet: 'pipeline run' creates it.")
+    if not location.is_there():  # an existing table is replaced as a whole
+        table_target.ensure()
     with location.raising_instance_errors():
         change = partial(_rebuild, pipeline, rule, table_target, location, bronze)
         quarantined = commit_with_retry(location, change, _MAX_ATTEMPTS)
@@ -82,7 +84,7 @@ def _rebuild(
     refused: list[tuple[str, list[DataFile], int]] = []
 
     def rows() -> Iterator[pa.Table]:
-        for label, part_rows, unread in _decode_bronze(pipeline, rule, source, duplicates):
+        for label, part_rows, unread in decode_bronze(pipeline, rule, source, duplicates):
             refused.append((label, quarantine.write(unread), unread.num_rows))
             yield part_rows
 
@@ -106,22 +108,25 @@ def _find_duplicates(
 
     Refuses a bronze that lacks messages of the table.
     """
-    keys = _read_keys(bronze, rule.message_type)
+    keys = read_keys(bronze, rule.message_type)
     _check_complete(location, table, keys.select(_MESSAGE_KEY))
-    return _repeated_positions(keys, "max" if table_target.key else "min")
+    return repeated_positions(keys, "max" if table_target.key else "min")
 
 
-def _read_keys(bronze: TableVersion, message_type: str) -> pa.Table:
-    """Return the keys and queuing orders of the messages of a type, one row for each row of bronze."""
+def read_keys(bronze: TableVersion, message_type: str, more: tuple[str, ...] = ()) -> pa.Table:
+    """Return the keys and queuing orders of the messages of a type, one row for each row of bronze.
+
+    `more`: further columns of bronze.
+    """
     import pyarrow as pa
 
-    names = ["conversation_handle", "message_sequence_number", "queuing_order"]
+    names = ["conversation_handle", "message_sequence_number", "queuing_order", *more]
     schema = pa.schema([bronze.columns.field(name) for name in names])
     batches = [rows.select(names) for rows in messages_of(bronze, message_type, names)]
-    return pa.Table.from_batches(batches, schema).rename_columns([*_MESSAGE_KEY, _ORDER])
+    return pa.Table.from_batches(batches, schema).rename_columns([*_MESSAGE_KEY, _ORDER, *more])
 
 
-def _repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array[Any]:
+def repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array[Any]:
     """Return the positions of repeated messages, except the lowest (`min`) or highest (`max`) queuing_order of each.
 
     Bronze identifies a message by its queuing_order. MOVE CONVERSATION gives a message that has landed and is not yet
@@ -141,7 +146,7 @@ def _repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Arra
     return positions
 
 
-def _decode_bronze(
+def decode_bronze(
     pipeline: Pipeline, rule: MessageRule, bronze: TableVersion, duplicates: pa.Array[Any]
 ) -> Iterator[tuple[str, pa.Table, pa.Table]]:
     """Yield parts of bronze without the positions `duplicates`: queue, rows of the table, and quarantine rows."""

@@ -22,6 +22,9 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import Hour, analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.late_rules import find_late
+from servicebroker.pipeline.late_rules import replay as replay_late
+from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.report import report
 from servicebroker.pipeline.sinks.delta import DeltaVersion
 from servicebroker.pipeline.sinks.delta_reader import open_table
@@ -252,3 +255,28 @@ def test_a_page_of_nothing_and_of_one_hour():
 
 def pipeline_without_bronze():
     return pipeline(Path("nowhere"), MessageRule("T", "text", "t"), bronze="", unconfigured="quarantine")
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_messages_that_came_before_their_rule_are_counted_and_landed(tmp_path, key):
+    """They are in bronze alone: a run reads the queue, which has let them go."""
+    rule = replace(ORDER, key=key)
+    without = replace(pipeline(tmp_path, rule), messages=())
+    land(without, "q", 0, batch(order(1), order(2, minutes=1), message(3, b"?", minutes=2)))
+    late = pipeline(tmp_path, rule)
+    assert find_late(late) == [("Order", "orders", 3)]
+    if not key:
+        land(late, "q", 1, batch(order(4, minutes=3)))
+        assert find_late(late) == [("Order", "orders", 3)]
+    assert replay_late(late) == [("Order", 2, 1)]
+    assert sorted(row["id"] for row in table(late, "orders")) == [1, 2, *([] if key else [4])]
+    assert find_late(late) == []
+    assert replay_late(late) == [("Order", 0, 1)]
+    assert len(table(late, "quarantine")) == 1
+
+
+def test_a_table_of_a_late_rule_is_rebuilt_without_a_run(tmp_path):
+    land(replace(pipeline(tmp_path), messages=()), "q", 0, batch(order(1), order(2)))
+    late = pipeline(tmp_path)
+    assert rebuild(late, "orders").rows == 2
+    assert find_late(late) == []

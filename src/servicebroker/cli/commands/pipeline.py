@@ -178,6 +178,7 @@ def _tell(runs: list[QueueRun], as_json: bool) -> None:
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
     """Look whether the pipeline could run: the file, Java, schema registries, queues, and the tables that are there."""
     pipeline = _read(file)
+    from servicebroker.pipeline.late_rules import find_late
     from servicebroker.pipeline.schema_registry import check_registry
     from servicebroker.pipeline.sinks.maintenance import status as look
     from servicebroker.pipeline.sinks.maintenance import unknown_types
@@ -193,10 +194,12 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     if problems:
         raise InstanceError(" ".join(problems))
     unknown = unknown_types(pipeline)
+    late_messages = find_late(pipeline)
     if as_json:
         told = [{"table": table, "change": change} for table, change in changes]
         queues = [queue.queue for queue in found.queues]
-        say_json({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown})
+        late = [late_type._asdict() for late_type in late_messages]
+        say_json({"pipeline": pipeline.name, "queues": queues, "changes": told, "unknown_types": unknown, "late": late})
         return
     _warn(pipeline, partial(say, error=True))
     for message_type in unknown:
@@ -209,6 +212,12 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         say(f"{rule.message_type} -> {rule.table} ({columns})")
     for table, change in changes:
         say(f"At its next run the table {table} {change}.")
+    for late_type in late_messages:
+        count = counted(late_type.messages, "older message", "older messages")
+        say(
+            f"The table {late_type.table} lacks {count} of the type '{late_type.message_type}', which landed in bronze "
+            "before the rule: a run leaves them there, and 'servicebroker pipeline replay' takes them."
+        )
     size = f"{counted(len(found.queues), 'queue')}, {counted(len(found.tables), 'table')}"
     say(f"The pipeline '{pipeline.name}' could run: {size}.")
 
@@ -283,9 +292,12 @@ def replay(
     message_type: Annotated[str | None, typer.Option("--type", help="Only messages of this type.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read what lies in quarantine again, by the rules as they are now."""
+    """Read what lies in quarantine again, by the rules as they are now.
+
+    Messages that landed in bronze before their type had a rule are read too.
+    """
     pipeline = _read(file)
-    from servicebroker.pipeline.sinks.maintenance import replay as read_again
+    from servicebroker.pipeline.late_rules import replay as read_again
 
     found = read_again(pipeline, message_type)
     if as_json:

@@ -88,7 +88,7 @@ def _xpath(path: str) -> etree.XPath:
 
 
 def _value(nodes: list[Any], kind: Kind, path: str, is_optional: bool) -> Any:
-    """Return the content of elements or attributes at a path, as `convert_column` takes it: text, a list or a dictionary.
+    """Return the content of elements or attributes at a path for `convert_column`: text, a list or a dictionary.
 
     Without any, an array is empty; an optional one is MISSING.
     """
