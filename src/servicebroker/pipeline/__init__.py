@@ -22,7 +22,7 @@ that of the queue. Still each message must land once, and none may be lost.
 * Messages leave the queue only after the sink has them. A checkpoint older than what the queue has given is refused
   (`stream/stream_offsets.py`, `checkpoint.py`).
 * A batch of the writer is sent once: its record is written in the transaction that sends (`sending.py`).
-* Spark starts a process for each query: import pyarrow and drivers only where they are used.
+* Spark starts a process for each query (`workers`): import pyarrow and drivers only where they are used.
 
 **Subjects.** The pipeline file: `file.py`, `definition.py`. The source: `source.py`, `options.py`. A changed rule:
 `sinks/evolution.py`, `rebuild.py`. The writer: `writer.py`, `staging.py`. Storage of tables: `sinks/storage.py`. Schema

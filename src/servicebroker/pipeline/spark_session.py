@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIN_JAVA_VERSION = 17
-_WORKER_SCRIPT = str(resources.files(__package__) / "worker_python.sh")
+_WORKER_SCRIPT = str(resources.files(__package__) / "workers" / "worker_python.sh")
 INSTALL_JAVA = (
     f"Spark needs Java {MIN_JAVA_VERSION} or newer: install it (Debian and Ubuntu: "
     "apt install openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME to its folder."
@@ -117,7 +117,7 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
         "spark.sql.redaction.options.regex": "(?i)url|^instance$|^pipeline$",  # a plan shows other options
         "spark.sql.streaming.stopTimeout": "10s",  # the default is no timeout, and a query that hangs would never stop
         "spark.python.authenticate.socketTimeout": "120s",  # 15 s are too few for Python on a busy machine
-        "spark.python.daemon.module": "servicebroker.pipeline.worker_daemon",
+        "spark.python.daemon.module": "servicebroker.pipeline.workers.worker_daemon",
         "spark.sql.warehouse.dir": Path(tempfile.gettempdir(), "servicebroker-spark-warehouse").as_uri(),
     }
 
