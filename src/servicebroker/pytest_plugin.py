@@ -6,12 +6,15 @@ They are there wherever servicebroker is installed. A fixture of a test's own wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from servicebroker.model.workers import Worker
+    from servicebroker.pipeline.rules.trial import Trial
     from servicebroker.testing import Clock, Database, Instance
 
 
@@ -43,3 +46,21 @@ def run_worker_once(database: Database) -> Callable[[Worker], int]:
     Its policy judges failures. A message that waits for its retry is not taken.
     """
     return database.run_worker_once
+
+
+@pytest.fixture
+def try_pipeline() -> Callable[[Path | str, str, Any], Trial]:
+    """A function that lets the rules of a pipeline file read a message, given its type and body. Nothing is started.
+
+    Returns a `Trial` with `table` and `row`, or with the `reason` and `detail` of quarantine.
+    """
+    import os
+    from functools import cache
+    from pathlib import Path
+
+    from servicebroker.pipeline.file import read_pipeline
+    from servicebroker.pipeline.rules.trial import try_message
+    from servicebroker.pipeline.variables import Placeholders
+
+    read = cache(lambda path: read_pipeline(path, Placeholders(os.environ)))
+    return lambda path, message_type, body: try_message(read(Path(path)), message_type, body)

@@ -86,6 +86,8 @@ EXAMPLES = {
     "rights locks": "rights locks",
     "pipeline run": "pipeline run orders.toml --once",
     "pipeline check": "pipeline check orders.toml",
+    "pipeline test": "pipeline test orders.toml examples.toml",
+    "pipeline infer": "pipeline infer order-1.json order-2.json --type //shop/Order",
     "pipeline status": "pipeline status orders.toml",
     "pipeline replay": "pipeline replay orders.toml",
     "pipeline rebuild": "pipeline rebuild orders.toml orders",

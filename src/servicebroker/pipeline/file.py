@@ -48,8 +48,10 @@ _SOURCE_OPTIONS = {
 }
 
 
-def read_pipeline(path: Path) -> Pipeline:
+def read_pipeline(path: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
     """Return the pipeline that a file describes. Paths in the file are relative to its folder.
+
+    `environment`: the values of variables that the file names (`variables.py`).
 
     Raises:
         InstanceError: the file cannot be read or is no valid pipeline; the text names the line.
@@ -61,7 +63,7 @@ def read_pipeline(path: Path) -> Pipeline:
     except UnicodeDecodeError:
         raise InstanceError(f"The pipeline file '{path}' is not in UTF-8.") from None
     try:
-        return parse_pipeline(text, path.resolve().parent)
+        return parse_pipeline(text, path.resolve().parent, environment)
     except DefinitionError as problem:
         line = line_of(text, problem.place)
         raise InstanceError(f"{path}:{line}: {_path_prefix(problem.place)}{masked(str(problem))}.") from None
@@ -69,16 +71,16 @@ def read_pipeline(path: Path) -> Pipeline:
         raise InstanceError(f"{path}: {problem}.") from None
 
 
-def parse_pipeline(text: str, folder: Path) -> Pipeline:
+def parse_pipeline(text: str, folder: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
     """Return the pipeline that a text describes. Paths in the text are relative to `folder`.
 
-    `${NAME}` in a text is the value of an environment variable (`variables.py`).
+    `environment`: as for `read_pipeline`.
 
     Raises:
         ValueError: the text is not TOML.
         DefinitionError: the TOML is not a valid pipeline.
     """
-    document = TomlTable(resolved(parse_toml(text), os.environ))
+    document = TomlTable(resolved(parse_toml(text), environment))
     head = document.table("pipeline")
     pipeline: dict[str, Any] = {
         "name": head.text("name"),

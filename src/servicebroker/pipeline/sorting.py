@@ -20,7 +20,7 @@ SYSTEM_TYPES = (names.ERROR, names.END_DIALOG, names.DIALOG_TIMER)
 UNCONFIGURED_REASON = "unconfigured type"
 TOO_LARGE_REASON = "too large"
 
-_MESSAGE = (
+MESSAGE = (  # columns of the source
     Column("queue", "string"),
     Column("service_name", "string"),
     Column("service_contract_name", "string"),
@@ -34,7 +34,7 @@ _MESSAGE = (
     Column("message_body", "binary"),
     Column("message_enqueue_time", "timestamp"),
 )
-BRONZE = (*_MESSAGE, Column("landed_at", "timestamp"))
+BRONZE = (*MESSAGE, Column("landed_at", "timestamp"))
 QUARANTINE = (*BRONZE, Column("reason", "string"), Column("detail", "string"))
 
 

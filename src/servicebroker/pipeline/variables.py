@@ -44,6 +44,16 @@ def resolved(content: Any, environment: Mapping[str, str], *place: str | int) ->
     return _REFERENCE.sub(value_of, content)
 
 
+class Placeholders(dict[str, str]):
+    """An environment in which each variable is set: one that is not has its own reference as its value."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return f"${{{name}}}"
+
+
 def masked(text: str) -> str:
     """Return a text for people, with `${NAME}` in place of values that came from the environment."""
     for value in sorted(_names_by_value, key=len, reverse=True):

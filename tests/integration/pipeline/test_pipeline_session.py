@@ -52,7 +52,8 @@ def test_a_new_java_is_taken(monkeypatch, tmp_path, text):
 
 
 def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
-    look = "import os, sys, servicebroker.pipeline.workers.worker_daemon; print(len(os.listdir('/proc/self/task')), *sys.modules)"
+    module = "servicebroker.pipeline.workers.worker_daemon"
+    look = f"import os, sys, {module}; print(len(os.listdir('/proc/self/task')), *sys.modules)"
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert said[0] == "1"
     assert {

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.http_server import served
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import JsonOption
-from servicebroker.cli.output import line, mask_with, say, say_json
+from servicebroker.cli.output import line, mask_with, say, say_document, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
@@ -222,6 +222,68 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     say(f"The pipeline '{pipeline.name}' could run: {size}.")
 
 
+@app.command("test")
+def try_rules(
+    file: FileArgument,
+    examples: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EXAMPLE...", help="Files of examples (.toml); with --type files that each hold a body."
+        ),
+    ],
+    message_type: Annotated[str | None, typer.Option("--type", help="The message type of the bodies.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let the rules read example messages, without Spark and without a server: say rows and quarantine.
+
+    Exit code 1 if an example becomes something else than its file expects.
+    """
+    from servicebroker.pipeline.rules.trial import Example, find_differences, read_examples, try_message
+    from servicebroker.pipeline.variables import Placeholders
+
+    pipeline = _read(file, Placeholders(os.environ))
+    if message_type is None:
+        given = [example for path in examples for example in read_examples(path)]
+    else:
+        given = [Example(number, str(path), message_type, path.read_bytes()) for number, path in enumerate(examples)]
+    told, failures = [], 0
+    for example in given:
+        trial = try_message(pipeline, example.message_type, example.body)
+        differences = list(find_differences(pipeline, example, trial))
+        failures += bool(differences)
+        told.append({"example": example.name, **trial._asdict(), "differences": differences})
+        if not as_json:
+            say(f"{example.name}: {trial}")
+            say(*(f"  {example.name} {difference}." for difference in differences), error=True) if differences else None
+    if as_json:
+        say_json({"examples": told})
+    expecting = sum(example.has_expectation for example in given)
+    if failures:
+        raise InstanceError(f"{counted(failures, 'example')} of {expecting} became something else than expected.")
+    if not as_json:
+        say(f"{counted(len(given), 'example')}, {expecting:,} of them as expected.")
+
+
+@app.command()
+def infer(
+    bodies: Annotated[
+        list[Path], typer.Argument(metavar="BODY...", help="Files that each hold a sample body, in JSON or XML.")
+    ],
+    message_type: Annotated[str, typer.Option("--type", help="The message type of the rule.")],
+    table: Annotated[str, typer.Option(help="The table of the rule.")] = "",
+    lines: Annotated[bool, typer.Option("--lines", help="Each line of a file is a body.")] = False,
+) -> None:
+    """Print a first rule for a pipeline file, with the columns that sample bodies have.
+
+    The rule reads every sample. Look at its types before you use it: a sample shows no other values.
+    """
+    from servicebroker.pipeline.rules.inference import infer_rule
+
+    contents = [path.read_bytes() for path in bodies]
+    samples = [line for content in contents for line in content.splitlines() if line.strip()] if lines else contents
+    say_document(infer_rule(message_type, table, samples))
+
+
 @app.command()
 def status(
     file: FileArgument,
@@ -367,7 +429,7 @@ def report(
     say(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
 
 
-def _read(file: Path) -> Pipeline:
+def _read(file: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
     try:
         from servicebroker.pipeline.file import read_pipeline
     except ImportError:
@@ -375,7 +437,7 @@ def _read(file: Path) -> Pipeline:
     from servicebroker.pipeline.variables import masked
 
     mask_with(masked)
-    return read_pipeline(file)
+    return read_pipeline(file, environment)
 
 
 def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:

@@ -35,7 +35,8 @@ class Field:
     is_optional: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.kind}" if self.name else str(self.kind)
+        name = f"{self.name}: " if self.name else ""
+        return f"{name}{self.kind}{'?' if self.is_optional else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,186 @@
+"""Trials of a pipeline's rules: what becomes of an example message, and if that is what the example expects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_file
+from servicebroker.model.toml import parse_toml
+from servicebroker.pipeline.decoding import Column, Undecodable
+from servicebroker.pipeline.decoding.columns import convert, convert_column
+from servicebroker.pipeline.decoding.json_number import JsonNumber
+from servicebroker.pipeline.definition import ORIGIN, DefinitionError, Pipeline, StopError
+from servicebroker.pipeline.file import TomlTable, line_of
+from servicebroker.pipeline.sorting import MESSAGE, Sorter, arrow_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TIME = datetime(2026, 1, 1, tzinfo=UTC)  # of example messages
+_ORIGIN_NAMES = frozenset(column.name for column in ORIGIN)
+
+
+class Trial(NamedTuple):
+    """The fate of a message.
+
+    Attributes:
+        table: the table that gets a row; "" if none of a rule does.
+        row: the columns of the rule; None without a row.
+        reason, detail: of quarantine; "" without it.
+        stops: the rule says "stop": the message stays in the queue, and the queue is not read again.
+    """
+
+    table: str = ""
+    row: dict[str, Any] | None = None
+    reason: str = ""
+    detail: str = ""
+    stops: bool = False
+
+    def __str__(self) -> str:
+        if self.stops:
+            return f"stops the queue: {self.detail}"
+        if self.reason:
+            return f"quarantine: {self.reason}: {self.detail}"
+        return f"{self.table}: {self.row}" if self.row is not None else "no table of a rule"
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example message with what it is to become. `place` is its index in its file.
+
+    Attributes:
+        row: values of some columns; None if no row is expected.
+        quarantine: text that reason and detail contain; None if no quarantine is expected.
+    """
+
+    place: int
+    name: str
+    message_type: str
+    body: bytes
+    row: Mapping[str, Any] | None = None
+    quarantine: str | None = None
+
+    @property
+    def has_expectation(self) -> bool:
+        """True if the example says what it is to become."""
+        return self.row is not None or self.quarantine is not None
+
+
+def try_message(pipeline: Pipeline, message_type: str, body: bytes | str | Mapping[str, Any] | list[Any]) -> Trial:
+    """Let the rules of a pipeline read a message. A mapping or a list is written as JSON.
+
+    Nothing is started or opened, except a schema registry if the rule has one.
+    """
+    if isinstance(body, Mapping | list):
+        body = json.dumps(body)
+    content = body.encode() if isinstance(body, str) else body
+    try:
+        sorted_rows = Sorter(pipeline, pipeline.queues[0]).sort(_batch(message_type, content), _TIME)
+    except StopError as problem:
+        return Trial(detail=str(problem), stops=True)
+    if pipeline.quarantine in sorted_rows.tables:
+        (refused,) = sorted_rows.tables[pipeline.quarantine].to_pylist()
+        return Trial(reason=refused["reason"], detail=refused["detail"])
+    rule = pipeline.rule(message_type)
+    if rule is None:
+        return Trial()
+    (row,) = sorted_rows.tables[rule.table].to_pylist()
+    return Trial(rule.table, {name: value for name, value in row.items() if name not in _ORIGIN_NAMES})
+
+
+def _batch(message_type: str, body: bytes) -> pa.Table:
+    import pyarrow as pa
+
+    values = {
+        "message_type_name": message_type,
+        "conversation_handle": "00000000-0000-0000-0000-000000000000",
+        "message_sequence_number": 0,
+        "queuing_order": 1,
+        "message_body": body,
+        "message_enqueue_time": _TIME,
+    }
+    return pa.Table.from_pylist([values], schema=arrow_schema(MESSAGE))
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Return the examples of a TOML file: `[[example]]` with type, body or file, and row or quarantine.
+
+    Raises:
+        InstanceError: the file cannot be read, or an example is wrong; the text names the line.
+    """
+    try:
+        text = read_file(path).decode()
+        document = TomlTable(parse_toml(text))
+        examples = [_example(number, table, path.parent) for number, table in enumerate(document.tables("example"))]
+        document.done()
+    except DefinitionError as problem:
+        raise InstanceError(f"{path}:{line_of(text, problem.place)}: {problem}.") from None
+    except OSError as problem:
+        raise InstanceError(f"The file '{path}' cannot be read: {problem.strerror}.") from None
+    except ValueError as problem:
+        raise InstanceError(f"{path}: {problem}.") from None
+    return examples
+
+
+def _example(number: int, table: TomlTable, folder: Path) -> Example:
+    if ("body" in table.values) == ("file" in table.values):
+        raise DefinitionError("an example needs either body or file", *table.place)
+    body = table.text("body", "").encode()
+    if "file" in table.values:
+        try:
+            body = read_file(folder / table.text("file"))
+        except OSError as problem:
+            raise DefinitionError(f"the file cannot be read: {problem.strerror}", *table.place, "file") from None
+    example = Example(
+        number,
+        table.text("name", f"example {number + 1}"),
+        table.text("type"),
+        body,
+        table.table("row").values if "row" in table.values else None,
+        table.text("quarantine") if "quarantine" in table.values else None,
+    )
+    if example.row is not None and example.quarantine is not None:
+        raise DefinitionError("a message gets a row or goes to quarantine, not both", *table.place)
+    table.done()
+    return example
+
+
+def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iterator[str]:
+    """Yield a sentence for each way in which a trial is not what its example expects."""
+    if example.quarantine is not None:
+        if not trial.reason:
+            yield f"is not in quarantine ({trial})"
+        elif example.quarantine not in f"{trial.reason}: {trial.detail}":
+            yield f"is in quarantine for another reason than '{example.quarantine}' ({trial.reason}: {trial.detail})"
+    if example.row is None:
+        return
+    if trial.row is None:
+        yield f"has no row ({trial})"
+        return
+    rule = pipeline.rule(example.message_type)
+    columns = {column.name: column for column in rule.decoder().columns} if rule else {}
+    for name, wanted in example.row.items():
+        if name not in columns:
+            yield f"cannot have '{name}': there is no such column"
+            continue
+        try:
+            value = _expected(columns[name], wanted)
+        except Undecodable as problem:
+            yield f"cannot have this value: {problem.detail}"
+            continue
+        if value != trial.row[name]:
+            yield f"has {name} = {trial.row[name]!r}, not {value!r}"
+
+
+def _expected(column: Column, value: Any) -> Any:
+    """Return a value of TOML as the column has it. An empty text stands for NULL in a column of another type."""
+    if value == "" and column.kind != "string":
+        return None
+    lenient = Column(column.name, column.kind, column.is_optional, rounds=column.rounds, coerces=True)
+    return convert_column(lenient, JsonNumber(repr(value)) if isinstance(value, float) else value, convert)
