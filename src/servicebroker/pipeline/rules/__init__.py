@@ -9,7 +9,7 @@ that hold all of them as TOML.
 
 **The rules.**
 
-* A trial runs the code of a run (`sorting.py`), and opens nothing but a schema registry.
+* A trial runs the code of a run (`pipeline/sorting.py`), and opens nothing but a schema registry.
 * An inferred rule reads every sample: it is tried before it is printed.
 
 Begin with `trial.py`.
