@@ -7,7 +7,9 @@ from typing import ClassVar
 from uuid import UUID
 
 from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.handlers.schedules import Firing, Schedule, ScheduledJob, new_group
+from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
 
@@ -32,13 +34,22 @@ class DropSchedule(Operation[None]):
         name: its name.
 
     Raises:
-        BrokerError: 15151 no such queue or schedule, 5011 no permission.
+        BrokerError: 15151 no such queue or schedule, 402 no name, 5011 no permission.
     """
 
     permission: ClassVar[str] = "ALTER DATABASE"
 
     queue: str
     name: str
+
+    def check(self) -> None:
+        """Refuse what can be no name.
+
+        Raises:
+            BrokerError: 402.
+        """
+        if not isinstance(self.name, str) or not names.is_encodable(self.name) or "\0" in self.name:
+            raise BrokerError(402, "name", shown(self.name), "the name of a schedule")
 
 
 @dataclass(frozen=True, slots=True)

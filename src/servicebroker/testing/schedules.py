@@ -69,6 +69,7 @@ def find_all(verbs: Verbs, operation: Schedules) -> list[ScheduledJob]:
 
 def drop(verbs: Verbs, operation: DropSchedule) -> None:
     """Drop a schedule, with its conversation."""
+    operation.check()
     queue = find_queue(verbs.database.broker, operation.queue)
     with verbs._verb() as session:
         kept = session.schedules.get((queue.queue_id, operation.name))

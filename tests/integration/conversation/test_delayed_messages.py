@@ -375,7 +375,17 @@ def test_the_commands(database: sb.Database, clock: Clock) -> None:
     assert [(one["conversation_handle"], one["bytes"]) for one in messages] == [(handle, 3)] * 2
     assert STOCK in run("delayed", "list", "--conversation", handle)
     status = CliRunner().invoke(command, ["status", "--instance", database.instance.url]).output
-    assert "2 are delayed (servicebroker delayed list)" in status
+    assert "are delayed (servicebroker delayed list)" in status
     assert run("delayed", "cancel", handle, "--number", "1") == "1 message is cancelled.\n"
     assert json.loads(run("delayed", "cancel", handle, "--json"))["cancelled"] == 1
-    assert waiting.DELAYED not in CliRunner().invoke(command, ["doctor", "--instance", database.instance.url]).output
+
+
+def test_doctor_tells_of_those_whose_time_is_over(fresh_database: sb.Database) -> None:
+    def doctor() -> str:
+        return CliRunner().invoke(command, ["doctor", "--instance", fresh_database.instance.url]).output
+
+    fresh_database.send(begin(fresh_database), ORDER, b"tea", delay=MINUTE)
+    assert waiting.DELAYED not in doctor()
+    with fresh_database.instance.connection() as connection:
+        connection.execute("update servicebroker.transmission_queue set delayed_until = now() - interval '1 hour'")
+    assert waiting.DELAYED in doctor()

@@ -453,6 +453,7 @@ def _schedules(verbs: OwnerVerbs, operation: Schedules) -> Steps[list[ScheduledJ
 
 
 def _drop_schedule(verbs: OwnerVerbs, operation: DropSchedule) -> Steps[None]:
+    operation.check()
     yield from authorization.demand(verbs.user, operation.permission)
     queue = yield from verbs.find_queue(operation.queue)
     handle = yield from schedules.drop(queue, operation)

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
+from servicebroker.model.names import is_encodable
 from servicebroker.model.wording import shown
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
@@ -172,7 +173,7 @@ def name_of(name: str | None, function: Callable[..., object]) -> str:
         BrokerError: 402 no name, or too long a one.
     """
     found = getattr(function, "__name__", "") if name is None else name
-    if not isinstance(found, str) or not 1 <= len(found) <= MAX_NAME:
+    if not isinstance(found, str) or not 1 <= len(found) <= MAX_NAME or not is_encodable(found) or "\0" in found:
         raise BrokerError(402, "name", shown(found), f"a name of 1 to {MAX_NAME} characters")
     return found
 
