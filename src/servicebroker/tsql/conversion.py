@@ -414,11 +414,10 @@ def _to_datetimeoffset(value: object, source: SqlType | None, target: SqlType) -
     """Return a datetimeoffset, which keeps the offset of another one and that of a text."""
     zone, clock = timezone(timedelta(minutes=offset_minutes(value) or 0)), value
     if isinstance(value, str) and (match := _OFFSET.search(value)):
-        sign, hours, minutes = match.groups()
-        ahead = timedelta(hours=int(hours), minutes=int(minutes))
+        ahead = _ahead(match)
         if ahead > _LARGEST_OFFSET:
             raise _no_date_in_text()
-        zone = timezone(-ahead if sign == "-" else ahead)
+        zone = timezone(-ahead if match[1] == "-" else ahead)
         clock = value[: match.start()]
     elif isinstance(value, str) and ":" in value and value.rstrip().endswith(("Z", "z")):
         clock = value.rstrip()[:-1]
@@ -439,7 +438,7 @@ def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> obje
     elif isinstance(value, date):
         moment = datetime(value.year, value.month, value.day)
     elif isinstance(value, str):
-        moment = _parse_datetime(value.strip(), target)
+        moment = _parse_datetime(_without_offset(value, target).strip(), target)
     elif isinstance(value, int | float | Decimal) and target.name in _LEGACY_DATETIMES:
         if not -53690 <= value < 2958464:
             raise _arithmetic_overflow(target.name)
@@ -458,6 +457,18 @@ def _to_datetime(value: object, source: SqlType | None, target: SqlType) -> obje
     if target.name == "time":
         return moment.time()
     return moment
+
+
+def _without_offset(text: str, target: SqlType) -> str:
+    """Leave out Z, and the offset where the type has its own clock, as tsql.moment_of does."""
+    if ":" in text and text.rstrip().endswith(("Z", "z")):
+        return text.rstrip()[:-1]
+    match = None if target.name in _LEGACY_DATETIMES else _OFFSET.search(text)
+    return text if match is None or _ahead(match) > _LARGEST_OFFSET else text[: match.start()]
+
+
+def _ahead(match: re.Match[str]) -> timedelta:
+    return timedelta(hours=int(match[2]), minutes=int(match[3]))
 
 
 def _round_to_scale(moment: datetime, digits: int | None) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, time
 from typing import Any
 
 import pytest
@@ -62,6 +63,9 @@ ERRORS = {
     "SELECT CAST(N'x' AS bit)": (245, "Conversion failed when converting the nvarchar value 'x' to data type bit."),
     "SELECT CAST('x' AS float)": (8114, "Error converting data type varchar to float."),
     "SELECT CAST('300' AS tinyint)": (244, "The conversion of the varchar value '300' overflowed an INT1 column."),
+    "SELECT CAST('2024-01-01 12:00 +25:00' AS datetimeoffset)": (241, "Conversion failed when converting date"),
+    "SELECT CAST('2024-01-01 12:00 +14:01' AS datetime2)": (241, "Conversion failed when converting date"),
+    "DECLARE @d datetime2 = '2024-01-01 12:00 +14:01'": (241, "Conversion failed when converting date"),
     "EXEC TakeBit 'abc'": (8114, "Error converting data type"),
     "EXEC sp_executesql N'PRINT @a', N'@a int'": (8178, "The parameterized query '(@a int)PRINT @a' expects"),
     "BREAK": (135, "Cannot use a BREAK statement outside the scope of a WHILE statement."),
@@ -82,6 +86,11 @@ OUTPUT: dict[str, list[Any]] = {
     "SELECT CAST(1.5 AS float) AS f FOR JSON PATH": [[('[{"f":1.500000000000000e+000}]',)]],
     "DECLARE @x xml = '<d><a/><a>2</a></d>', @n int = 2; SELECT @x.value('(/d/a)[sql:variable(\"@n\")][1]', 'int')": [
         [(2,)]
+    ],
+    "DECLARE @d datetime2(0) = '2024-01-01 02:00 +12:15', @t time(0) = '2024-01-01T02:00:00Z'; "
+    "SELECT CONVERT(varchar(30), @d, 120), CONVERT(varchar(9), @t), "
+    "CAST('2024-01-01 02:00 +12:15' AS date), CAST('02:00 -14:00' AS time(0))": [
+        [("2024-01-01 02:00:00", "02:00:00", date(2024, 1, 1), time(2))]
     ],
     "SELECT $IDENTITY FROM N": [[(1,)]],
     "SELECT COUNT(*) FROM (SELECT TOP (1000) object_id FROM sys.all_objects) t": [[(1000,)]],

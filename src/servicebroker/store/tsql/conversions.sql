@@ -465,10 +465,12 @@ return encode((select substring(b, 4, 1) || substring(b, 3, 1) || substring(b, 2
 
 -- --- to times ---
 
-create or replace function tsql.moment_of(value text, style integer) returns timestamp
+-- A text may end with an offset, 14 hours at most. `is_clock` leaves it out, as datetime2, date and time do; else the result is in UTC.
+create or replace function tsql.moment_of(value text, style integer, is_clock boolean) returns timestamp
 language plpgsql stable strict parallel safe as $$
 declare
     said text := btrim(value);
+    zone text[];
     masks constant jsonb := '{"101": "MM/DD/YYYY HH24:MI:SS.MS", "102": "YYYY.MM.DD HH24:MI:SS.MS", "103": "DD/MM/YYYY HH24:MI:SS.MS",
         "104": "DD.MM.YYYY HH24:MI:SS.MS", "105": "DD-MM-YYYY HH24:MI:SS.MS", "110": "MM-DD-YYYY HH24:MI:SS.MS",
         "111": "YYYY/MM/DD HH24:MI:SS.MS", "3": "DD/MM/YY HH24:MI:SS.MS", "4": "DD.MM.YY HH24:MI:SS.MS", "1": "MM/DD/YY HH24:MI:SS.MS"}';
@@ -480,11 +482,16 @@ begin
     if said ~* '^(now|today|tomorrow|yesterday|epoch|-?infinity|allballs)' then raise invalid_datetime_format; end if;
     said := regexp_replace(said, '(\.\d{6})\d+', '\1');
     if said ~ ':.*[+-]\d+$' then raise invalid_datetime_format; end if;
-    if said ~* '(z|[+-]\d{1,2}:\d\d)$' and said ~ ':' then return said::timestamptz at time zone 'UTC'; end if;
-    return said::timestamp;
-exception when datetime_field_overflow or invalid_datetime_format or invalid_parameter_value then
+    zone := regexp_match(said, ':.*?(\s*(?:z|[+-](\d{1,2}):(\d\d)))$', 'i');
+    if zone[2]::integer * 60 + zone[3]::integer > 840 then raise invalid_datetime_format; end if;
+    if zone is null then return said::timestamp; end if;
+    if is_clock then return left(said, -length(zone[1]))::timestamp; end if;
+    return said::timestamptz at time zone 'UTC';
+exception when datetime_field_overflow or invalid_datetime_format or invalid_parameter_value or invalid_time_zone_displacement_value then
     perform tsql.refuse(241, 'Conversion failed when converting date and/or time from character string.');
 end $$;
+create or replace function tsql.moment_of(value text, style integer) returns timestamp language sql stable strict parallel safe
+return tsql.moment_of(value, style, false);
 
 create or replace function tsql.no_such_datetime(source text, target text) returns void language plpgsql immutable as $$
 begin
@@ -526,18 +533,18 @@ return case when value < timestamp '10000-01-01' then value
             else timestamp '9999-12-31 23:59:59' + (1 - power(10::numeric, -digits)) * interval '1 second' end;
 create or replace function tsql.no_later(value time, digits integer) returns time language sql immutable parallel safe
 return case when value < time '24:00' then value else time '00:00' end;
-create or replace function tsql.to_datetime2(value text) returns timestamp language sql stable parallel safe return tsql.moment_of(value, 0);
-create or replace function tsql.to_datetime2(value text, style integer) returns timestamp language sql stable parallel safe return tsql.moment_of(value, style);
+create or replace function tsql.to_datetime2(value text) returns timestamp language sql stable parallel safe return tsql.moment_of(value, 0, true);
+create or replace function tsql.to_datetime2(value text, style integer) returns timestamp language sql stable parallel safe return tsql.moment_of(value, style, true);
 create or replace function tsql.to_datetime2(value timestamp) returns timestamp language sql immutable parallel safe return value;
 create or replace function tsql.to_datetime2(value timestamptz) returns timestamp language sql immutable parallel safe return value at time zone 'UTC';
 create or replace function tsql.to_datetime2(value date) returns timestamp language sql immutable parallel safe return value::timestamp;
 create or replace function tsql.to_datetime2(value time) returns timestamp language sql immutable parallel safe return date '1900-01-01' + value;
-create or replace function tsql.to_date(value text) returns date language sql stable parallel safe return tsql.moment_of(value, 0)::date;
-create or replace function tsql.to_date(value text, style integer) returns date language sql stable parallel safe return tsql.moment_of(value, style)::date;
+create or replace function tsql.to_date(value text) returns date language sql stable parallel safe return tsql.moment_of(value, 0, true)::date;
+create or replace function tsql.to_date(value text, style integer) returns date language sql stable parallel safe return tsql.moment_of(value, style, true)::date;
 create or replace function tsql.to_date(value timestamp) returns date language sql immutable parallel safe return value::date;
 create or replace function tsql.to_date(value timestamptz) returns date language sql immutable parallel safe return (value at time zone 'UTC')::date;
 create or replace function tsql.to_date(value date) returns date language sql immutable parallel safe return value;
-create or replace function tsql.to_time(value text) returns time language sql stable parallel safe return tsql.moment_of(value, 0)::time;
+create or replace function tsql.to_time(value text) returns time language sql stable parallel safe return tsql.moment_of(value, 0, true)::time;
 create or replace function tsql.to_time(value timestamp) returns time language sql immutable parallel safe return value::time;
 create or replace function tsql.to_time(value timestamptz) returns time language sql immutable parallel safe return (value at time zone 'UTC')::time;
 create or replace function tsql.to_time(value time) returns time language sql immutable parallel safe return value;

@@ -1,0 +1,1 @@
+-- tsql.moment_of in store/tsql/conversions.sql: a migration makes it.
