@@ -18,6 +18,7 @@ from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
 from servicebroker.engine.security import budgets, logins, transport_certificates
+from servicebroker.engine.security.budgets import RoleBudget
 from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.arguments import checked_password, checked_termination
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -142,6 +143,23 @@ class Network(ABC):
             BrokerError: 15151 no such certificate of a peer, 402 no such resource or an impossible amount, 15247.
         """
         return self._administer(budgets.set_budget(name, amounts))
+
+    def set_role_budget(self, role: str, amounts: Mapping[str, int] | None) -> RoleBudget:
+        """Set how much a restricted role may use.
+
+        A BEGIN DIALOG or SEND beyond that is refused (10928) until others have received, or conversations have ended.
+
+        Args:
+            role: the PostgreSQL role, which was granted rights.
+            amounts: by resource, a field of `RoleBudget`; resources left out stay as they are. None removes all limits.
+
+        Returns:
+            The whole budget of the role.
+
+        Raises:
+            BrokerError: 15007 the role was granted no rights, 402 no such resource or an impossible amount, 15247.
+        """
+        return self._administer(budgets.set_role_budget(role, amounts))
 
     def _administer(self, steps: Steps[T]) -> T:
         """Run DDL of the instance, one definition at a time."""

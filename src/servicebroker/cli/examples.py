@@ -83,6 +83,7 @@ EXAMPLES = {
     "rights grant": "rights grant orders_app --database Shop --receive OrderQueue --send //shop/Stock",
     "rights show": "rights show",
     "rights revoke": "rights revoke orders_app --database Shop",
+    "rights budget": "rights budget shop_app --set conversations=10000",
     "rights locks": "rights locks",
     "pipeline run": "pipeline run orders.toml --once",
     "pipeline check": "pipeline check orders.toml",

@@ -412,7 +412,7 @@ RULES: dict[int, Rule] = {
         10,
     ),
     9797: Rule("Classification has been delayed because the routing information is currently being updated.", 10),
-    10928: Rule("The limit of {0} for the peer is {1} and has been reached."),
+    10928: Rule("The limit of {0} for {1} is {2} and has been reached."),
     11201: Rule(_UNDELIVERABLE + "the FROM service name is missing. The message origin is: '{0}'."),
     11202: Rule(
         "This message has been dropped because the FROM service name exceeds the maximum size of {0} bytes. "

@@ -86,8 +86,9 @@ REMEDIES: dict[int, str] = {
     28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
     # messages that are refused
     10928: (
-        "Nothing of others is harmed; its messages wait or are sent again. If the peer is honest, raise its budget: "
-        "servicebroker certificate budget. If it means harm: servicebroker certificate drop."
+        "Nothing of others is harmed. A peer's messages wait or are sent again: raise its budget by servicebroker "
+        "certificate budget, or if it means harm, servicebroker certificate drop. Of a role: servicebroker rights "
+        "budget."
     ),
     8401: "GRANT RECEIVE on the queue TO the owner of the target service, or take back its DENY.",
     11210: _SERVICE,

@@ -50,7 +50,7 @@ DEFAULT = Budget()
 
 def over_budget(resource: str, amount: int) -> BrokerError:
     """Return the event for work beyond a budget; `resource` is a field of `Budget`."""
-    return BrokerError(OVER_BUDGET, resource.replace("_", " "), f"{amount:,}")
+    return BrokerError(OVER_BUDGET, resource.replace("_", " "), "the peer", f"{amount:,}")
 
 
 class Budgets:

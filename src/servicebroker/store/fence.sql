@@ -23,12 +23,15 @@ values {needs};
 
 -- The calling principal in a database, with the roles that it is in, provided that it may connect.
 create or replace function servicebroker.caller(
-    me uuid, database integer, out identities integer[], out refusal text[], out principal_id integer, out name text
+    me uuid, database integer, out identities integer[], out refusal text[], out principal_id integer, out name text,
+    out is_limited boolean
 ) language plpgsql stable as $$
 #variable_conflict use_column
 declare
-    role text := (select f.postgres_role from servicebroker.fenced_roles f where f.key = me);
+    role text;
 begin
+    select f.postgres_role, coalesce(f.max_conversations, f.max_messages, f.max_bytes) is not null into role, is_limited
+      from servicebroker.fenced_roles f where f.key = me;
     if role is null then
         raise exception using errcode = 'insufficient_privilege',
             message = 'servicebroker: this PostgreSQL role may not call the verbs',
@@ -56,6 +59,64 @@ begin
         identities := null;
         refusal := array['916', name, (select d.name from servicebroker.databases d where d.database_id = database)];
     end if;
+end $$;
+
+-- Why a role with a budget begins no further conversation; null if it may.
+create or replace function servicebroker.opening_refusal(me uuid) returns text[] language plpgsql as $$
+declare
+    most bigint := (select f.max_conversations from servicebroker.fenced_roles f where f.key = me);
+begin
+    if (select count(*) from servicebroker.conversations_of_roles c where c.role_key = me) < most then return null; end if;
+    delete from servicebroker.conversations_of_roles c where c.role_key = me and c.conversation_handle = any (array(
+        select o.conversation_handle from servicebroker.conversations_of_roles o
+         where o.role_key = me and not exists (
+            select from servicebroker.conversation_endpoints e
+             where e.conversation_handle = o.conversation_handle and e.state <> 'CD')
+           for update skip locked));
+    return case when (select count(*) from servicebroker.conversations_of_roles c where c.role_key = me) >= most
+                then array['10928', 'open conversations', 'the role', most::text] end;
+end $$;
+
+create or replace function servicebroker.count_opening(me uuid, handle uuid) returns void language sql as $$
+insert into servicebroker.conversations_of_roles (role_key, conversation_handle)
+select f.key, handle from servicebroker.fenced_roles f where f.key = me and f.max_conversations is not null and handle is not null
+on conflict do nothing
+$$;
+
+-- Why a role with a budget sends no more on a conversation: nobody has received what it has sent. Null if it may.
+create or replace function servicebroker.sending_refusal(me uuid, handle uuid, bodies bytea[]) returns text[] language plpgsql as $$
+declare
+    most record;
+    target record;
+    messages bigint := coalesce(cardinality(bodies), 0);
+    bytes bigint := (select coalesce(sum(octet_length(body)), 0) from unnest(bodies) body);
+    more record;
+begin
+    select f.max_messages, f.max_bytes into most from servicebroker.fenced_roles f where f.key = me;
+    if most.max_messages is null and most.max_bytes is null then return null; end if;
+    select count(*) as messages, coalesce(sum(octet_length(t.message_body)), 0) as bytes into more
+      from (select message_body from servicebroker.transmission_queue
+             where conversation_handle = handle limit greatest(most.max_messages, {waiting_counted})) t;
+    messages := messages + more.messages;
+    bytes := bytes + more.bytes;
+    select p.queue_id, p.priority, p.conversation_group_id, p.conversation_handle into target
+      from servicebroker.conversation_endpoints e
+      join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle
+     where e.conversation_handle = handle;
+    if found then
+        execute format(
+            'select count(*) as messages, coalesce(sum(octet_length(q.message_body)), 0) as bytes from ('
+            'select message_body from servicebroker.queue_%s where priority = $1 and conversation_group_id = $2 '
+            'and conversation_handle = $3 limit greatest($4, {waiting_counted})) q', target.queue_id)
+          into more using target.priority, target.conversation_group_id, target.conversation_handle, most.max_messages;
+        messages := messages + more.messages;
+        bytes := bytes + more.bytes;
+    end if;
+    return case
+        when messages > most.max_messages
+            then array['10928', 'messages that wait on a conversation', 'the role', most.max_messages::text]
+        when bytes > most.max_bytes then array['10928', 'bytes that wait on a conversation', 'the role', most.max_bytes::text]
+    end;
 end $$;
 
 -- Why the caller may not receive from a queue; null when it may.
@@ -162,12 +223,14 @@ declare
     who record := servicebroker.caller(me, database);
 begin
     refusal := who.refusal;
+    if refusal is null and who.is_limited then refusal := servicebroker.opening_refusal(me); end if;
     if refusal is null then
         select c.handle, c.refusal, c.is_repeated, c.kept into handle, refusal, is_repeated, kept
           from servicebroker.begin_conversation(
             database, from_service, to_service, contract, lifetime, broker_instance, related_conversation,
             related_conversation_group, encryption, who.identities, true, null, priority, idempotency_key, key_lifetime,
             who.principal_id) c;
+        if who.is_limited then perform servicebroker.count_opening(me, handle); end if;
     end if;
 end $$;
 
@@ -193,7 +256,9 @@ begin
         when message_types is null or bodies is null or cardinality(message_types) <> cardinality(bodies)
             then array['402', 'the message types', 'other than the bodies', 'one for each body']
     end;
+    if refusal is null and who.is_limited then refusal := servicebroker.opening_refusal(me); end if;
     if refusal is not null then return; end if;
+    if who.is_limited and servicebroker.sending_refusal(me, new_handle, bodies) is not null then return; end if;
     -- what SEND may refuse and BEGIN DIALOG does not
     if cardinality(bodies) > 0 and (
         array_position(bodies, null) is not null
@@ -215,6 +280,7 @@ begin
     refusal := begun.refusal;
     kept := begun.kept;
     if refusal is not null then return; end if;
+    if who.is_limited then perform servicebroker.count_opening(me, new_handle); end if;
     for run in  -- messages of one type that follow each other
         select min(type) as type, array_agg(body order by place) as bodies from (
             select type, body, place, place - row_number() over (partition by type order by place) as number
@@ -320,6 +386,13 @@ begin
         when cardinality(handles) > {maximum_handles}
              then array['402', 'the list of handles', 'too long', '1 to {maximum_handles} handles']
     end;
+    if refusal is null and who.is_limited then
+        foreach handle in array handles loop
+            refusal := coalesce(
+                refusal, servicebroker.conversation_refusal('SEND', handle, database, who.identities),
+                servicebroker.sending_refusal(me, handle, bodies));
+        end loop;
+    end if;
     if refusal is not null then return; end if;
     if cardinality(handles) = 1 then
         sent := servicebroker.send_on(handles[1], message_type, bodies, database, who.identities, until);

@@ -103,6 +103,7 @@ def _values() -> dict[str, object]:
         "maximum_key": MAXIMUM_KEY,
         "maximum_handles": MAXIMUM_HANDLES,
         "maximum_schedule": MAX_NAME,
+        "waiting_counted": MAX_COUNTED_ROWS,
         "maximum_description": MAXIMUM_DESCRIPTION,
         "all": 2**31 - 1,
         "dbo": DBO_ID,

@@ -237,6 +237,7 @@ INSTANCE_METHODS = {  # arguments that they take
     "drop_endpoint": {"name": "none"},
     "drop_login": {"name": "none"},
     "set_peer_budget": {"name": "none", "amounts": {}},
+    "set_role_budget": {"role": "none", "amounts": {}},
     **{verb: {"permission": "CONTROL SERVER", "principal": "none"} for verb in ("grant", "deny", "revoke")},
     **{verb: {"endpoint": "none", "login": "none"} for verb in ("grant_connect", "deny_connect", "revoke_connect")},
     **{verb: {"role": "none"} for verb in ("grant_rights", "revoke_rights", "show_rights")},

@@ -14,8 +14,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.api.upkeep import upkeep
 from servicebroker.cli.main import app as command
 from servicebroker.dashboard import Dashboard
+from servicebroker.engine.security.budgets import RoleBudget
 from servicebroker.store.clamped_times import EARLIEST, LATEST
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.sql_verbs import MAX_COUNTED_ROWS, MAX_ERROR_CHARACTERS, MAXIMUM_FAILURES
@@ -229,3 +231,91 @@ def test_an_upgrade_makes_them_possible(spoiled: Fence) -> None:
     now = datetime.now(UTC)
     assert all(value <= now for value in (*failed, *kept) if isinstance(value, datetime))
     assert query(spoiled.database, "select held_until from servicebroker.queues where held_until is not null") == []
+
+
+@pytest.fixture
+def limited(fence: Fence) -> Iterator[Callable[..., None]]:
+    """Set limits of the role, which nobody else finds."""
+    instance = fence.database.instance
+
+    def limit(**amounts: int) -> None:
+        assert instance.set_role_budget(ROLE, amounts) == RoleBudget(**amounts)
+
+    yield limit
+    assert instance.set_role_budget(ROLE, None) == RoleBudget()
+    query(fence.database, "delete from servicebroker.conversations_of_roles returning 1")
+
+
+def begin(fence: Fence) -> UUID:
+    return UUID(str(fence.call("begin_dialog", "Bounds", "//own", "//own")[0][0]))
+
+
+def refused(fence: Fence, function: str, *given: object) -> str:
+    with pytest.raises(psycopg.Error, match="Msg 10928") as refusal:
+        fence.call(function, *given)
+    return str(refusal.value)
+
+
+def test_a_role_has_so_many_open_conversations(fence: Fence, limited: Callable[..., None]) -> None:
+    limited(conversations=2)
+    first, _ = begin(fence), begin(fence)
+    assert "open conversations for the role is 2" in refused(fence, "begin_dialog", "Bounds", "//own", "//own")
+    fence.database.begin_dialog("//own", "//own")  # the owner has no limit
+    fence.database.end_conversation(first, cleanup=True)
+    third = begin(fence)
+    with sb.open(as_role(fence.database.instance.url, ROLE), upkeep=None) as opened:
+        database = opened.database("Bounds")
+        for many in (0, 2):  # BEGIN DIALOG alone, and with its first messages
+            with pytest.raises(sb.BrokerError) as caught, database.transaction() as transaction:
+                handle = transaction.begin_dialog("//own", "//own")
+                for _ in range(many):
+                    transaction.send(handle, sb.DEFAULT, b"x")
+            assert caught.value.number == 10928
+        database.end_conversation(third, cleanup=True)
+        handle = database.begin_dialog("//own", "//own")
+        database.send(handle, sb.DEFAULT, b"x")
+    assert query(fence.database, "select count(*) from servicebroker.conversations_of_roles") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "bodies", "said"),
+    [
+        ({"messages": 3}, [b"x", b"", b"x"], "messages that wait on a conversation for the role is 3"),
+        ({"bytes": 1_000}, [bytes(400), bytes(600)], "bytes that wait on a conversation for the role is 1000"),
+        ({"messages": 100, "bytes": 10}, [bytes(10)], "bytes that wait on a conversation"),
+    ],
+)
+def test_a_role_has_so_much_waiting_on_a_conversation(
+    fence: Fence, limited: Callable[..., None], amounts: dict[str, int], bodies: list[bytes], said: str
+) -> None:
+    handle = begin(fence)
+    limited(**amounts)
+    for body in bodies:
+        fence.call("send", handle, sb.DEFAULT, body)
+    assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
+    upkeep_of(fence)  # delivered, and not received
+    assert said in refused(fence, "send", handle, sb.DEFAULT, b"y")
+    received = fence.database.receive("Own", conversation_handle=far_handle(fence.database, handle))
+    assert [one.message_body or b"" for one in received] == bodies
+    fence.call("send", handle, sb.DEFAULT, b"y")
+    fence.database.end_conversation(handle, cleanup=True)
+
+
+def upkeep_of(fence: Fence) -> None:
+    with fence.database.instance.connection() as connection:
+        upkeep(connection, fence.database.instance.clock())
+
+
+def test_the_command_shows_and_sets_the_budget_of_a_role(fence: Fence) -> None:
+    url = fence.database.instance.url
+
+    def ran(*words: str) -> str:
+        result = CliRunner().invoke(command, ["rights", "budget", *words, "--instance", url])
+        return f"{result.output}{result.exception or ''}"
+
+    assert ran(ROLE, "--set", "conversations=5000") == "conversations: 5,000\nmessages: no limit\nbytes: no limit\n"
+    shown = ran(ROLE, "--no-limits", "--set", "bytes=7")
+    assert shown == "conversations: no limit\nmessages: no limit\nbytes: 7\n"
+    assert "no RESOURCE=AMOUNT" in ran(ROLE, "--set", "hats=1")
+    assert "15007" in ran("nobody")
+    ran(ROLE, "--no-limits")

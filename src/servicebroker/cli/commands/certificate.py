@@ -11,6 +11,7 @@ import typer
 
 from servicebroker.api.certificates import after
 from servicebroker.api.instance import Instance
+from servicebroker.cli.amounts import read_amounts
 from servicebroker.cli.commands import user_certificate
 from servicebroker.cli.commands.user_certificate import DatabaseOption, Row, UserOption
 from servicebroker.cli.existing_instance import open_existing
@@ -214,7 +215,7 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Show or change how much of this instance the peer with a certificate may use."""
-    amounts = dict(map(_amount, changes or ()))
+    amounts = read_amounts(changes or (), DEFAULT._fields)
     with open_existing(instance) as opened:
         if default:
             opened.set_peer_budget(name, None)
@@ -226,13 +227,6 @@ def budget(
     for resource, amount in found._asdict().items():
         table.row(resource, f"{amount:,}", f"{DEFAULT._asdict()[resource]:,}")
     Terminal().print(table)
-
-
-def _amount(change: str) -> tuple[str, int]:
-    resource, _, amount = change.partition("=")
-    if resource not in DEFAULT._fields or not amount.isdecimal():
-        raise typer.BadParameter(f"'{change}' is no RESOURCE=AMOUNT such as openings=5000", param_hint="--set")
-    return resource, int(amount[:20])
 
 
 @app.command()

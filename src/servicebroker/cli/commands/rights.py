@@ -10,10 +10,12 @@ import typer
 from psycopg import sql
 
 from servicebroker.api.instance import Instance
+from servicebroker.cli.amounts import read_amounts
 from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_document, say_json
+from servicebroker.engine.security.budgets import RoleBudget
 from servicebroker.engine.security.role_rights import RoleRights, close_locks, plan_lock_closing, statements_of
 from servicebroker.operations.rights import GrantRights, RevokeRights
 from servicebroker.store.running import in_transaction, run
@@ -68,6 +70,32 @@ def locks(instance: InstanceOption = DEFAULT_INSTANCE, as_sql: SqlOption = False
         with opened.connection() as connection:
             in_transaction(connection, close_locks())
     say("Only the schema's owner, and roles that may write its tables, can take the broker's locks now.")
+
+
+@app.command()
+def budget(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="The PostgreSQL role, which was granted rights.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="RESOURCE=AMOUNT", help=f"One of {', '.join(RoleBudget._fields)}; may be repeated."
+        ),
+    ] = None,
+    no_limits: Annotated[bool, typer.Option("--no-limits", help="Remove all other limits.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or change how many conversations, and waiting messages and bytes on each, a restricted role may have."""
+    amounts = read_amounts(changes or (), RoleBudget._fields)
+    with open_existing(instance) as opened:
+        if no_limits:
+            opened.set_role_budget(role, None)
+        found = opened.set_role_budget(role, amounts)
+    if as_json:
+        say_json({"role": role, "budget": found._asdict()})
+        return
+    for resource, amount in found._asdict().items():
+        say(f"{resource}: {'no limit' if amount is None else f'{amount:,}'}")
 
 
 @app.command()

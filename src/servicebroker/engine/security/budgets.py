@@ -1,10 +1,16 @@
-"""The budgets that single peers have instead of the default (protocol/budgets.py), by the owner of a certificate."""
+"""Budgets that are stored: of single peers, by the owner of a certificate, and of restricted roles.
+
+A peer without one has the default (protocol/budgets.py), a restricted role without one has no limit. The functions for
+restricted roles hold the latter (store/fence.sql).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from servicebroker.engine.security.transport_certificates import find_certificate
+from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.budgets import DEFAULT, Budget
 from servicebroker.store.sql_files import SqlFile
@@ -43,16 +49,49 @@ def set_budget(name: str, amounts: Mapping[str, int] | None) -> Steps[Budget]:
         BrokerError: 15151 no such certificate of a peer, 402 no such resource, or an impossible amount.
     """
     owner = yield from _owner(name)
-    for resource, amount in (amounts or {}).items():
-        if resource not in Budget._fields:
-            raise BrokerError(402, "the resource", f"'{resource}'", f"one of {', '.join(Budget._fields)}")
-        if isinstance(amount, bool) or not isinstance(amount, int) or not 1 <= amount <= MAX_AMOUNT:
-            raise BrokerError(402, f"the budget of {resource}", f"{amount!r}", f"a whole number from 1 to {MAX_AMOUNT}")
+    _check(amounts or {}, Budget._fields)
     if amounts is None:
         yield SQL("set_budget.delete_amounts", (owner,))
     else:
         yield SQL("set_budget.save_amounts", (owner, list(amounts), list(amounts.values())))
     return (yield from find_budget(name))
+
+
+class RoleBudget(NamedTuple):
+    """The most that a restricted role may use; None for no limit.
+
+    Attributes:
+        conversations: open conversations that it has begun since it has this limit.
+        messages: messages that wait on one of its conversations, since nobody has received them.
+        bytes: bytes of the bodies of those messages.
+    """
+
+    conversations: int | None = None
+    messages: int | None = None
+    bytes: int | None = None
+
+
+def set_role_budget(role: str, amounts: Mapping[str, int] | None) -> Steps[RoleBudget]:
+    """Set some limits of a restricted role; None removes all. Returns its budget then.
+
+    Raises:
+        BrokerError: 15007 the role was not granted the verbs, 402 no such resource, or an impossible amount.
+    """
+    names.checked("role", role)
+    _check(amounts or {}, RoleBudget._fields)
+    values = [(amounts or {}).get(resource) for resource in RoleBudget._fields]
+    rows = yield SQL("set_role_budget", (role, amounts is None, *values))
+    if not rows:
+        raise BrokerError(15007, role)
+    return RoleBudget(*rows[0])
+
+
+def _check(amounts: Mapping[str, int], resources: tuple[str, ...]) -> None:
+    for resource, amount in amounts.items():
+        if resource not in resources:
+            raise BrokerError(402, "the resource", f"'{resource}'", f"one of {', '.join(resources)}")
+        if isinstance(amount, bool) or not isinstance(amount, int) or not 1 <= amount <= MAX_AMOUNT:
+            raise BrokerError(402, f"the budget of {resource}", f"{amount!r}", f"a whole number from 1 to {MAX_AMOUNT}")
 
 
 def _owner(name: str) -> Steps[str]:
