@@ -49,7 +49,7 @@ def set_budget(name: str, amounts: Mapping[str, int] | None) -> Steps[Budget]:
         BrokerError: 15151 no such certificate of a peer, 402 no such resource, or an impossible amount.
     """
     owner = yield from _owner(name)
-    _check(amounts or {}, Budget._fields)
+    _check({} if amounts is None else amounts, Budget._fields)
     if amounts is None:
         yield SQL("set_budget.delete_amounts", (owner,))
     else:
@@ -78,7 +78,7 @@ def set_role_budget(role: str, amounts: Mapping[str, int] | None) -> Steps[RoleB
         BrokerError: 15007 the role was not granted the verbs, 402 no such resource, or an impossible amount.
     """
     names.checked("role", role)
-    _check(amounts or {}, RoleBudget._fields)
+    _check({} if amounts is None else amounts, RoleBudget._fields)
     values = [(amounts or {}).get(resource) for resource in RoleBudget._fields]
     rows = yield SQL("set_role_budget", (role, amounts is None, *values))
     if not rows:
@@ -86,7 +86,9 @@ def set_role_budget(role: str, amounts: Mapping[str, int] | None) -> Steps[RoleB
     return RoleBudget(*rows[0])
 
 
-def _check(amounts: Mapping[str, int], resources: tuple[str, ...]) -> None:
+def _check(amounts: object, resources: tuple[str, ...]) -> None:
+    if not isinstance(amounts, Mapping):
+        raise BrokerError(402, "the amounts", type(amounts).__name__, "a mapping of resources to whole numbers")
     for resource, amount in amounts.items():
         if resource not in resources:
             raise BrokerError(402, "the resource", f"'{resource}'", f"one of {', '.join(resources)}")
