@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rich import box
@@ -11,14 +13,25 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from servicebroker.cli.output import line
+from servicebroker.cli.output import line, say
 from servicebroker.model.wording import cleaned
+
+UNBOUNDED_WIDTH = 2000  # columns, of a pipe or a file: a name is not folded there, so that a program finds it
+STYLES = {  # of states, on a terminal without NO_COLOR
+    **dict.fromkeys(("ON", "STARTED", "CO", "enabled"), "green"),
+    **dict.fromkeys(("SO", "SI", "DI", "STOPPED", "warning"), "yellow"),
+    **dict.fromkeys(("OFF", "ER", "disabled", "expired", "trouble"), "bold red"),
+    **dict.fromkeys(("DO", "CD", "note"), "dim"),
+}
 
 
 class Terminal(Console):
     """A console that takes no markup, and replaces what steers a terminal in everything that it draws."""
 
     def __init__(self, *, error: bool = False, width: int | None = None) -> None:
+        stream = sys.stderr if error else sys.stdout
+        if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
+            width = UNBOUNDED_WIDTH
         super().__init__(stderr=error, width=width, markup=False, emoji=False, highlight=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -41,4 +54,31 @@ class Listing(Table):
 
     def row(self, *cells: object) -> None:
         """Add a row."""
-        self.add_row(*(Text("\n".join(map(line, cell if isinstance(cell, list) else [cell]))) for cell in cells))
+        self.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in cells))
+
+
+def state(text: str, kind: str | None = None) -> Text:
+    """Return a text in the colour of a state, or of the state `kind`."""
+    return Text(line(text), style=STYLES.get(kind or text, ""))
+
+
+def states(counts: Mapping[str, int]) -> Text:
+    """Return the number of conversations in each state, each in its colour."""
+    return Text("  ").join(state(f"{name} {count:,}", name) for name, count in counts.items())
+
+
+def say_state(subject: str, kind: str, rest: str) -> None:
+    """Print a line that begins with a subject in the colour of a state."""
+    Terminal().print(state(subject, kind) + Text(line(rest)), soft_wrap=True)
+
+
+def show_rows(listing: Listing, otherwise: str) -> None:
+    """Print a listing, or a sentence where it has no rows."""
+    if listing.rows:
+        Terminal().print(listing)
+    else:
+        say(otherwise)
+
+
+def _cell(cell: object) -> Text:
+    return Text("\n".join(map(line, cell if isinstance(cell, list) else [cell])))

@@ -10,6 +10,7 @@ from servicebroker.cli.existing_instance import find_database, open_existing
 from servicebroker.cli.operation_commands import takes
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import Listing, show_rows, state
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.databases import AlterDatabase, DropDatabase
 from servicebroker.store.running import execute
@@ -38,8 +39,10 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
     if as_json:
         say_json({"databases": [dict(zip(_COLUMNS, row, strict=True)) for row in found]})
         return
+    table = Listing("database", "broker identifier", "broker")
     for name, broker, is_enabled, _ in found:
-        say(f"{name}: broker {broker}{'' if is_enabled else ', disabled'}")
+        table.row(name, broker, state("enabled" if is_enabled else "disabled"))
+    show_rows(table, "No databases yet.")
 
 
 @app.command()

@@ -19,7 +19,7 @@ from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_block, say_bytes, say_json
 from servicebroker.cli.printable_text import shown_body
-from servicebroker.cli.tables import Listing, Terminal
+from servicebroker.cli.tables import Listing, show_rows
 from servicebroker.engine.conversation import failed_messages
 from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES, OMITTED, Omitted
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
@@ -74,9 +74,6 @@ def list_(
     if as_json:
         say_json({"messages": [letter._asdict() for letter in shown], "more": len(found) > top})
         return
-    if not shown:
-        say("No dead letters.")
-        return
     table = Listing("number", "set aside (UTC)", "queue", "type", "failed", "error", right=(0, 4))
     for letter in shown:
         first_line = letter.error.partition("\n")[0]
@@ -88,7 +85,7 @@ def list_(
             letter.failures,
             first_line,
         )
-    Terminal().print(table)
+    show_rows(table, "No dead letters.")
     if len(found) > top:
         say(f"There are more: --after {shown[-1].set_aside_id}")
 
@@ -98,14 +95,11 @@ def _show_groups(database: Database, queue: str | None, *, as_json: bool) -> Non
     if as_json:
         say_json({"groups": [group._asdict() for group in groups]})
         return
-    if not groups:
-        say("No dead letters.")
-        return
     table = Listing("messages", "queue", "type", "kind of error", "first (UTC)", "last (UTC)", right=(0,))
     for group in groups:
         times = (f"{at:%Y-%m-%d %H:%M}" for at in (group.first_set_aside_at, group.last_set_aside_at))
         table.row(f"{group.messages:,}", group.queue, group.message_type_name, group.error_kind, *times)
-    Terminal().print(table)
+    show_rows(table, "No dead letters.")
 
 
 @app.command()

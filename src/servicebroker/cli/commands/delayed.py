@@ -11,6 +11,7 @@ from servicebroker.cli.audited_act import audited
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import Listing, show_rows
 from servicebroker.model.wording import counted
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Delayed messages: list and cancel them.")
@@ -30,14 +31,18 @@ def list_(
     if as_json:
         say_json({"messages": [message._asdict() for message in messages]})
         return
+    table = Listing("until (UTC)", "conversation", "message", "type", "from", "to", "bytes", right=(2, 6))
     for one in messages:
-        say(
-            f"{one.delayed_until:%Y-%m-%d %H:%M:%S} UTC: conversation {one.conversation_handle}, message "
-            f"{one.message_sequence_number}, {one.message_type_name} from {one.from_service} to {one.to_service}, "
-            f"{counted(one.bytes, 'byte')}"
+        table.row(
+            f"{one.delayed_until:%Y-%m-%d %H:%M:%S}",
+            one.conversation_handle,
+            one.message_sequence_number,
+            one.message_type_name,
+            one.from_service,
+            one.to_service,
+            f"{one.bytes:,}",
         )
-    if not messages:
-        say("No message is delayed.")
+    show_rows(table, "No message is delayed.")
 
 
 @app.command()
@@ -72,13 +77,10 @@ def list_schedules(
     if as_json:
         say_json({"schedules": [schedule._asdict() for schedule in found]})
         return
+    table = Listing("next (UTC)", "schedule", "queue", "rule", "time zone", "missed")
     for one in found:
-        say(
-            f"{one.next_time:%Y-%m-%d %H:%M:%S} UTC: {one.name} of {one.queue}, {one.rule} in {one.time_zone}, "
-            f"missed: {one.missed}"
-        )
-    if not found:
-        say("No worker has begun a schedule.")
+        table.row(f"{one.next_time:%Y-%m-%d %H:%M:%S}", one.name, one.queue, one.rule, one.time_zone, one.missed)
+    show_rows(table, "No worker has begun a schedule.")
 
 
 @schedules.command()

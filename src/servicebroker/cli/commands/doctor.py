@@ -14,6 +14,7 @@ from servicebroker.cli.examination import gather, judge_access, judge_instance
 from servicebroker.cli.existing_instance import is_down, kept_certificates
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import say_state
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.facts import gather_conversation
 from servicebroker.engine.diagnosis.findings import (
@@ -70,7 +71,8 @@ def doctor(
         say_json({"findings": [_told(finding) for finding in findings]})
     else:
         for finding in findings:
-            say(f"{finding.subject}: {finding.problem}", f"  {finding.advice}")
+            say_state(finding.subject, finding.severity.name.lower(), f": {finding.problem}")
+            say(f"  {finding.advice}")
         say(f"{problems} found." if problems else "Nothing wrong was found.")
     if problems:
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
 from servicebroker.cli.output import say, say_json
+from servicebroker.cli.tables import Listing, show_rows, state
 from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.engine.diagnosis.queue_counts import queue_statuses
 from servicebroker.model.messages import Message
@@ -46,11 +47,10 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
     if as_json:
         say_json({"queues": rows})
         return
+    table = Listing("queue", "messages", "state", "services", right=(1,))
     for row in rows:
-        off = "" if row["is_on"] else ", OFF"
-        say(f"{row['queue']}: {counted(int(str(row['messages'])), 'message')}{off}")
-    if not rows:
-        say("No queues yet.")
+        table.row(row["queue"], f"{row['messages']:,}", state("ON" if row["is_on"] else "OFF"), row["services"])
+    show_rows(table, "No queues yet.")
 
 
 _OPTIONS = {"status": "--on/--off"}

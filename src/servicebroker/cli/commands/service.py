@@ -7,7 +7,8 @@ import typer
 from servicebroker.cli.existing_instance import open_database
 from servicebroker.cli.operation_commands import add_command
 from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption
-from servicebroker.cli.output import say, say_json
+from servicebroker.cli.output import say_json
+from servicebroker.cli.tables import Listing, show_rows
 from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.operations.services import AlterService, CreateService, DropService
 
@@ -26,10 +27,10 @@ def list_(database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE,
         ]
         say_json({"services": told})
         return
+    table = Listing("service", "queue", "contracts")
     for name, service in services.items():
-        say(f"{name} on {service.queue}{': ' if service.contracts else ''}{', '.join(service.contracts)}")
-    if not services:
-        say("No services yet.")
+        table.row(name, service.queue, list(service.contracts))
+    show_rows(table, "No services yet.")
 
 
 _OPTIONS = {"contracts": "--contract", "add_contracts": "--add-contract", "drop_contracts": "--drop-contract"}

@@ -12,7 +12,7 @@ from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
-from servicebroker.cli.tables import Listing, Terminal
+from servicebroker.cli.tables import Listing, Terminal, states
 from servicebroker.engine.diagnosis.findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.history import Course, courses
 from servicebroker.engine.diagnosis.queue_counts import (
@@ -29,7 +29,7 @@ from servicebroker.engine.diagnosis.queue_counts import (
 from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.remote.unfinished_arrivals import sum_by_peer
 from servicebroker.engine.security.certificate_ages import find_used_certificates
-from servicebroker.model.wording import counted
+from servicebroker.model.wording import about_instance, counted
 
 SERVICES_SHOWN = 3  # of one queue; --json has all
 PEERS_SHOWN = 20  # with most of what is not complete
@@ -106,7 +106,7 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
             _some(queue.services),
             f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
             _age(queue.oldest, now),
-            "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
+            states(queue.conversations),
         )
     if queues:
         Terminal().print(table)
@@ -118,7 +118,7 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
         delayed = f"{counted(waiting.delayed, 'is', 'are')} delayed (servicebroker delayed list); "
         say(
             f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
-            f"{delayed if waiting.delayed else ''}the oldest because: {waiting.status}"
+            f"{delayed if waiting.delayed else ''}the oldest because: {about_instance(waiting.status)}"
         )
     if serving:
         say(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")
