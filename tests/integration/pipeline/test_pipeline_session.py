@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,7 +98,7 @@ def test_a_process_that_plans_a_query_connects_before_it_imports_pyspark(tmp_pat
                 assert int.from_bytes(java.read(4), "big") == worker.pid
                 worker.communicate(b"import now\n", timeout=30)
                 path = java.read().decode()
-    assert (worker.returncode, str(tmp_path) in path) == (0, True)
+    assert (worker.returncode, str(tmp_path) in path, str(Path.cwd()) in path) == (0, True, True)
     assert "pyspark.zip" not in path
     assert "py4j" not in path
 

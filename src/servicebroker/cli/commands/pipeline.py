@@ -251,7 +251,7 @@ def try_rules(
         trial = try_message(pipeline, example.message_type, example.body)
         differences = list(find_differences(pipeline, example, trial))
         failures += bool(differences)
-        told.append({"example": example.name, **trial._asdict(), "differences": differences})
+        told.append({"example": example.name, **trial.to_json(), "differences": differences})
         if not as_json:
             say(f"{example.name}: {trial}")
             say(*(f"  {example.name} {difference}." for difference in differences), error=True) if differences else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 
 _TIME = datetime(2026, 1, 1, tzinfo=UTC)  # of example messages
 _ORIGIN_NAMES = frozenset(column.name for column in ORIGIN)
+
+
+def _shown(row: Any) -> str:
+    """Return a row as JSON, with keys of maps as they are."""
+    return json.dumps(row, default=_json_text, ensure_ascii=False)
+
+
+def _json_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 class Trial(NamedTuple):
@@ -47,7 +59,12 @@ class Trial(NamedTuple):
             return f"stops the queue: {self.detail}"
         if self.reason:
             return f"quarantine: {self.reason}: {self.detail}"
-        return f"{self.table}: {self.row}" if self.row is not None else "no table of a rule"
+        return f"{self.table}: {_shown(self.row)}" if self.row is not None else "no table of a rule"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the trial as values of JSON: a decimal and a time are texts, and bytes Base64."""
+        row = None if self.row is None else json.loads(_shown(self.row))
+        return {"table": self.table, "row": row, "reason": self.reason, "detail": self.detail, "stops": self.stops}
 
 
 @dataclass(frozen=True)
@@ -175,7 +192,7 @@ def find_differences(pipeline: Pipeline, example: Example, trial: Trial) -> Iter
             yield f"cannot have this value: {problem.detail}"
             continue
         if value != trial.row[name]:
-            yield f"has {name} = {trial.row[name]!r}, not {value!r}"
+            yield f"has {name} = {_shown(trial.row[name])}, not {_shown(value)}"
 
 
 def _expected(column: Column, value: Any) -> Any:

@@ -45,6 +45,7 @@ def connect() -> tuple[IO[Any], socket.socket]:
 def main(module: str) -> None:
     """Connect to Java, then run a worker module of PySpark on this connection."""
     stream, connection = connect()
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, for modules of the user
 
     from pyspark import worker_util
 
