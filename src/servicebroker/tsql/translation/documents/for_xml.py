@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from sqlglot import exp
 
@@ -170,6 +170,15 @@ def _write_element(name: str, members: list[Member], declared: str, nil: bool) -
     return f"{start} || coalesce('>' || nullif({_write_content(rest, nil)}, '') || {quote_string(f'</{name}>')}, '/>')"
 
 
+def _late_attribute(name: str) -> TsqlError:
+    """Build error 6852: an attribute behind text or elements of its element."""
+    return TsqlError(
+        6852,
+        f"Attribute-centric column '{name}' must not come after a non-attribute-centric sibling in XML hierarchy in FOR "
+        "XML PATH.",
+    )
+
+
 def _write_opening(name: str, members: list[Member], declared: str, nil: bool) -> str:
     """Write the start of an element that contains other elements."""
     start, rest = _write_start(name, members, declared)
@@ -179,6 +188,10 @@ def _write_opening(name: str, members: list[Member], declared: str, nil: bool) -
 def _write_start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
     """Write name and attributes of an element. Return it with the members that are no attributes."""
     attributes = [member for member in members if member[0][0].startswith("@")]
+    leading = takewhile(lambda member: member[0][0].startswith("@"), members)
+    if len(list(leading)) < len(attributes):
+        late = next(output for path, _, output in reversed(members) if path[0].startswith("@"))
+        raise _late_attribute(late.name)
     parts = [quote_string(f"<{name}{declared}")]
     parts += [
         f"coalesce({quote_string(f' {_xml_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute(tsql.xml_text({field})) || '\"', '')"
@@ -205,10 +218,7 @@ def _write_content(members: list[Member], nil: bool) -> str:
 def _write_leaf(name: str, field: str, output: Output, nil: bool) -> str:
     inside = field if output.type == XML else f"tsql.xml_escaped(tsql.xml_text({field}))"
     if name.startswith("@"):
-        raise TsqlError(
-            6852,
-            f"Attribute-centric column '{name}' must not come after a non-attribute-centric sibling in XML hierarchy in FOR XML PATH.",
-        )
+        raise _late_attribute(name)
     if name == "data()":
         return f"coalesce({_DATA_BEGIN} || {inside} || {_DATA_END}, '')"
     if name in _INLINE_NAMES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
+from servicebroker.tsql.translation.queries.aggregates import UNORDERED
 from servicebroker.tsql.translation.queries.selects import translate_query
 from servicebroker.tsql.translation.result import Translation
 from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, not_supported, write_value
@@ -82,7 +83,9 @@ def _row_number(rows: exp.Select) -> exp.Expression:
     order = rows.args.get("order")
     if rows.args.get("limit") is None:
         rows.set("order", None)
-    return exp.Window(this=exp.RowNumber(), order=order.copy() if order is not None else None, over="OVER")
+    window = exp.Window(this=exp.RowNumber(), order=order.copy() if order is not None else None, over="OVER")
+    window.meta[UNORDERED] = True
+    return window
 
 
 def _refer_to_row(node: exp.Expression, columns: list[exp.Column]) -> exp.Expression:

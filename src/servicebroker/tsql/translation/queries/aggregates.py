@@ -206,6 +206,21 @@ def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
 _MONEY_PREFIX, _MONEY_SUFFIX = "tsql.to_money((", ")::numeric)::numeric(19,4)"
 
 
+UNORDERED = "unordered"  # marks a window of ours, whose rows come as they are
+_ORDERED_FUNCTIONS: dict[type[exp.Expression], str] = {
+    exp.RowNumber: "ROW_NUMBER",
+    exp.Rank: "RANK",
+    exp.DenseRank: "DENSE_RANK",
+    exp.Ntile: "NTILE",
+    exp.Lag: "LAG",
+    exp.Lead: "LEAD",
+    exp.FirstValue: "FIRST_VALUE",
+    exp.LastValue: "LAST_VALUE",
+    exp.CumeDist: "CUME_DIST",
+    exp.PercentRank: "PERCENT_RANK",
+}
+
+
 @writes_value(exp.Window)
 def _window(writer: Writer, node: exp.Window) -> Sql:
     """Write a function with OVER.
@@ -213,6 +228,9 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
     A cast or rounding around the aggregate must enclose OVER too.
     """
     allow_only(node, "this", "partition_by", "order", "spec", "over", "alias")
+    name = _ORDERED_FUNCTIONS.get(type(node.this))
+    if name and not (node.args.get("order") or node.args.get("alias") or node.meta.get(UNORDERED)):
+        raise TsqlError(4112, f"The function '{name}' must have an OVER clause with ORDER BY.", severity=15)
     over = f"OVER {_definition(writer, node)}"
     percentile = _percentile(writer, node.this, over) if isinstance(node.this, exp.WithinGroup) else None
     if percentile is not None:

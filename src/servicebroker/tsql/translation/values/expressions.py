@@ -603,6 +603,10 @@ def _iif(writer: Writer, node: exp.If) -> Sql:
 def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
     allow_only(node, "this", "expressions")
     values = [write_value(writer, item) for item in [node.this, *node.expressions]]
+    if all(value.is_untyped and value.type is None for value in values):
+        raise TsqlError(
+            4127, "At least one of the arguments to COALESCE must be an expression that is not the NULL constant."
+        )
     kind, texts = unify_types(values)
     return Sql(f"COALESCE({', '.join(texts)})", kind, offset=first_offset(kind, values))
 
@@ -610,6 +614,12 @@ def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
 @writes_value(exp.Nullif)
 def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
     left = write_value(writer, node.this)
+    if left.is_untyped and left.type is None:
+        raise TsqlError(
+            4151,
+            "The type of the first argument to NULLIF cannot be the NULL constant because the type of the first argument has "
+            "to be known.",
+        )
     left_text, right_text = _write_comparison(
         (node.this, left), (node.expression, write_value(writer, node.expression))
     )
