@@ -26,13 +26,15 @@ from servicebroker.testing.verbs import INTERPRETERS
 ALL = [getattr(operations, name) for name in operations.__all__ if name not in ("Operation", "Definition")]
 DEFINITIONS = [operation for operation in ALL if issubclass(operation, operations.Definition)]
 OF_ROLES = [operations.GrantRights, operations.RevokeRights]  # of PostgreSQL: no permission of a broker is asked for
-SET_ASIDE = [
+OF_DATABASES = [  # also in the double
     operations.SetAsideMessages,
     operations.DeadLetterGroups,
     operations.ReplayMessage,
     operations.DiscardMessage,
+    operations.Schedules,
+    operations.DropSchedule,
 ]
-ADMINISTRATION = [*SET_ASIDE, *OF_ROLES, *DEFINITIONS]
+ADMINISTRATION = [*OF_DATABASES, *OF_ROLES, *DEFINITIONS]
 SINGLE = [one for one in ALL if not issubclass(one, (Composite, operations.Definition)) and one not in OF_ROLES]
 FACES = [sb.Database, sb.Transaction, sb.JoinedTransaction, sb.AsyncDatabase, double.Database, double.Transaction]
 ADMINISTRATIVE = [(sb.Database, sb.AsyncDatabase), (sb.Instance, sb.AsyncInstance)]
@@ -52,7 +54,7 @@ def faces_of(operation: type[Any]) -> list[type]:
     [
         *((operation, face) for operation in ALL if operation not in ADMINISTRATION for face in FACES),
         *((operation, face) for operation in ADMINISTRATION for face in faces_of(operation)),
-        *((operation, double.Database) for operation in [*IN_THE_DOUBLE, *SET_ASIDE]),
+        *((operation, double.Database) for operation in [*IN_THE_DOUBLE, *OF_DATABASES]),
     ],
     ids=lambda one: f"{one.__module__}.{one.__qualname__}",
 )

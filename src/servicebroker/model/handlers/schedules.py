@@ -6,18 +6,19 @@ behind it, and one that comes twice in autumn counts once. A rule for every hour
 
 from __future__ import annotations
 
-import calendar
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 from uuid import UUID, uuid4
-from zoneinfo import ZoneInfo
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.names import is_encodable
 from servicebroker.model.wording import shown
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 Missed: TypeAlias = Literal["skip", "once", "all"]
 
@@ -35,7 +36,8 @@ _SHORTHANDS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if name}
+_MONTH_NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
 _WEEKDAYS = {name: number for number, name in enumerate(("sun", "mon", "tue", "wed", "thu", "fri", "sat"))}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -123,6 +125,8 @@ class Schedule(NamedTuple):
         if self.rule.startswith("@every"):
             interval = timedelta(seconds=int(self.rule.split()[1]))
             return _EPOCH + (after - _EPOCH) // interval * interval + interval
+        from zoneinfo import ZoneInfo  # here, as few applications have schedules
+
         fields, zone = _Fields.parse(self.rule), ZoneInfo(self.time_zone)
         search = _real_times if len(fields.hours) == 24 else _wall_times  # hours of a day
         for found in search(fields, zone, after.astimezone(UTC)):
@@ -236,7 +240,9 @@ def _values(rule: str, text: str, lowest: int, highest: int, names: dict[str, in
             end = _number(rule, last, names) if has_end else highest if has_step else begin
         width = _number(rule, step, {}) if has_step else 1
         if not lowest <= begin <= end <= highest or width < 1:
-            raise BrokerError(402, "every", shown(rule), f"a rule with {lowest} to {highest} where {part!r} stands")
+            raise BrokerError(
+                402, "every", shown(rule), f"a rule with {lowest} to {highest} where {shown(part)} stands"
+            )
         found.update(range(begin, end + 1, width))
     return found
 
@@ -245,7 +251,7 @@ def _number(rule: str, text: str, names: dict[str, int]) -> int:
     if text in names:
         return names[text]
     if not (text.isascii() and text.isdigit()):
-        raise BrokerError(402, "every", shown(rule), f"a rule with a number where {text!r} stands")
+        raise BrokerError(402, "every", shown(rule), f"a number in place of {shown(text)}")
     return int(text)
 
 
@@ -305,6 +311,8 @@ def _instant(wall: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _is_zone(name: str) -> bool:
+    from zoneinfo import ZoneInfo
+
     try:
         ZoneInfo(name)
     except (OSError, ValueError, KeyError):  # ZoneInfoNotFoundError is a KeyError

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DOC = "servicebroker: of a rule"  # comment of a column that the rule has added, not another writer
 BATCH = "servicebroker.batch."  # followed by the query: a property of the table and of the snapshot
 _ID, _DOC = b"PARQUET:field_id", b"doc"  # metadata keys of Arrow fields, from pyiceberg and Parquet
+_FOREIGN = {"pyiceberg", "requests", "sqlalchemy", "pydantic_core"}  # packages whose errors are those of a catalog
 _SMALL_FILE_BYTES = 64 * 1024 * 1024  # smaller files are merged, into files of at most twice this size
 
 
@@ -147,14 +148,10 @@ class IcebergLocation:
 
 def _is_foreign(problem: Exception) -> bool:
     """True if a catalog, its driver or a store raised the error, or the driver is missing: no mistake of ours."""
-    if isinstance(problem, ModuleNotFoundError):  # of a catalog's own driver, such as psycopg2
-        return (problem.name or "").partition(".")[0] not in ("pyiceberg", "sqlalchemy")
-    return isinstance(problem, OSError | ValueError) or type(problem).__module__.partition(".")[0] in (
-        "pyiceberg",
-        "requests",
-        "sqlalchemy",
-        "pydantic_core",
-    )
+    if isinstance(problem, ModuleNotFoundError):  # pyiceberg itself comes with an extra, which the command names
+        return not (problem.name or "").startswith("pyiceberg")
+    package = type(problem).__module__.partition(".")[0]
+    return isinstance(problem, OSError | ValueError) or package in _FOREIGN
 
 
 @lru_cache(maxsize=10)
