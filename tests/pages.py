@@ -41,7 +41,7 @@ db = instance.database("Shop", create=True)
 db.define({
     "message_types": {"//shop/Order": "NONE", "//shop/Confirmation": "NONE", "EndOfStream": "EMPTY"},
     "contracts": {
-        "//shop/Ordering": {"//shop/Order": "INITIATOR", "EndOfStream": "INITIATOR", "//shop/Confirmation": "TARGET"}
+        "//shop/Ordering": {"//shop/Order": "INITIATOR", "EndOfStream": "ANY", "//shop/Confirmation": "TARGET"}
     },
     "queues": {"OrderQueue": {}, "StockQueue": {}},
     "services": {

@@ -119,7 +119,7 @@ _WITH_METHODS = {"Instance", "Database", "Transaction", "JoinedTransaction", "Co
 _OURS = {  # methods that other parts of the package call, and no application
     "catalog_of", "check_process", "count_polled", "count_received", "open", "renew", "share_events",  # Instance
     "sleep", "works_as_user",
-    "check", "handler_of", "handler_of_schedule", "is_async",  # Worker
+    "check", "check_handles", "handler_of", "handler_of_schedule", "is_async",  # Worker
     "record", "tell", "watches_conversations",  # Events
 }  # fmt: skip
 

@@ -51,7 +51,8 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
         if not isinstance(worker, Worker):
             raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=IS_ASYNC)
-        database._find(worker.queue)
+        queue = database._find(worker.queue)
+        worker.check_handles(database._do(database.engine.find_expected_types(queue.queue_id)))
         for name, schedule in worker.schedules.items():
             with database.transaction() as transaction:
                 transaction.run(KeepSchedule(worker.queue, name, schedule))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
 from servicebroker.model.arguments import check_count, check_groups, check_policy, check_switch, messages_per_second
@@ -39,6 +40,14 @@ class ScheduledHandler(NamedTuple):
 
     schedule: Schedule
     handler: Handler
+
+
+class ExpectedType(NamedTuple):
+    """A message type that only initiators send, by a contract of a service of a queue: nobody else can handle it."""
+
+    message_type: str
+    contract: str
+    service: str
 
 
 class Worker:
@@ -253,6 +262,23 @@ class Worker:
                 handler.check(message_type)
         for scheduled in self._schedules.values():
             scheduled.handler.check_schedule()
+
+    def check_handles(self, expected: Iterable[ExpectedType]) -> None:
+        """Refuse a worker without a handler of a type that initiators send to its queue.
+
+        Raises:
+            BrokerError: 402.
+        """
+        if _OTHERS in self._handlers:
+            return
+        for message_type, contract, service in expected:
+            if message_type in self._handlers:
+                continue
+            near = get_close_matches(message_type, self._handlers, 1)
+            hint = f"Did you mean it by the handler of '{near[0]}'?" if near else ""
+            found = f"one without a handler of '{message_type}', which '{contract}' lets initiators send to '{service}'"
+            given = f"given one: @worker.on({message_type!r}), or @worker.on() for all other types"
+            raise BrokerError(402, f"the worker of {self.queue}", found, given, hint=hint)
 
     def handler_of(self, message: Message) -> Handler | None:
         """Return the handler of a message; None for an EndDialog or Error without a handler.

@@ -908,6 +908,21 @@ begin
     end if;
 end $$;
 
+-- find_expected_types in engine/catalog/catalog.sql
+create or replace function servicebroker_fence.expected_types(queue_id integer, me uuid default servicebroker_fence.me())
+returns table (message_type text, contract text, service text) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_variable
+begin
+    if servicebroker.receive_refusal(me, queue_id) is null then
+        return query select distinct t.name, c.name, s.name from servicebroker.services s
+            join servicebroker.service_contract_usages using (database_id, service_id)
+            join servicebroker.service_contracts c using (database_id, service_contract_id)
+            join servicebroker.service_contract_message_usages u using (database_id, service_contract_id)
+            join servicebroker.message_types t using (database_id, message_type_id)
+            where s.queue_id = queue_id and u.is_sent_by_initiator and not u.is_sent_by_target order by 1, 2, 3;
+    end if;
+end $$;
+
 -- This session is notified of messages for these queues, and for no others.
 create or replace function servicebroker_fence.wait_for(queues integer[], me uuid default servicebroker_fence.me())
 returns void language plpgsql security definer {pinned} as $$

@@ -189,9 +189,7 @@ class AsyncDatabase(_AwaitableMethods):
     @asynccontextmanager
     async def working(self, *workers: Worker, concurrency: int = 1, raises: bool = False) -> AsyncIterator[None]:
         """Run workers for the block, as `Database.working`."""
-        worker_calls.check(workers, concurrency, is_async=True)
-        for worker in workers:
-            definitions.find_queue(self._inner.broker, worker.queue)  # type: ignore[union-attr]
+        worker_calls.check(self._inner.broker, workers, concurrency, is_async=True)  # type: ignore[union-attr]
         worker_calls.keep_schedules(self._inner.run, workers)
         added = [(self, worker, raises) for worker in workers]
         self.instance._workers += added

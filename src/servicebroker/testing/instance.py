@@ -264,9 +264,7 @@ class Database(Verbs):
         judges what its handlers raise. With `raises` an exception of a handler is raised where the test has committed,
         or has begun to wait, and no policy is asked.
         """
-        worker_calls.check(workers, concurrency, is_async=False)
-        for worker in workers:
-            definitions.find_queue(self.broker, worker.queue)
+        worker_calls.check(self.broker, workers, concurrency, is_async=False)
         worker_calls.keep_schedules(self.run, workers)
         added = [(self, worker, raises) for worker in workers]
         self.instance._workers += added
@@ -282,7 +280,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 402 no worker, or one that a database cannot run.
         """
-        worker_calls.check([worker], 1, is_async=False)
+        worker_calls.check(self.broker, [worker], 1, is_async=False)
         worker_calls.keep_schedules(self.run, [worker])
         return self._take(Receive.of_worker(worker), partial(worker_calls.handle, worker), worker.poison)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -13,26 +13,39 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
-from servicebroker.model.workers import Worker
+from servicebroker.model.workers import ExpectedType, Worker
 from servicebroker.operations.schedules import KeepSchedule, TakeTurn
+from servicebroker.testing.catalog import Broker, Queue
+from servicebroker.testing.definitions import find_queue
 
 T = TypeVar("T")
 
 _ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended it already
 
 
-def check(workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> None:
+def check(broker: Broker, workers: Iterable[Worker], concurrency: int, *, is_async: bool) -> None:
     """Refuse workers that the real instance refuses.
 
     Raises:
-        BrokerError: 402 an invalid `concurrency`, an object that is no worker, a worker without handlers, or one with
-            handlers of the other kind.
+        BrokerError: 15151 no such queue; 402 an invalid `concurrency`, an object that is no worker, a worker without
+            handlers, with handlers of the other kind, or without one of a type that initiators send.
     """
     check_count("concurrency", concurrency)
     for worker in workers:
         if not isinstance(worker, Worker):
             raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=is_async)
+        worker.check_handles(_expected_types(broker, find_queue(broker, worker.queue)))
+
+
+def _expected_types(broker: Broker, queue: Queue) -> Iterator[ExpectedType]:
+    """Yield the message types that only initiators send to the services of a queue."""
+    for service in broker.services.values():
+        if service.queue is queue:
+            for contract in service.contracts.values():
+                for message_type, (_, by_initiator, by_target) in contract.usages.items():
+                    if by_initiator and not by_target:
+                        yield ExpectedType(message_type, contract.name, service.name)
 
 
 def keep_schedules(run: Callable[[KeepSchedule], object], workers: Iterable[Worker]) -> None:

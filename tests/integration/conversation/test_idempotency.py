@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import servicebroker as sb
@@ -261,3 +264,46 @@ def test_refused_choices(database: sb.Database, options: Any) -> None:
     with refused(402):
         begin(database, **options)
     assert conversations(database) == keys(database) == 0
+
+
+def test_callers_that_try_again_send_once(database: sb.Database, seeded_random: random.Random) -> None:
+    """Sessions are ended at any time: in BEGIN DIALOG, before COMMIT and within it. Each key is sent once."""
+    keys_to_send = [f"order {number}" for number in range(12)]
+    over = threading.Event()
+
+    def order(key: str) -> UUID:
+        while True:
+            try:
+                with database.transaction() as tx:
+                    handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT, idempotency_key=key)
+                    if not isinstance(handle, sb.RepeatedHandle):
+                        tx.send(handle, ORDER, key)
+            except (sb.InstanceError, psycopg.Error):  # perhaps after the COMMIT
+                continue
+            return handle
+
+    def terminate() -> None:
+        with psycopg.connect(database.instance.url, autocommit=True) as connection:
+            while not over.wait(seeded_random.uniform(0, 0.01)):
+                connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+                    "and pid <> pg_backend_pid() and application_name = 'servicebroker' order by random() limit 1"
+                )
+
+    killer = in_thread(terminate)
+    try:
+        callers = [in_thread(order, key) for key in keys_to_send * 3]
+        handles = [caller.result(60) for caller in callers]
+    finally:
+        over.set()
+        killer.result(10)
+    assert len(set(handles)) == len(keys_to_send)
+    sent = [message.message_body for message in received(database)]
+    assert sorted(body.decode() for body in sent if body) == sorted(keys_to_send)
+
+
+def received(database: sb.Database) -> list[sb.Message]:
+    messages: list[sb.Message] = []
+    while more := database.receive(STOCK_QUEUE):
+        messages += more
+    return messages

@@ -117,6 +117,14 @@ def test_a_mistyped_target_is_asked_about_and_removed() -> None:
     assert "enough" in run("receive", STOCK_QUEUE, "--top", "5", "--end")
 
 
+def test_a_key_sends_once() -> None:
+    once = ("send", "x", *DIALOG, "--type", ORDER, "--idempotency-key", "order 17", "--priority", "9")
+    first = run(*once).strip()
+    assert json.loads(run(*once, "--json")) == {"conversation_handle": first, "message_sequence_number": None}
+    (message,) = json.loads(run("receive", STOCK_QUEUE, "--json"))["messages"]
+    assert message["priority"] == 9
+
+
 def test_purge_takes_everything_and_ends_what_has_ended() -> None:
     handles = [run("send", "x", *DIALOG, "--type", ORDER).strip() for _ in range(3)]
     assert run("queue", "purge", STOCK_QUEUE, given="y\n").endswith("3 messages are gone.\n")

@@ -35,6 +35,13 @@ class Course:
         return hour
 
 
+def stock_worker(**options: Any) -> sb.Worker:
+    """Return a worker that takes the orders, too, which initiators may send to its queue."""
+    worker = sb.Worker(STOCK_QUEUE, **options)
+    worker.on(ORDER)(lambda tx, message: None)
+    return worker
+
+
 def run_once(database: sb.Database, worker: sb.Worker) -> None:
     """Do what a worker does, in this thread, until the queue is empty."""
     worker.check(is_async=False)
@@ -61,7 +68,7 @@ def course(request: pytest.FixtureRequest) -> Course:
 
 @pytest.mark.parametrize(("missed", "late"), [("once", [11]), ("all", list(range(12))), ("skip", [])])
 def test_each_time_once(course: Course, missed: Any, late: list[int]) -> None:
-    worker, fired = sb.Worker(STOCK_QUEUE), []
+    worker, fired = stock_worker(), []
 
     @worker.every("*/5 * * * *", missed=missed)
     def job(tx: sb.Transaction, at: datetime) -> None:
@@ -114,7 +121,7 @@ def test_what_the_handler_gets(course: Course) -> None:
 
 def test_a_failure_is_judged_and_the_schedule_goes_on(course: Course) -> None:
     for verdict in (sb.SetAside(), sb.Ignore(), sb.EndWithError(5, "no"), sb.Reply(ORDER, b"")):
-        worker = sb.Worker(STOCK_QUEUE, poison=sb.give_up_after(2, verdict, pause=1))
+        worker = stock_worker(poison=sb.give_up_after(2, verdict, pause=1))
         tried: list[datetime] = []
 
         @worker.every("@hourly", name=f"fails {verdict}")
@@ -139,7 +146,7 @@ def test_a_failure_is_judged_and_the_schedule_goes_on(course: Course) -> None:
 
 def test_changes(course: Course) -> None:
     def worker(rule: str | timedelta, **options: Any) -> sb.Worker:
-        made = sb.Worker(STOCK_QUEUE)
+        made = stock_worker()
         made.every(rule, name="job", **options)(lambda tx, message: None)
         return made
 
@@ -167,11 +174,11 @@ def test_changes(course: Course) -> None:
 
 
 def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> None:
-    worker = sb.Worker(STOCK_QUEUE)
+    worker = stock_worker()
     worker.every("@hourly", name="job")(lambda tx, message: None)
     course.to_next_hour()
     course.run(worker)
-    other = sb.Worker(STOCK_QUEUE, poison=sb.give_up_after(1, sb.SetAside()))
+    other = stock_worker(poison=sb.give_up_after(1, sb.SetAside()))
     other.on()(lambda tx, message: None)
     course.clock.jump(seconds=11)
     course.run(other)
@@ -209,9 +216,9 @@ def test_the_double_lets_time_pass() -> None:
     database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
     worker = sb.Worker(STOCK_QUEUE)
     worker.every("*/10 * * * *", name="job")(lambda tx, message: fired.append(message.message_body))
+    worker.on(ORDER)(lambda tx, message: fired.append(message.message_body))
     with database.working(worker):
         database.send(begin(database), ORDER, b"x", delay=60)
-        worker.on(ORDER)(lambda tx, message: fired.append(message.message_body))
         instance.pass_time(hours=1)
     assert len(fired) == 7
 
@@ -239,7 +246,7 @@ def test_the_asyncio_double() -> None:
 def test_workers_in_threads(database: sb.Database) -> None:
     """Two workers of the same schedule; each second fires once."""
     fired: list[datetime] = []
-    workers = [sb.Worker(STOCK_QUEUE) for _ in range(2)]
+    workers = [stock_worker() for _ in range(2)]
     for worker in workers:
         worker.every(timedelta(seconds=1), name="job", missed="all")(
             lambda tx, message: fired.append(datetime.fromisoformat(message.message_body.decode()))
@@ -270,7 +277,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
         elif chance < 0.15:
             raise ValueError("failed")
 
-    worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry(0))
+    worker = stock_worker(poison=lambda failure: sb.Retry(0))
     worker.every("* * * * *", missed="all")(job)
     run_once(database, worker)
     (kept,) = database.schedules()
@@ -303,7 +310,7 @@ def test_no_time_twice_under_kills_and_clock_jumps(
 def test_no_time_twice_in_the_double(seeded_random: random.Random, count: int) -> None:
     instance, fired, kept = double.open(), [], []
     database = define_standard_set(instance.database("Test", create=True))  # type: ignore[arg-type]
-    worker = sb.Worker(STOCK_QUEUE, poison=lambda failure: sb.Retry(0.5))
+    worker = stock_worker(poison=lambda failure: sb.Retry(0.5))
 
     @worker.every("*/2 * * * *", missed="all")
     def job(tx: sb.Transaction, at: datetime) -> None:

@@ -14,6 +14,8 @@ import pytest
 import servicebroker as sb
 from servicebroker.store.statement_counts import StatementCounts
 from support import (
+    CONTRACT,
+    MARK,
     ORDER,
     ORDERS,
     ORDERS_QUEUE,
@@ -85,6 +87,7 @@ def test_own_handlers_of_end_and_error_and_timer_come_first(database: sb.Databas
         if message.is_end_dialog:
             tx.end_conversation(message.conversation_handle)  # itself, which the worker takes as it is
 
+    worker.on(ORDER)(lambda tx, message: None)
     ended, failed = open_dialog(database), open_dialog(database)
     database.begin_conversation_timer(ended[1], 0)
     with database.working(worker):
@@ -133,11 +136,11 @@ def test_who_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> N
 
 def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
     worker = sb.Worker(STOCK_QUEUE, poison=at_once)
-    worker.on("//test/Other")(lambda tx, message: None)
-    begin_with(database, b"1")
+    worker.on(ORDER)(lambda tx, message: None)
+    database.send(begin(database), MARK)  # either side may send it
     with database.working(worker):
         eventually(lambda: len(database.set_aside_messages()) == 1)
-    assert f"no handler for messages of type '{ORDER}'" in database.set_aside_messages()[0].error
+    assert f"no handler for messages of type '{MARK}'" in database.set_aside_messages()[0].error
 
 
 def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Database) -> None:
@@ -221,6 +224,7 @@ def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database
     database.create_contract("//test/Sums", {message_type: "ANY"})
     database.alter_service(STOCK, add_contracts=["//test/Sums"])
     worker = sb.Worker(STOCK_QUEUE)
+    worker.on()(lambda tx, message: None)
 
     @worker.on(message_type)
     def add(tx: sb.Transaction, message: sb.Message) -> None:
@@ -339,3 +343,18 @@ def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.
     assert not any("wait_for" in name for name in spent)
     assert count["owner_verbs.wait_for.insert_readers"] == 1
     assert count["owner_verbs.wait_for.delete_readers"] == 1
+
+
+def test_a_worker_handles_what_only_initiators_send(database: sb.Database) -> None:
+    worker = sb.Worker(STOCK_QUEUE)
+    worker.on("//test/Ordr")(lambda tx, message: None)
+    with (
+        refused(402, f"without a handler of '{ORDER}'", CONTRACT, STOCK, "Did you mean it by", "//test/Ordr"),
+        database.working(worker),
+    ):
+        raise AssertionError
+    replies = sb.Worker(ORDERS_QUEUE)  # no contract makes its service a target
+    replies.on(REPLY)(lambda tx, message: None)
+    worker.on()(lambda tx, message: None)
+    with database.working(worker, echo(), replies):
+        begin_with(database, b"1")

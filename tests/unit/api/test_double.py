@@ -491,6 +491,21 @@ def test_a_request_is_refused_in_a_transaction(database: double.Database) -> Non
         assert database.wait_for_answer(handle).body == b"1"
 
 
+def test_a_second_request_with_a_key_sends_nothing(database: double.Database) -> None:
+    choices: Any = {"contract": CONTRACT, "idempotency_key": "17", "idempotency_ttl": 60}
+    first = database.begin_request(ORDERS, STOCK, ORDER, b"1", **choices)
+    second = database.begin_request(ORDERS, STOCK, ORDER, b"1", **choices)
+    assert second == first
+    assert isinstance(second, sb.RepeatedHandle)
+    with database.working(_answering()):
+        assert database.request(ORDERS, STOCK, ORDER, b"1", **choices).body == b"1"
+    with refused(8426):
+        database.request(ORDERS, STOCK, ORDER, b"1", **choices)
+    database.instance.clock.jump(seconds=61)
+    database.instance.upkeep()
+    assert database.begin_request(ORDERS, STOCK, ORDER, b"1", **choices) != first
+
+
 @pytest.mark.parametrize("late_answers", ["drop", "handle"])
 def test_a_late_answer_is_dropped_or_handled(database: double.Database, late_answers: str) -> None:
     before = database.instance.clock()

@@ -263,7 +263,8 @@ class AsyncDatabase(
         has failed) is logged, and the reader goes on after a pause. `servicebroker worker` does this as a program.
 
         Raises:
-            BrokerError: 15151 no such queue, 402 what is no worker, has no handlers, or those of the other form.
+            BrokerError: 15151 no such queue; 402 what is no worker, has no handlers, those of the other form, or none
+                of a type that only initiators send to the queue.
         """
         return working(self, workers, concurrency)
 

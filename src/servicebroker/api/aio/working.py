@@ -50,7 +50,8 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
         if not isinstance(worker, Worker):
             raise BrokerError(402, "worker", shown(worker), "a servicebroker.Worker")
         worker.check(is_async=IS_ASYNC)
-        await database._find(worker.queue)
+        queue = await database._find(worker.queue)
+        worker.check_handles(await database._do(database.engine.find_expected_types(queue.queue_id)))
         for name, schedule in worker.schedules.items():
             async with database.transaction() as transaction:
                 await transaction.run(KeepSchedule(worker.queue, name, schedule))

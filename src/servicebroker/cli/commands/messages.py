@@ -25,6 +25,7 @@ from servicebroker.model.arguments import HIGHEST_MAX_BODY_BYTES
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_standard_input
 from servicebroker.model.wording import about_instance, counted
+from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.store.running import run
 
 TopOption = Annotated[int, typer.Option(min=1, help="The maximum number of messages.")]
@@ -52,6 +53,10 @@ def send(
         UUID | None, typer.Option(metavar="HANDLE", help="An existing conversation, instead of a new dialog.")
     ] = None,
     encryption: Annotated[bool, typer.Option(help="Whether a dialog with another instance is secured.")] = True,
+    priority: Annotated[int | None, typer.Option(min=1, max=10, help="The dialog's priority.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A second dialog with it sends nothing.")
+    ] = None,
     delay: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Deliver it that much later.")] = None,
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Deliver it at this time: 2030-01-31T09:00+01:00.")
@@ -67,10 +72,17 @@ def send(
         with opened.transaction() as transaction:
             if conversation is None and from_service is not None and to_service is not None:
                 conversation = transaction.begin_dialog(
-                    from_service, to_service, contract=contract, encryption=encryption
+                    from_service,
+                    to_service,
+                    contract=contract,
+                    encryption=encryption,
+                    priority=priority,
+                    idempotency_key=idempotency_key,
                 )
             assert conversation is not None
-            number = transaction.send(conversation, message_type, content, delay=delay, at=_time(at))
+            number = None
+            if not isinstance(conversation, RepeatedHandle):
+                number = transaction.send(conversation, message_type, content, delay=delay, at=_time(at))
         told = {"conversation_handle": conversation, "message_sequence_number": number}
         say_json(told) if as_json else say(conversation)
         if to_service is not None:

@@ -13,6 +13,7 @@ from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, checked_contracts
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.security.permissions import DBO_SCHEMA_ID, User
+from servicebroker.model.workers import ExpectedType
 from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.operations.contracts import CreateContract
 from servicebroker.operations.queues import CreateQueue
@@ -300,6 +301,12 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
         return known
     found = catalog.queues[database_id, name] = yield from find_queue_now("find", database_id, name)
     return found
+
+
+def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
+    """Return the message types that only initiators send, by the contracts of the services of a queue."""
+    rows = yield SQL("find_expected_types", (queue_id,))
+    return [ExpectedType(*row) for row in rows]
 
 
 def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:

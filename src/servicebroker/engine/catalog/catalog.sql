@@ -68,3 +68,11 @@ from servicebroker.routes where database_id = $1 order by route_id
 -- name: insert_usages
 insert into servicebroker.service_contract_message_usages
 select $1, $2, * from unnest($3::int[], $4::bool[], $5::bool[])
+
+-- name: find_expected_types
+select distinct t.name, c.name, s.name from servicebroker.services s
+join servicebroker.service_contract_usages using (database_id, service_id)
+join servicebroker.service_contracts c using (database_id, service_contract_id)
+join servicebroker.service_contract_message_usages u using (database_id, service_contract_id)
+join servicebroker.message_types t using (database_id, message_type_id)
+where s.queue_id = $1 and u.is_sent_by_initiator and not u.is_sent_by_target order by 1, 2, 3

@@ -49,6 +49,7 @@ from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.poison import DeadLetterGroup, SetAsideMessage
 from servicebroker.model.requests import LateAnswers
 from servicebroker.model.security.permissions import User
+from servicebroker.model.workers import ExpectedType
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
@@ -135,6 +136,11 @@ class OwnerVerbs:
             yield SQL("wait_for.delete_readers")
             return
         yield SQL("wait_for.insert_readers", (queue_ids,))
+
+    @staticmethod
+    def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
+        """Return the message types that only initiators send to the queue, by the contracts of its services."""
+        return catalog.find_expected_types(queue_id)
 
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:

@@ -28,6 +28,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import DelayedMessage, Message
 from servicebroker.model.requests import LateAnswers, late_groups
 from servicebroker.model.security.permissions import User
+from servicebroker.model.workers import ExpectedType
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog, RepeatedHandle
 from servicebroker.operations.delayed import CancelDelayed, DelayedMessages
 from servicebroker.operations.end import EndConversation
@@ -89,6 +90,12 @@ class RestrictedVerbs(OwnerVerbs):
     def wait_for(queue_ids: list[int]) -> Steps[None]:
         """Register this session for notifications of those of the queues that the role may receive from."""
         yield call("wait_for", queue_ids)
+
+    @staticmethod
+    def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
+        """Return the message types that only initiators send to the queue; none without the right to receive."""
+        rows = yield call("expected_types", queue_id)
+        return [ExpectedType(*row) for row in rows]
 
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:

@@ -1,0 +1,1 @@
+-- The fence has a function for the start of a worker, expected_types: every migration makes its functions anew.
