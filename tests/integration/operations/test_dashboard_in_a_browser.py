@@ -194,13 +194,13 @@ def test_the_values_of_a_chart_and_the_search_are_reached_by_keyboard(
         connection.execute(
             "insert into servicebroker.history_samples (slot, at, step) values (1, now() - interval '5 minutes', 600)"
         )
-    signed_in.get(f"{address}/")
+    signed_in.get(f"{address}/?span=hour")  # not the snapshot of the sign-in
     charts = signed_in.find_elements("css selector", "svg[data-chart]")
     assert charts, "no sample was taken"
-    signed_in.execute_script("arguments[0].focus()", charts[-1])
+    signed_in.execute_script("arguments[0].focus()", charts[0])
     ActionChains(signed_in).send_keys(Keys.ARROW_LEFT).perform()
     tip = signed_in.find_element("id", "tip")
-    assert "UTC\nMessages: " in tip.get_attribute("textContent")
+    assert "UTC\nIn per second: " in tip.get_attribute("textContent")
     ActionChains(signed_in).send_keys("/stock").perform()
     assert signed_in.switch_to.active_element.get_attribute("value") == "stock"
     assert not tip.is_displayed()
