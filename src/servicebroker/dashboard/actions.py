@@ -76,6 +76,11 @@ def _clean_up(database: Database, fields: Fields) -> str:
     return "This side of the conversation is removed, and the other side is not informed."
 
 
+def _cancel_delayed(database: Database, fields: Fields) -> str:
+    count = database.cancel_delayed(_identifier(fields, "handle"))
+    return counted(count, "delayed message is cancelled.", "delayed messages are cancelled.")
+
+
 def _move(database: Database, fields: Fields) -> str:
     handle, group = _identifier(fields, "handle"), _identifier(fields, "group")
     with audited(database, "MOVE CONVERSATION", handle, group=group) as transaction:
@@ -195,6 +200,10 @@ def _dead_letters(fields: Fields) -> str:
     return f"dead-letters?{urlencode(chosen)}" if is_bulk and chosen else "dead-letters"
 
 
+def _conversations(fields: Fields) -> str:
+    return "conversations"
+
+
 def _queues(fields: Fields) -> str:
     return "queues"
 
@@ -204,7 +213,8 @@ ACTIONS: dict[str, Action | InstanceAction] = {
     "retry": Action(_retry, _queue),
     "end": Action(_end, _conversation),
     "end-with-error": Action(_end_with_error, _conversation),
-    "clean-up": Action(_clean_up, _conversation),
+    "clean-up": Action(_clean_up, _conversations),
+    "cancel-delayed": Action(_cancel_delayed, _conversation),
     "move": Action(_move, _conversation),
     "timer": Action(_set_timer, _conversation),
     "activation": Action(_set_activation, _queue),

@@ -271,8 +271,9 @@ def workers(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader],
                 groups.append(
                     QueueWorkers(database, name, queue.messages, left.get((database, name), 0.0), findings, lines)
                 )
+        schedules = [] if instance.engine is RestrictedVerbs else (yield from dashboard_queries.schedules())
         groups.sort(key=lambda group: -_severity(group.findings))  # stable: by name among equals
-        return {"now": now, "groups": groups, "sessions": len({worker.pid for worker in found})}
+        return {"now": now, "groups": groups, "schedules": schedules, "sessions": len({worker.pid for worker in found})}
 
     return _in_one_transaction(steps)
 
@@ -339,11 +340,12 @@ def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dic
             database_id = yield from instance.engine.find_database(database, create=False)
             broker = fields.get("broker") or None
             explained = words((yield from explain_route(Catalog(), database_id, service, broker, now)), brokers)
-        waiting = yield from dashboard_queries.waiting()
+        waiting = yield from dashboard_queries.waiting(now)
         certificates = yield from find_used_certificates(now)
         return {
             "now": now,
             "waiting": [(wait, after_status(wait.status)) for wait in waiting],
+            "delayed": (yield from dashboard_queries.delayed(now)),
             "routes": (yield from dashboard_queries.routes(now)),
             "links": (yield from dashboard_queries.links()),
             "refusals": (yield from refusals()),

@@ -48,6 +48,13 @@ def _button(act: Act, names: QueueNames, database: str) -> Button | None:
             {"database": database, "handle": subject},
             "Messages of this side that were not received are removed, and the other side is told.",
         )
+    if act.name == "remove-conversation":
+        return Button(
+            "clean-up",
+            f"Remove conversation {subject}",
+            {"database": act.database, "handle": subject},
+            "Its messages are lost, also those that were sent and not delivered. No other side is told.",
+        )
     if act.name == "end-session":
         return Button(
             "end-session",

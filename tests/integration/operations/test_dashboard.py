@@ -258,6 +258,32 @@ def test_conversations_are_listed_by_age_active_ones_first(database: sb.Database
     assert states.index("conversing") == 0
 
 
+def test_delayed_messages_and_schedules_are_no_trouble(database: sb.Database, browser: Browser) -> None:
+    handle = begin(database)
+    for second in (3600, 7200):
+        database.send(handle, ORDER, b"later", delay=second)
+    row = browser.page("i/0/way").xpath(f"//tr[@data-key='delayed {STOCK}']")[0]
+    assert int(row.xpath("td[@data-label='Messages']")[0].text) >= 2
+    assert browser.page("i/0/way").xpath(f"//tr[starts-with(@data-key, '{STOCK} ')]") == []
+    page = browser.page("i/0/conversation", handle=handle)
+    assert words(page).count("delayed until") == 2
+    assert "2 delayed messages are cancelled." in browser.press(page, "cancel-delayed")
+    assert "delayed until" not in browser.text("i/0/conversation", handle=handle)
+    worker = sb.Worker(STOCK_QUEUE)
+    worker.every("0 3 * * *", name="nightly")(lambda tx, firing: None)
+    with database.working(worker):
+        eventually(lambda: "nightly 0 3 * * * UTC" in browser.text("i/0/workers"))
+
+
+def test_a_mistyped_target_is_removed_by_a_button(database: sb.Database, browser: Browser) -> None:
+    handle = begin(database, f"{STOCK}s")
+    database.send(handle, ORDER, b"1")
+    (form,) = [one for one in browser.page("").xpath("//form") if words(one) == f"Remove conversation {handle}"]
+    answer = browser.send_form(form.action, dict(form.form_values()))
+    assert "is removed" in answer.text
+    assert state(database, handle) is None
+
+
 def test_a_trail_begins_with_a_button(database: sb.Database, browser: Browser) -> None:
     handle, other = sent(database, (ORDER, b"1")), sent(database, (ORDER, b"1"))
     for one in (handle, other):
@@ -1288,6 +1314,7 @@ def test_every_action_needs_the_role_to_act(
         "/i/0/act/restart-activation": queue,
         "/i/0/act/enable-broker": {"database": database.name},
         "/i/0/act/record-trail": dialog(),
+        "/i/0/act/cancel-delayed": dialog(),
         "/i/0/act/replay-chosen": {**queue, "newest": newest},
         "/i/0/act/discard-chosen": {**queue, "newest": newest},
         "/pipelines/0/replay": {"type": "Order"},

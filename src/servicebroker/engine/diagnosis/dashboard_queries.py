@@ -130,6 +130,27 @@ class Waiting(NamedTuple):
     head: UUID
 
 
+class DelayedLine(NamedTuple):
+    """Delayed messages to one service, the first due time, and the conversation of that message."""
+
+    far_service: str
+    messages: int
+    due: datetime
+    handle: UUID
+
+
+class ScheduleLine(NamedTuple):
+    """A schedule of a worker, with its next time. `time_zone` is that of its rule."""
+
+    database: str
+    queue: str
+    name: str
+    rule: str
+    time_zone: str
+    next_time: datetime
+    handle: UUID
+
+
 class RouteLook(NamedTuple):
     """A route, and whether it has expired."""
 
@@ -366,28 +387,56 @@ def endpoints(service: str, state: str, now: datetime, *, newest_first: bool = F
     return [EndpointLine(*row) for row in rows]
 
 
-def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime]]]:
-    """Return undelivered messages of a conversation: number, type, transmission status, time."""
+def sent_heads(handle: UUID) -> Steps[list[tuple[int, str, str, datetime, datetime | None]]]:
+    """Return undelivered messages of a conversation: number, type, transmission status, time, delayed until when."""
     rows = yield Statement(
         "dashboard_queries.sent_heads",
-        "select message_sequence_number, message_type_name, transmission_status, enqueue_time "
+        "select message_sequence_number, message_type_name, transmission_status, enqueue_time, delayed_until "
         f"from servicebroker.transmission_queue where conversation_handle = $1 order by 1 limit {MAX_ROWS}",
         (handle,),
     )
-    return [(number, message_type, status, since) for number, message_type, status, since in rows]
+    return [(number, message_type, status, since, due) for number, message_type, status, since, due in rows]
 
 
-def waiting() -> Steps[list[Waiting]]:
-    """Return the transmission queue by peer and reason, the longest wait first."""
+def waiting(now: datetime) -> Steps[list[Waiting]]:
+    """Return the transmission queue by peer and reason, the longest wait first, without conversations with a delay."""
     rows = yield Statement(
         "dashboard_queries.waiting",
         "select e.far_service, coalesce(e.far_broker_instance, ''), t.transmission_status, count(*), "
         "min(t.enqueue_time), min(d.name), (array_agg(t.conversation_handle order by t.enqueue_time))[1] "
-        f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
+        "from (select * from servicebroker.transmission_queue where conversation_handle not in ("
+        "  select conversation_handle from servicebroker.transmission_queue where delayed_until > $1) "
+        f"  limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         f"join servicebroker.databases d using (database_id) group by 1, 2, 3 order by 5 limit {MAX_ROWS}",
+        (now,),
     )
     return [Waiting(*row) for row in rows]
+
+
+def delayed(now: datetime) -> Steps[list[DelayedLine]]:
+    """Return delayed messages by service, the first due ones first."""
+    rows = yield Statement(
+        "dashboard_queries.delayed",
+        "select e.far_service, count(*), min(t.delayed_until), "
+        "(array_agg(t.conversation_handle order by t.delayed_until))[1] "
+        f"from (select * from servicebroker.transmission_queue where delayed_until > $1 limit {COUNT_LIMIT}) t "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        f"group by 1 order by 3 limit {MAX_ROWS}",
+        (now,),
+    )
+    return [DelayedLine(*row) for row in rows]
+
+
+def schedules() -> Steps[list[ScheduleLine]]:
+    """Return the schedules of workers, by their next time."""
+    rows = yield Statement(
+        "dashboard_queries.schedules",
+        "select d.name, q.schema_name || '.' || q.name, s.name, s.rule, s.time_zone, s.next_time, "
+        "s.conversation_handle from servicebroker.schedules s join servicebroker.queues q using (queue_id) "
+        f"join servicebroker.databases d using (database_id) order by s.next_time, s.name limit {MAX_ROWS}",
+    )
+    return [ScheduleLine(*row) for row in rows]
 
 
 def routes(now: datetime) -> Steps[list[RouteLook]]:

@@ -61,10 +61,14 @@ class Severity(IntEnum):
 
 
 class Act(NamedTuple):
-    """An act that a finding advises, as the dashboard offers it: its name, and the object that it acts on."""
+    """An act that a finding advises, as the dashboard offers it: its name, and the object that it acts on.
+
+    `database` is that of a conversation, if the finding is about something else.
+    """
 
     name: str
     subject: str
+    database: str = ""
 
 
 class Finding(NamedTuple):
@@ -697,16 +701,19 @@ def _late(late: LateAnswersOfQueue) -> Finding:
 
 def _waiting(wait: WaitFacts) -> Finding:
     said, advice = about_instance(wait.status or NO_REASON), after_status(wait.status)
+    acts: tuple[Act, ...] = ()
     if wait.similar is not None and wait.example is not None:
         handle, database = wait.example
         said = f"{said} Did you mean {wait.similar}?"
         end = f"servicebroker end {handle} --database {database} --cleanup"
         advice = f"{advice} If the name is wrong, remove each: {end}."
+        acts = (Act("remove-conversation", str(handle), database),)
     return Finding(
         f"service {wait.to_service}",
         f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
         f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
         advice,
+        acts=acts,
     )
 
 

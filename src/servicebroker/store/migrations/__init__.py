@@ -14,6 +14,7 @@ recreates all of them. Then the lock functions are closed, too (`store/lock_func
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Set
 from importlib import resources
 from importlib.metadata import version
@@ -59,6 +60,7 @@ class Migration(NamedTuple):
     text: str
 
 
+@functools.cache
 def this_version() -> str:
     """Return the name of this version, with the number of its schema."""
     return f"servicebroker {version('servicebroker')}, schema {migrations()[-1].number}"
