@@ -35,10 +35,14 @@ class _StandardError:
     log: Callable[[str], None] | None = None
 
 
+def _unmasked(text: str) -> str:
+    return text
+
+
 class _Mask:
     """The function that hides secrets of this process in what it prints."""
 
-    hide: Callable[[str], str] = staticmethod(lambda text: text)
+    hide: Callable[[str], str] = staticmethod(_unmasked)
 
 
 _standard_error = _StandardError()
@@ -91,7 +95,16 @@ def errors_into(log: Callable[[str], None] | None) -> None:
 
 def say_json(told: object) -> None:
     """Print one JSON object on one line; JSON escapes every character that is not ASCII."""
-    typer.echo(as_json_text(told))
+    typer.echo(as_json_text(told if _Mask.hide is _unmasked else _without_secrets(told)))
+
+
+def _without_secrets(told: object) -> object:
+    """Return a value for JSON whose texts have no secrets."""
+    if isinstance(told, dict):
+        return {key: _without_secrets(value) for key, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [_without_secrets(value) for value in told]
+    return hidden(told) if isinstance(told, str) else told
 
 
 def say_document(text: str) -> None:

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("jsonschema_rs")
 
+from servicebroker.cli import output
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import Pipeline
@@ -64,7 +65,7 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def test_environment_variables_are_values_that_no_text_shows(write, tmp_path, monkeypatch):
+def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch, capsys):
     text = WHOLE.replace("postgresql://shop", "postgresql://loader:${SHOP_PASSWORD}@shop").replace(
         'name = "second shop"', 'name = "$${second} ${EMPTY}shop"'
     )
@@ -79,6 +80,10 @@ def test_environment_variables_are_values_that_no_text_shows(write, tmp_path, mo
     assert masked(f"No route to {pipeline.queues[0].instance}") == (
         "No route to postgresql://loader:${SHOP_PASSWORD}@shop/broker"
     )
+    monkeypatch.setattr(output._Mask, "hide", staticmethod(masked))
+    output.say_json({"reason": ["No route to s3cret", 5432]})
+    output.say("s3cret", error=True)
+    assert capsys.readouterr() == ('{"reason": ["No route to ${SHOP_PASSWORD}", 5432]}\n', "${SHOP_PASSWORD}\n")
     with pytest.raises(InstanceError) as refused:
         read_pipeline(
             write(text.replace('"//shop/Order"\nformat = "json"', '"//shop/Order"\nformat = "${SHOP_PASSWORD}"'))

@@ -24,6 +24,7 @@ from servicebroker.cli.options import JsonOption
 from servicebroker.cli.output import line, mask_with, say, say_document, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def try_rules(
     if message_type is None:
         given = [example for path in examples for example in read_examples(path)]
     else:
-        given = [Example(number, str(path), message_type, path.read_bytes()) for number, path in enumerate(examples)]
+        given = [Example(number, str(path), message_type, read_file(path)) for number, path in enumerate(examples)]
     told, failures = [], 0
     for example in given:
         trial = try_message(pipeline, example.message_type, example.body)
@@ -279,7 +280,7 @@ def infer(
     """
     from servicebroker.pipeline.rules.inference import infer_rule
 
-    contents = [path.read_bytes() for path in bodies]
+    contents = [read_file(path) for path in bodies]
     samples = [line for content in contents for line in content.splitlines() if line.strip()] if lines else contents
     say_document(infer_rule(message_type, table, samples))
 
