@@ -5,9 +5,9 @@ One registry. What the daemon counts is told where it is logged (broker/journal.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import prometheus_client
 import psycopg
@@ -23,33 +23,19 @@ from servicebroker.store.running import run
 _log = logging.getLogger("servicebroker.broker")
 
 PREFIX = "servicebroker_"
+MAX_PARTS = 1_000  # of each counter, by their labels, that are found quickly
 
 REGISTRY = prometheus_client.CollectorRegistry()
 
 Counted = dict[tuple[str, tuple[str, ...]], float]  # amounts by the name of the counter and its labels
 _COUNTERS: dict[str, prometheus_client.Counter] = {}
-
-
-class _Counter(prometheus_client.Counter):
-    """A counter that remembers its parts by their labels: the library locks and makes texts for each look-up."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._found: dict[tuple[object, ...], prometheus_client.Counter] = {}
-        super().__init__(*arguments, **named)
-
-    def labels(self, *labels: object) -> prometheus_client.Counter:  # type: ignore[override] # no names
-        """Return the part with these labels."""
-        found = self._found.get(labels)
-        if found is None:
-            found = self._found[labels] = super().labels(*labels)
-        return found
-
-
 _TAKEN: Counted = {}
 
 
 def _counter(name: str, meaning: str, *labels: str) -> prometheus_client.Counter:
-    counter = _COUNTERS[name] = _Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
+    counter = _COUNTERS[name] = prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
+    # To find the part with some labels, the library takes a lock and makes texts.
+    counter.labels = functools.lru_cache(MAX_PARTS)(counter.labels)  # type: ignore[method-assign]
     return counter
 
 
