@@ -361,7 +361,7 @@ def test_other_sends_write_no_index_entry(database: sb.Database) -> None:
 def test_the_commands(database: sb.Database, clock: Clock) -> None:
     def run(*words: str, code: int = 0) -> str:
         options = ["--instance", database.instance.url, "--database", database.name]
-        result = CliRunner().invoke(command, [*words, *options])
+        result = CliRunner(env={"COLUMNS": "300"}).invoke(command, [*words, *options])
         assert result.exit_code == code, result.output
         return result.output
 
