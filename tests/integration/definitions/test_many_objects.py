@@ -59,7 +59,10 @@ def test_no_page_of_the_dashboard_asks_for_each_queue(
     monkeypatch.setattr(pages, "MAX_QUEUES", 3)
     dashboard = Dashboard([database.instance.url], token=None)
     client = TestClient(dashboard, base_url="http://127.0.0.1")
-    for page in ("", *(f"i/0/{name}" for name in ("queues", "conversations", "way", "poison", "statements", "audit"))):
+    for page in (
+        "",
+        *(f"i/0/{name}" for name in ("queues", "conversations", "way", "dead-letters", "statements", "audit")),
+    ):
         asked.clear()
         answer = client.get(f"/{page}")
         assert answer.status_code == 200, answer.text

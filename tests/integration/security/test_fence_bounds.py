@@ -175,7 +175,9 @@ def test_commands_show_rows_with_impossible_times(spoiled: Fence, line: str) -> 
         assert "9999-12-31" in result.output
 
 
-@pytest.mark.parametrize("page", ["poison", "queues", "queue?database=Bounds&queue=dbo.Own", "conversations"])
+@pytest.mark.parametrize(
+    "page", ["dead-letters", "workers", "queues", "queue?database=Bounds&queue=dbo.Own", "conversations"]
+)
 def test_pages_show_rows_with_impossible_times(spoiled: Fence, page: str) -> None:
     dashboard = Dashboard([spoiled.database.instance.url], token=None)
     try:
@@ -184,7 +186,7 @@ def test_pages_show_rows_with_impossible_times(spoiled: Fence, page: str) -> Non
         dashboard.close()
     assert shown.status_code == 200
     assert "timestamp too" not in shown.text
-    if page == "poison":
+    if page == "dead-letters":
         assert "9999-12-31" in shown.text
 
 

@@ -316,7 +316,7 @@ def test_the_dashboard_shows_a_restricted_role_its_own(
     assert ("Shop.dbo.OrdersQueue" in queues, "StockQueue" in queues) == (True, False)
     for path in ("/", "/i/0/queues"):
         assert "about " not in html.fromstring(browser.get(path).text).text_content(), path
-    for page in ("conversations", "way", "poison", "statements", "queue?database=Shop&queue=dbo.OrdersQueue"):
+    for page in ("conversations", "way", "dead-letters", "statements", "queue?database=Shop&queue=dbo.OrdersQueue"):
         assert "permission denied" in browser.get(f"/i/0/{page}").text, page
     dashboard.close()
 
