@@ -173,9 +173,14 @@ def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
 
     A name that had to be cut, or that is already `taken`, ends in eight hex digits of its hash. Names that PostgreSQL
     reserves get a leading _.
+
+    Raises:
+        BrokerError: 15151 a name with half of a surrogate pair.
     """
     full = "_".join(parts)
     name = full.lower()
+    if not (name.isascii() or is_encodable(name)):
+        raise BrokerError(15151, "use", "name", ascii(full[:40]), hint="A name has no half of a surrogate pair.")
     if name.startswith("pg_") or name == "information_schema":
         name = "_" + name
     found, attempt = name, ""

@@ -151,3 +151,7 @@ def test_level_and_state(scripts: sb.Database, script: str) -> None:
 def test_nested_len_is_translated_in_no_time(scripts: sb.Database) -> None:
     depth = 40  # the text would double with each level
     assert told(scripts, f"SELECT {'LEN(' * depth}'abc'{')' * depth}") == [[(1,)]]
+
+
+def test_a_name_with_half_of_a_surrogate_pair(scripts: sb.Database) -> None:
+    assert failing(scripts, "SELECT (SELECT Id '\ud800', X FROM A)").number == 15151

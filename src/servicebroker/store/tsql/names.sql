@@ -158,12 +158,12 @@ end;
 create or replace function tsql.col_length(database text, table_name text, column_name text) returns smallint language sql stable parallel safe
 begin atomic
     select c.max_length from tsql.every_column c
-     where c.object_id = tsql.object_id(col_length.database, table_name) and lower(c.name) = lower(column_name);
+     where c.object_id = (select tsql.object_id(col_length.database, table_name)) and lower(c.name) = lower(column_name);
 end;
 create or replace function tsql.identity_sequence(database text, table_name text) returns regclass language sql stable
 begin atomic
     select pg_get_serial_sequence(a.attrelid::regclass::text, a.attname)::regclass from pg_attribute a
-     where a.attrelid = tsql.object_id(database, table_name, 'U')::bigint::oid and a.attidentity <> '';
+     where a.attrelid = (select tsql.object_id(database, table_name, 'U'))::bigint::oid and a.attidentity <> '';
 end;
 create or replace function tsql.ident_current(database text, table_name text) returns numeric language sql stable
 begin atomic

@@ -1,0 +1,1 @@
+-- tsql.col_length in store/tsql/names.sql: a migration makes it.
