@@ -17,8 +17,8 @@ from typing import Self, TypeVar
 import psycopg
 
 from servicebroker.api.shared.preparation import Inspected, inspect
-from servicebroker.cli.existing_instance import must_exist
-from servicebroker.cli.output import say
+from servicebroker.cli.existing_instance import must_exist, opening
+from servicebroker.cli.output import say, waiting_for
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis.facts import find_timeouts
@@ -230,8 +230,10 @@ def diagnose(target: str, program: str, *, is_thorough: bool = False) -> Iterato
     Raises:
         InstanceError: there is none, the server cannot be reached, or the database holds a copy.
     """
-    must_exist(target)
-    with nullcontext() if is_url(target) else EmbeddedServer.start(target, watches=False) as server:
+    with waiting_for(opening(target)):
+        must_exist(target)
+        starting = nullcontext() if is_url(target) else EmbeddedServer.start(target, watches=False)
+    with starting as server:
         url = target if server is None else server.url
         with DiagnosedInstance(url, program, is_thorough=is_thorough) as instance:
             yield instance

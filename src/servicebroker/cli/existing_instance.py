@@ -11,6 +11,7 @@ from pathlib import Path
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
+from servicebroker.cli.output import waiting_for
 from servicebroker.engine.catalog.current_application import find_application
 from servicebroker.model.errors import BrokerError, InstanceError, NoInstance, NotAdopted, Unreachable
 from servicebroker.model.named_files import BYTES_PER_MIB, read_file
@@ -41,6 +42,11 @@ def must_exist(target: str) -> None:
             raise no_instance(connection.info.dbname)
 
 
+def opening(target: str) -> str:
+    """Return what a command waits for while it opens an instance."""
+    return "Connecting to PostgreSQL" if is_url(target) else f"Starting PostgreSQL in '{target}'"
+
+
 _KINDS = {
     "message type": "message_types",
     "contract": "contracts",
@@ -61,8 +67,10 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     Raises:
         InstanceError: there is none.
     """
-    must_exist(target)
-    with open_instance(target, upkeep=None, keys=keys) as opened:
+    with waiting_for(opening(target)):
+        must_exist(target)
+        instance = open_instance(target, upkeep=None, keys=keys)
+    with instance as opened:
         yield opened
 
 

@@ -20,7 +20,8 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import typer
@@ -47,6 +48,7 @@ class _Mask:
 
 _standard_error = _StandardError()
 
+SILENCE_S = 1.0  # longer, and a person wonders whether the command hangs
 HANGING = "  "  # begins each further line of a text from outside: no line of ours begins so where one could be forged
 
 
@@ -113,6 +115,21 @@ def say_document(text: str) -> None:
         typer.echo(block(text, hanging=""), nl=False)
     else:
         typer.echo(text, nl=False, color=True)  # without `color` it would take escape sequences out
+
+
+@contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Say on standard error what the block waits for, if it takes longer than a second and a terminal reads."""
+    if _standard_error.log or not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(SILENCE_S, say, (f"{what} ...",), {"error": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def flush() -> None:

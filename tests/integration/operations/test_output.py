@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 import unicodedata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.cli import output
 from servicebroker.cli.main import app as command
 from servicebroker.cli.tables import Listing, Terminal
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE
@@ -184,3 +186,16 @@ def test_the_linter_refuses_every_other_way(line: str) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert "TID251" in done.stdout or "T201" in done.stdout
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_is_told_what_a_command_waits_for(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "SILENCE_S", 0.01)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    with output.waiting_for("Starting"):
+        time.sleep(0.2)
+    with output.waiting_for("Nothing"):
+        pass
+    assert capsys.readouterr().err == ("Starting ...\n" if is_terminal else "")
