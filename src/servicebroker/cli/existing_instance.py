@@ -43,7 +43,7 @@ def must_exist(target: str) -> None:
 
 
 def opening(target: str) -> str:
-    """Return what a command waits for while it opens an instance."""
+    """Return the words for the wait while a command opens an instance."""
     return "Connecting to PostgreSQL" if is_url(target) else f"Starting PostgreSQL in '{target}'"
 
 
