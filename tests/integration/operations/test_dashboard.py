@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
@@ -270,7 +270,13 @@ def test_delayed_messages_and_schedules_are_no_trouble(database: sb.Database, br
     assert "2 delayed messages are cancelled." in browser.press(page, "cancel-delayed")
     assert "delayed until" not in browser.text("i/0/conversation", handle=handle)
     worker = sb.Worker(STOCK_QUEUE)
-    worker.every("0 3 * * *", name="nightly")(lambda tx, firing: None)
+
+    @worker.every("0 3 * * *", name="nightly")
+    def nightly(tx: sb.Transaction, at: datetime) -> None: ...
+
+    @worker.on()
+    def other(tx: sb.Transaction, message: sb.Message) -> None: ...
+
     with database.working(worker):
         eventually(lambda: "nightly 0 3 * * * UTC" in browser.text("i/0/workers"))
 
