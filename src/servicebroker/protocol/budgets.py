@@ -24,7 +24,7 @@ HOUR_S = 3_600.0
 
 
 class Budget(NamedTuple):
-    """The most that one owner may use. Measured: honest peers under full load stay below a tenth of each.
+    """The most that one owner may use.
 
     Attributes:
         connections: connections at a time.
