@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -378,8 +379,11 @@ class DirectPool(ConnectionPool[DirectConnection]):
     def drop(self, *stops: Callable[[], None]) -> None:
         """Stop the work that uses the pool, and close it, without waiting.
 
-        A finalizer calls this, and may run while its thread holds a lock of the pool or of that work.
+        A finalizer calls this, and may run while its thread holds a lock of the pool or of that work. At the end of
+        the interpreter it does nothing: a thread that begins then never runs, and its starter would wait for ever.
         """
+        if sys.is_finalizing():
+            return
 
         def work() -> None:
             for stop in stops:
