@@ -1,21 +1,22 @@
 """Completion of names by the shell: queues, services and databases of the instance that the command line names.
 
 Completion is a look that must be fast, harmless and silent. It reads a server that runs; it starts none, upgrades
-nothing, and offers nothing where it cannot connect.
+nothing, and offers nothing where it cannot connect. Names come from whoever may create a queue, and zsh evaluates what
+is offered. So only names without characters that mean something to a shell are offered.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from typing import Any
 
 import typer
 
-from servicebroker.cli.output import line
-
 DEFAULT_INSTANCE = "servicebroker-data"  # a folder
 TIMEOUT_MS = 1000  # a shell that waits longer feels stuck
+_PLAIN = re.compile(r"[\w./:@%+,][\w./:@%+,-]*")  # a name that no shell takes for more than a word, or for an option
 _NAMES = {
     "queue": (
         "select case q.schema_name when 'dbo' then q.name else q.schema_name || '.' || q.name end "
@@ -51,7 +52,7 @@ def _complete(kind: str, context: typer.Context, incomplete: str) -> list[str]:
     with suppress(Exception):  # a traceback in the middle of a command line helps nobody
         database = None if kind == "database" else _given(context, "database", "SERVICEBROKER_DATABASE")
         found = _names(kind, _given(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE, database)
-    return [line(name) for name in found if name.lower().startswith(incomplete.lower())]
+    return [name for name in found if _PLAIN.fullmatch(name) and name.lower().startswith(incomplete.lower())]
 
 
 def _given(context: typer.Context, option: str, variable: str) -> str | None:

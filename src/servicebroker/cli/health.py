@@ -2,7 +2,9 @@
 
 The answer is 200 with `ok`, or 503 with the reason. Liveness asks nothing of PostgreSQL: to restart a program does not
 bring its database back. A program that has a loop beats in it, and is not live if the loop hangs. Readiness asks
-PostgreSQL on a connection of its own, at most once a second, however many ask.
+PostgreSQL on a connection of its own, at most once a second, however many ask. Connecting to a silent server takes
+longer than a probe waits. So a thread asks, and probes that wait for it do not use up the places of the HTTP server,
+where liveness would be refused too. What PostgreSQL says goes to the log only, since it names servers and roles.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 BEAT_TIMEOUT_S = 30.0  # a loop that has not turned for so long hangs; a long handler of asyncio may block it for less
 ANSWER_TIMEOUT_S = 3.0  # PostgreSQL answers `select 1` within that, or the program is not ready
+NO_ANSWER = "PostgreSQL gives no answer: see the log of the program."
 REUSE_S = 1.0  # an answer of PostgreSQL is good for so long: probes cost one connection a second at most
 
 _log = logging.getLogger("servicebroker.health")
@@ -45,8 +48,11 @@ class Health:
         self._url: str | None = None
         self._beat_at: float | None = None
         self._lock = threading.Lock()
+        self._question: threading.Event | None = None  # set when the thread that asks PostgreSQL has its answer
+        self._asked_at = 0.0
         self._answer = ""
         self._answered_at = float("-inf")
+        self._last_problem = ""
 
     def begin(self, url: str | None) -> None:
         """Note that the program has begun its work, on the PostgreSQL of this URL, which is asked if it is known."""
@@ -58,7 +64,9 @@ class Health:
         self._beat_at = time.monotonic()
 
     def liveness(self) -> str:
-        """Return why the program should be restarted; an empty text if it is live."""
+        """Return why the program should be restarted; an empty text if it is live, or ends its work."""
+        if self._is_ending():
+            return ""
         if self._beat_at is not None and (silent := time.monotonic() - self._beat_at) > BEAT_TIMEOUT_S:
             return f"The program's loop has not turned for {silent:.0f} seconds."
         return ""
@@ -87,12 +95,39 @@ class Health:
         return [content]
 
     def _ask_postgres(self, url: str) -> str:
-        """Return why PostgreSQL gives no answer; an empty text if it does. An answer of the last second is reused."""
+        """Return why the program is not ready; an empty text if PostgreSQL answers.
+
+        An answer of the last second is reused. While a thread asks after a failure, the failure is the answer.
+        """
         with self._lock:
-            if time.monotonic() - self._answered_at > REUSE_S:
-                self._answer = _ask(url)
-                self._answered_at = time.monotonic()
+            is_new = self._question is None and time.monotonic() - self._answered_at > REUSE_S
+            if is_new:
+                self._question = threading.Event()
+                self._asked_at = time.monotonic()
+                threading.Thread(target=self._find_answer, args=(url, self._question), daemon=True).start()
+            question = self._question
+            if question is None or (self._answer and not is_new):
+                return self._answer
+            left_s = self._asked_at + ANSWER_TIMEOUT_S - time.monotonic()
+        has_answer = question.wait(max(0.0, left_s))
+        with self._lock:
+            if not has_answer and self._question is question:
+                self._answer = NO_ANSWER
             return self._answer
+
+    def _find_answer(self, url: str, question: threading.Event) -> None:
+        """Ask PostgreSQL, log a failure that is new, and wake the probes that wait."""
+        answer = NO_ANSWER
+        try:
+            problem = _ask(url)
+            if problem and problem != self._last_problem:
+                _log.warning("The program is not ready: %s", problem)
+            self._last_problem = problem
+            answer = NO_ANSWER if problem else ""
+        finally:
+            with self._lock:
+                self._answer, self._answered_at, self._question = answer, time.monotonic(), None
+            question.set()
 
 
 def _ask(url: str) -> str:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 from uuid import UUID
 
+import psycopg
+
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.cli.audited_act import audited
@@ -17,7 +19,7 @@ from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import dashboard_queries
 from servicebroker.engine.diagnosis.poison_report import forget_failures
 from servicebroker.engine.diagnosis.session_end import end_session
-from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError, Unreachable
 from servicebroker.model.wording import counted, shown
 from servicebroker.operations.queues import Activation
 from servicebroker.store.running import in_transaction, run
@@ -77,7 +79,9 @@ def _clean_up(database: Database, fields: Fields) -> str:
 
 
 def _cancel_delayed(database: Database, fields: Fields) -> str:
-    count = database.cancel_delayed(_identifier(fields, "handle"))
+    handle = _identifier(fields, "handle")
+    with audited(database, "CANCEL DELAYED MESSAGES", handle) as transaction:
+        count = transaction.cancel_delayed(handle)
     return counted(count, "delayed message is cancelled.", "delayed messages are cancelled.")
 
 
@@ -157,18 +161,24 @@ def _discard_chosen(database: Database, fields: Fields) -> str:
 def _for_each_chosen(database: Database, fields: Fields, act: Callable[[int], object], words: tuple[str, str]) -> str:
     """Act on each dead letter that the filter of a form chooses, up to the newest one that its page has shown.
 
-    Each has a transaction of its own, so that one that fails keeps no other back.
+    Each has a transaction of its own, so that one that fails keeps no other back. A database that is down ends the act.
     """
     chosen, newest = chosen_dead_letters(fields), _number(fields, "newest")
     with database.instance.connection() as connection:
         numbers = run(connection, dashboard_queries.dead_letter_numbers(chosen, newest))
-    errors = []
+    count, errors = 0, []
     for number in numbers:
         try:
             act(number)
-        except ServiceBrokerError as problem:
+        except (ServiceBrokerError, psycopg.Error) as problem:
             errors.append(f"Message {number}: {problem}")
-    summary = counted(len(numbers) - len(errors), *words)
+            if isinstance(problem, Unreachable) or (
+                isinstance(problem, psycopg.OperationalError) and problem.sqlstate is None  # no answer of a server
+            ):
+                break
+        else:
+            count += 1
+    summary = counted(count, *words)
     more = " There are more: press again." if len(numbers) == dashboard_queries.MAX_BULK else ""
     return " ".join([summary + more, *errors[:MAX_ERRORS_TOLD], *(["..."] if len(errors) > MAX_ERRORS_TOLD else [])])
 

@@ -5,6 +5,7 @@ A query gets a reader. The steps of a page run in one transaction with a deadlin
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -363,7 +364,7 @@ def dead_letters(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
 
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         chosen = chosen_dead_letters(fields)
-        before = int(fields["before"]) if fields.get("before", "").isdecimal() else None
+        before = int(fields["before"]) if re.fullmatch("[0-9]{1,18}", fields.get("before", "")) else None
         groups = yield from dashboard_queries.dead_letter_groups(chosen)
         return {
             "now": instance.clock(),

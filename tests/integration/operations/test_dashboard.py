@@ -268,6 +268,7 @@ def test_delayed_messages_and_schedules_are_no_trouble(database: sb.Database, br
     page = browser.page("i/0/conversation", handle=handle)
     assert words(page).count("delayed until") == 2
     assert "2 delayed messages are cancelled." in browser.press(page, "cancel-delayed")
+    assert "CANCEL DELAYED MESSAGES" in browser.text("i/0/audit")
     assert "delayed until" not in browser.text("i/0/conversation", handle=handle)
     worker = sb.Worker(STOCK_QUEUE)
 
@@ -1253,6 +1254,7 @@ def test_a_place_that_no_list_has_is_not_found(browser: Browser, path: str, meth
         "/i/0/conversations?service={n}&state={n}",
         "/i/0/way?service={n}&database={n}&broker={n}",
         "/i/0/audit?who={n}&what={n}",
+        "/i/0/dead-letters?before={n}&kind={n}",
         "/static/{n}",
     ],
 )

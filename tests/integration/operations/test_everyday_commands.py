@@ -49,6 +49,12 @@ def run(*arguments: str, given: str | None = None, columns: int = 80) -> str:
     return done.output
 
 
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(command, list(arguments))
+    assert done.exit_code != 0
+    return f"{done.output} {done.exception}"
+
+
 def test_a_message_there_and_back() -> None:
     handle = run("send", "tea & pots", *DIALOG, "--type", ORDER).strip()
     assert json.loads(run("send", "-", "--conversation", handle, "--type", ORDER, "--json", given="more")) == {
@@ -110,7 +116,8 @@ def test_a_mistyped_target_is_asked_about_and_removed() -> None:
     handle, warning = run("send", "x", *mistyped, "--type", ORDER).splitlines()
     assert warning.startswith("The message waits: ")
     assert "SQL Server" not in warning
-    assert warning.endswith(f"Did you mean {STOCK}? Then remove it: servicebroker end {handle} --cleanup")
+    remove = f"servicebroker end {handle} --database Test --cleanup"
+    assert warning.endswith(f"Did you mean {STOCK}? Then remove it: {remove}")
     assert "has ended on this side" in run("end", handle, "--cleanup")
     handle = run("send", "x", *DIALOG, "--type", ORDER).strip()
     run("end", handle, "--error", "7", "--description", "enough")
@@ -123,6 +130,11 @@ def test_a_key_sends_once() -> None:
     assert json.loads(run(*once, "--json")) == {"conversation_handle": first, "message_sequence_number": None}
     (message,) = json.loads(run("receive", STOCK_QUEUE, "--json"))["messages"]
     assert message["priority"] == 9
+    for wrong, said in (
+        (("send", "x", "--conversation", first, "--idempotency-key", "order 17"), "are for a new dialog"),
+        (("end", first, "--description", "enough"), "the text of an --error"),
+    ):
+        assert said in refused(*wrong)
 
 
 def test_purge_takes_everything_and_ends_what_has_ended() -> None:

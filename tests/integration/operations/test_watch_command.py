@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli import completion
+from servicebroker.cli.commands import watch
 from servicebroker.cli.main import app as command
 from servicebroker.store.embedded import EmbeddedServer
 from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, far_handle, in_thread
 
 Run = Callable[..., str]
+HOSTILE_QUEUE = "Stock\\$(id)"  # zsh would run that
 
 
 @pytest.fixture
@@ -41,6 +43,12 @@ def test_a_queue_is_watched_until_it_is_empty(database: sb.Database, run: Run) -
     assert (looks[-1]["messages"], looks[-1]["is_on"], looks[-1]["dead_letters"]) == (0, True, 0)
 
 
+def test_a_queue_that_cannot_be_seen_is_not_empty() -> None:
+    opened: Any = SimpleNamespace(look=lambda subject, steps, otherwise: otherwise)
+    told, sentence, is_empty = watch._Queue(opened, 1, "Shop", "dbo.Q").look()
+    assert (told["messages"], told["is_on"], sentence, is_empty) == (None, None, "dbo.Q: messages not seen", False)
+
+
 def test_a_conversation_is_watched_until_it_is_over(database: sb.Database, run: Run) -> None:
     handle = begin(database)
     database.send(handle, ORDER, b"1")
@@ -63,8 +71,10 @@ def test_a_conversation_is_watched_until_it_is_over(database: sb.Database, run: 
 def test_names_are_completed(
     database: sb.Database, complete: Callable[[Any, str], list[str]], incomplete: str, found: list[str]
 ) -> None:
+    database.create_queue(HOSTILE_QUEUE)
     context = SimpleNamespace(params={"instance": database.instance.url, "database": database.name})
-    assert [name for name in complete(context, incomplete) if name in (STOCK_QUEUE, ORDERS, STOCK)] == found
+    ours = (STOCK_QUEUE, ORDERS, STOCK, HOSTILE_QUEUE)
+    assert [name for name in complete(context, incomplete) if name in ours] == found
     assert database.name in completion.complete_database(context, database.name[:2])
 
 

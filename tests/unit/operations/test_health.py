@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from urllib.error import HTTPError
@@ -44,9 +46,10 @@ def lacks_processes(health: Health) -> None:
         (lambda health: None, False, "", "has not begun"),
         (lambda health: health.begin(None), False, "", ""),
         (lambda health: health.begin(None), True, "", "is ending"),
-        (lambda health: health.begin(NOWHERE), False, "", "Cannot connect to PostgreSQL"),
+        (lambda health: health.begin(NOWHERE), False, "", "PostgreSQL gives no answer: see the log"),
         (lacks_processes, False, "", "are missing"),
         (hangs, False, "has not turned", "has not turned"),
+        (hangs, True, "", "is ending"),
     ],
 )
 def test_what_probes_are_told(happens: Callable[[Health], None], is_ending: bool, live: str, ready: str) -> None:
@@ -63,6 +66,33 @@ def test_postgres_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     health.begin(NOWHERE)
     assert [health.readiness() for _ in range(10)] == [""] * 10
     assert asked == [NOWHERE]
+
+
+def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Others are answered at once, so that liveness has a place. The log has the reason once, and probes never."""
+    silent = threading.Event()
+
+    def ask_silent(url: str) -> str:
+        silent.wait(10)
+        return "role shop"
+
+    monkeypatch.setattr(module, "_ask", ask_silent)
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "REUSE_S", -1.0)
+    health = Health(never)
+    health.begin(NOWHERE)
+    begun = time.monotonic()
+    assert {health.readiness() for _ in range(20)} == {module.NO_ANSWER}
+    assert time.monotonic() - begun < 1
+    silent.set()
+    while "role shop" not in caplog.text:
+        time.sleep(0.01)
+    for _ in range(3):
+        assert health.readiness() == module.NO_ANSWER
+    assert caplog.text.count("role shop") == 1
+    monkeypatch.setattr(module, "_ask", lambda url: "")
+    while health.readiness():
+        time.sleep(0.01)
 
 
 def test_answers(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,6 +67,8 @@ def send(
     """Send one message, on a new dialog or on a conversation, and print its handle."""
     if (conversation is None) == (from_service is None or to_service is None):
         raise InstanceError("Say --from and --to for a new dialog, or --conversation for one that there is.")
+    if conversation is not None and (priority is not None or idempotency_key is not None):
+        raise InstanceError("--priority and --idempotency-key are for a new dialog, not for one that there is.")
     content = read_standard_input(HIGHEST_MAX_BODY_BYTES) if body == "-" else (body or "").encode()
     with open_database(instance, database) as opened:
         with opened.transaction() as transaction:
@@ -98,7 +100,7 @@ def _warn(database: Database, conversation: UUID, service: str) -> None:
     if similar is not None and (status := database.get_transmission_status(conversation)):
         say(
             f"The message waits: {about_instance(status)} Did you mean {similar}? Then remove it: "
-            f"servicebroker end {conversation} --cleanup",
+            f"servicebroker end {conversation} --database {database.name} --cleanup",
             error=True,
         )
 
@@ -130,6 +132,8 @@ def end(
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """End a conversation; messages of it that were not received here are dropped."""
+    if description and error is None:
+        raise typer.BadParameter("it is the text of an --error", param_hint="--description")
     with open_database(instance, database) as opened:
         told = {"code": error, "text": description, "cleanup": cleanup}
         with audited(opened, "END CONVERSATION", conversation, **told) as transaction:

@@ -88,26 +88,31 @@ class _Queue:
         self._before: tuple[float, float, float] | None = None  # the time, messages that came, messages that left
 
     def look(self) -> tuple[dict[str, Any], str, bool]:
-        """Return the queue's figures, a sentence with them, and True if it is empty."""
+        """Return the queue's figures, a sentence with them, and True if it is empty.
+
+        A figure that could not be seen is None, and such a queue does not count as empty.
+        """
         queue_id, name, look = self._queue_id, self._name, self._opened.look
         seen = look("the queue", dashboard_queries.queue_look(self._database, name), None)
-        depth = look("its messages", queue_depths([queue_id]), {}).get(queue_id, Depth(0, None))
+        depths = look("its messages", queue_depths([queue_id]), None)
+        depth = None if depths is None else depths.get(queue_id, Depth(0, None))
         came, left = self._rates()
-        failing, dead = (0, 0) if seen is None else (seen.failing, seen.set_aside)
+        is_on, failing, dead = (None, None, None) if seen is None else (seen.is_on, seen.failing, seen.set_aside)
+        oldest = None if depth is None else depth.oldest
         told = {
             "queue": name,
-            "is_on": seen is None or seen.is_on,
-            "messages": depth.messages,
-            "oldest": depth.oldest,
+            "is_on": is_on,
+            "messages": None if depth is None else depth.messages,
+            "oldest": oldest,
             "in_per_second": came,
             "out_per_second": left,
             "failing": failing,
             "dead_letters": dead,
         }
-        many = f"over {COUNT_LIMIT:,} messages" if depth.messages >= COUNT_LIMIT else counted(depth.messages, "message")
-        parts = [many if told["is_on"] else f"OFF, {many}"]
-        if depth.oldest is not None:
-            age = max(0, int((self._opened.clock() - depth.oldest).total_seconds()))
+        parts = ["OFF"] if is_on is False else []
+        parts.append(_many(depth))
+        if oldest is not None:
+            age = max(0, int((self._opened.clock() - oldest).total_seconds()))
             parts.append(f"the oldest for {age} s")
         if came is not None and left is not None:
             parts.append(f"in {came:,.1f}/s, out {left:,.1f}/s")
@@ -115,7 +120,7 @@ class _Queue:
             parts.append(f"{failing} failing")
         if dead:
             parts.append(counted(dead, "dead letter"))
-        return told, f"{name}: {', '.join(parts)}", not depth.messages
+        return told, f"{name}: {', '.join(parts)}", depth is not None and not depth.messages
 
     def _rates(self) -> tuple[float | None, float | None]:
         """Return messages in and out per second since the look before; None at the first look."""
@@ -133,6 +138,13 @@ class _Queue:
             return None, None
         passed = max(now - before[0], 1e-3)
         return max(0.0, came - before[1]) / passed, max(0.0, left - before[2]) / passed
+
+
+def _many(depth: Depth | None) -> str:
+    """Return the number of messages in words."""
+    if depth is None:
+        return "messages not seen"
+    return f"over {COUNT_LIMIT:,} messages" if depth.messages >= COUNT_LIMIT else counted(depth.messages, "message")
 
 
 class _Conversation:

@@ -164,7 +164,8 @@ def _look_at_waits(facts: Facts) -> Steps[Facts]:
     waits = yield Statement(
         "facts.look_at_waits",
         "select far_service, transmission_status, count(*), min(enqueue_time), "
-        "(array_agg(conversation_handle order by enqueue_time))[1], min(d.name) from (select * from "
+        "(array_agg(conversation_handle order by enqueue_time, conversation_handle))[1], "
+        "(array_agg(d.name order by enqueue_time, conversation_handle))[1] from (select * from "
         "servicebroker.transmission_queue where conversation_handle not in (select conversation_handle "
         f"from servicebroker.transmission_queue where delayed_until > $1) limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
