@@ -252,6 +252,7 @@ WRONG_USAGE: list[tuple[list[str], str]] = [  # said by whoever reads the option
     (["queue", "alter", "StockQueue"], "say what changes"),
     (["database", "alter", "Test"], "say what changes"),
     (["dead-letters", "replay", "7", "8", "--body", "mended"], "--body is for one message"),
+    (["dead-letters", "discard", "--error", "", "--yes"], "is in every error"),
     (["poison", "end", "no-handle"], "valid UUID"),
     (["route", "create", "R"], "Missing option '--address'"),
     (["status", "--since", "yesterday"], "say 10min, 1h or 7d"),

@@ -255,6 +255,8 @@ def _check_choice(
     numbers: list[int] | None, every: bool, queue: str | None, message_type: str | None, error: str | None
 ) -> None:
     """Refuse numbers beside a filter, and neither of both: nobody replays all by a forgotten word."""
+    if error == "":
+        raise typer.BadParameter("an empty text is in every error: say --all", param_hint="--error")
     filters = every or queue is not None or message_type is not None or error is not None
     if bool(numbers) == filters:
         raise typer.BadParameter("say numbers, or a filter (--queue, --type, --error), or --all")
