@@ -11,6 +11,8 @@ import typer
 from servicebroker.cli.completion import DEFAULT_INSTANCE as DEFAULT_INSTANCE
 from servicebroker.cli.completion import complete_database, complete_queue
 
+HEALTH_VARIABLE = "SERVICEBROKER_HEALTH"  # an empty one is none
+
 InstanceOption = Annotated[
     str,
     typer.Option(
@@ -48,7 +50,7 @@ HealthOption = Annotated[
     str | None,
     typer.Option(
         "--health",
-        envvar="SERVICEBROKER_HEALTH",
+        envvar=HEALTH_VARIABLE,
         metavar="HOST:PORT",
         help="Answer http://HOST:PORT/livez and /readyz, for an orchestrator; :8080 means all interfaces.",
     ),

@@ -25,6 +25,7 @@ import os, sys, time
 from pathlib import Path
 import servicebroker as sb
 
+assert not os.environ["SERVICEBROKER_HEALTH"], "the port is the activator's"
 folder = Path(sys.argv[1])
 (folder / f"started-{os.getpid()}").touch()
 with sb.open(os.environ["SERVICEBROKER_INSTANCE"], upkeep=None) as instance:
@@ -63,10 +64,13 @@ def started(folder: Path) -> int:
 
 
 @pytest.mark.feature(180)
-def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb.Database, tmp_path: Path) -> None:
+def test_programs_start_on_notifications_between_minimum_and_maximum(
+    watched: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = configuration(watched, tmp_path, min=1, max=2)
+    monkeypatch.setenv("SERVICEBROKER_HEALTH", "127.0.0.1:0")
     (tmp_path / "hold").touch()
-    with Command("activator", path, "--health", "127.0.0.1:0", stderr=subprocess.PIPE) as process:
+    with Command("activator", path, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         line = next(line for line in process.stderr if "/readyz" in line)
         eventually(lambda: started(tmp_path) == 1)  # the minimum

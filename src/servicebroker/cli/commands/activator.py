@@ -21,7 +21,7 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.health import health_served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import HealthOption, PatienceOption
+from servicebroker.cli.options import HEALTH_VARIABLE, HealthOption, PatienceOption
 from servicebroker.cli.programs import POLL_S, RETRY_PAUSE_S, Running, end
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
@@ -108,6 +108,7 @@ def _program_of(program: Program, instance: str) -> Running:
         "SERVICEBROKER_INSTANCE": instance,
         "SERVICEBROKER_DATABASE": program.database,
         "SERVICEBROKER_QUEUE": name,
+        HEALTH_VARIABLE: "",  # this command has that port
     }
     called = f"The program of {program.database}.{name}"
     running = Running(called, program.command, environment, program.minimum, program.maximum)

@@ -26,6 +26,7 @@ from servicebroker.cli.health import Health, health_served
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import (
     DEFAULT_INSTANCE,
+    HEALTH_VARIABLE,
     DatabaseOption,
     HealthOption,
     InstanceOption,
@@ -169,7 +170,7 @@ def _supervise(
     command = [sys.executable, "-m", "servicebroker.cli.main", *_options_of_a_process(), "--processes", "1"]
     program.begin(instance if is_url(instance) else None)
     while not over.is_set():
-        running = Running(f"The worker {target}", command, {"SERVICEBROKER_HEALTH": ""}, processes, processes)
+        running = Running(f"The worker {target}", command, {HEALTH_VARIABLE: ""}, processes, processes)
         program.is_working = partial(_runs, running, processes)
         before = dict(_changed()) if reloads else {}
         try:
