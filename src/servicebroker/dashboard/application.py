@@ -46,6 +46,7 @@ from servicebroker.model.errors import InstanceError, ServiceBrokerError
 from servicebroker.model.names import short
 from servicebroker.model.states import STATE_MEANINGS, STATE_WORDS
 from servicebroker.model.wording import counted
+from servicebroker.pipeline.variables import masked
 
 UPDATE_INTERVAL_S = 1.0  # between two queries for the stream of a page
 _MAX_FORM_BYTES = 65536
@@ -436,6 +437,7 @@ def _environment() -> Environment:
         "readers": _readers,
         "number": lambda number: f"{number:,}",
         "clean": lambda text: printable(str(text)),
+        "masked": masked,
         "size": _size,
         "query": urlencode,
         "flow_chart": flow_chart,

@@ -32,12 +32,12 @@ class CachedPipeline(CachedSource):
         return self.snapshot("pipeline", self._query_status, FRESH_S)
 
     def replay(self, message_type: str) -> str:
-        """Replay the quarantine of a message type, and return the result as a sentence.
+        """Replay the quarantine and late messages of a type, as the command does. Return the result as a sentence.
 
         Raises:
             InstanceError: the tables cannot be changed, or no rule of the file is of that type.
         """
-        from servicebroker.pipeline.sinks.maintenance import replay
+        from servicebroker.pipeline.late_rules import replay
 
         results = replay(read_pipeline(self._path), message_type)  # empty if the quarantine has become empty
         self.invalidate()

@@ -1198,10 +1198,12 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert "0 messages of Order landed, 0 still in quarantine." in browser.send_form(form.action, fields).text
     assert "Empty." in browser.text("pipelines")
     there = pipeline_file.read_text()
-    pipeline_file.write_text(there.replace(f'queue = "{STOCK_QUEUE}"', 'queue = "Nowhere"'))
+    monkeypatch.setenv("A_QUEUE", "Nowhere4711")
+    pipeline_file.write_text(there.replace(f'queue = "{STOCK_QUEUE}"', 'queue = "${A_QUEUE}"'))
     text = browser.text("pipelines")
-    assert f"{database.name}.Nowhere \u2013 \u2013 \u2013" in text
-    assert f"{database.name}.Nowhere: " in text
+    assert f"{database.name}.${{A_QUEUE}} \u2013 \u2013 \u2013" in text
+    assert f"{database.name}.${{A_QUEUE}}: " in text
+    assert "Nowhere4711" not in browser.get("/pipelines").text
     assert "orders 2" in text
     pipeline_file.write_text("[pipeline]\n")
     text = browser.text("pipelines")
