@@ -568,6 +568,7 @@ def test_acts_that_cannot_be_undone_ask_first(database: sb.Database, browser: Br
     assert asked == [
         f"Switch off dbo.{STOCK_QUEUE}",
         f"End {handle}",
+        f"End {handle} with this error",
         f"Remove {handle}",
         f"Replay 1 dead letter of {ORDER} with ZeroDivisionError: division by zero",
         f"Discard 1 dead letter of {ORDER} with ZeroDivisionError: division by zero",
