@@ -48,6 +48,11 @@ class Budget(NamedTuple):
 DEFAULT = Budget()
 
 
+def share_of(amount: int, shares: int) -> int:
+    """Return the part of an amount that each of its shares has: one at least, since none would let nothing through."""
+    return -(-amount // shares)
+
+
 def over_budget(resource: str, amount: int) -> BrokerError:
     """Return the event for work beyond a budget; `resource` is a field of `Budget`."""
     return BrokerError(OVER_BUDGET, resource.replace("_", " "), "the peer", f"{amount:,}")
@@ -92,7 +97,7 @@ class RouteRequests:
         asked_at = self._recent.get(missing)
         if asked_at is not None and now - asked_at < REQUEST_PERIOD_S:
             return True
-        limit = self._budgets.of(owner).route_requests // self.shares
+        limit = share_of(self._budgets.of(owner).route_requests, self.shares)
         used, since = self._used.get(owner, (0.0, now))
         used = max(0.0, used - (now - since) * limit / HOUR_S)
         if used + 1 > limit:
@@ -124,7 +129,7 @@ class NamedAddresses:
             addresses.popitem(last=False)
         if address in addresses:
             return True
-        if len(addresses) >= self._budgets.of(owner).addresses // self.shares:
+        if len(addresses) >= share_of(self._budgets.of(owner).addresses, self.shares):
             return False
         addresses[address] = now
         return True

@@ -24,7 +24,7 @@ from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.protocol.budgets import Budgets
+from servicebroker.protocol.budgets import Budgets, share_of
 from servicebroker.protocol.incoming import FREE, Allowance, Begun
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
@@ -102,11 +102,11 @@ class UnfinishedMessages:
 
     def quota(self, owner: str) -> int:
         """Return the bytes that a peer may fill in this share."""
-        return self._budgets.of(owner).unfinished_bytes // self._shares
+        return share_of(self._budgets.of(owner).unfinished_bytes, self._shares)
 
     def max_openings(self, owner: str) -> int:
         """Return how many openings a peer may have in this share."""
-        return -(-self._budgets.of(owner).openings // self._shares)
+        return share_of(self._budgets.of(owner).openings, self._shares)
 
     def has_room(self, owner: str, more: int) -> bool:
         """Return whether a peer may have another opening, beside those noted and so many more."""
