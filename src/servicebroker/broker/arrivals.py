@@ -119,13 +119,17 @@ class PendingOpenings:
         """Keep a message. Return False if the limits leave no room for it."""
         if len(self._kept) >= MAX_KEPT or self._bytes + len(came.body) > MAX_KEPT_BYTES:
             return False
-        peer = line_of(came.link)
-        if self._of_peer[peer] >= self._budgets.of(came.link.owner).waiting_messages:
+        if self.over_budget(came) is not None:
             return False
-        self._of_peer[peer] += 1
+        self._of_peer[line_of(came.link)] += 1
         self._kept.append(came)
         self._bytes += len(came.body)
         return True
+
+    def over_budget(self, came: ReceivedMessage) -> BrokerError | None:
+        """Return why no more messages of this peer are kept, if its budget is used up."""
+        most = self._budgets.of(came.link.owner).waiting_messages
+        return over_budget("waiting_messages", most) if self._of_peer[line_of(came.link)] >= most else None
 
     def take(self) -> list[ReceivedMessage]:
         """Return and forget all waiting messages if the next attempt is due; otherwise return none."""
@@ -270,8 +274,13 @@ class MessageOpener:
         if isinstance(place, Place):
             return self._admit(store, came, place, payload)
         if isinstance(place, Unroutable):
-            if place == BEING_ALTERED and self._waiting.keep(came):
-                return None
+            if place == BEING_ALTERED:
+                if self._waiting.keep(came):
+                    return None
+                if (over := self._waiting.over_budget(came)) is not None:
+                    journal.over_budget(over, header, link)
+                    link.complain()
+                    return None
             why = RULES[place.number].text.format(header.to_service)
             _drop_stranger(came, 11210, header.to_service, header.from_broker, why)
             return None

@@ -77,12 +77,11 @@ class Trust:
         source, self._over = _source(came.header, entry, decision), None
         if source is None or self._is_right(store, came.link.owner, source):
             return True
-        if (
-            self._seconds() - came.since < SOURCE_TIMEOUT_S
-            and self._may_become_right(store, came.link.owner, source)
-            and self._waiting.keep(came)
-        ):
-            return False
+        is_early = self._seconds() - came.since < SOURCE_TIMEOUT_S
+        if is_early and self._may_become_right(store, came.link.owner, source):
+            if self._waiting.keep(came):
+                return False
+            self._over = self._over or self._waiting.over_budget(came)
         came.link.complain()
         if self._over is not None:
             journal.over_budget(self._over, came.header, came.link)

@@ -119,6 +119,14 @@ def test_what_messages_of_one_peer_have_us_do_is_bounded(
     assert len(done) == FEW[resource] + 1
 
 
+def test_messages_that_wait_for_trust_beyond_the_budget_are_no_mistrust() -> None:
+    victim, mallory = Victim(BY_NAME), Wire(owner=MALLORY)
+    victim.peers.set_budgets({MALLORY: {"waiting_messages": 3}})
+    victim.takes(mallory, *(opening("//target", named(1)) for _ in range(5)))
+    assert mallory.refusals[OVER_BUDGET] == 2
+    assert victim.peers.take_mistrusted() == {}
+
+
 def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() -> None:
     victim, mallory, shop = Victim(BY_NAME), Wire(owner=MALLORY), Wire(owner=SHOP)
     for number in range(60):
