@@ -8,15 +8,17 @@ replaced older ones: there `rebuild` is the way.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.pipeline.definition import MessageRule, Pipeline
-from servicebroker.pipeline.rebuild import decode_bronze, read_keys, repeated_positions
+from servicebroker.pipeline.rebuild import decode_bronze, newest_rows, read_keys, repeated_positions
 from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import Replayed, messages_of
 from servicebroker.pipeline.sinks.maintenance import replay as replay_quarantine
 from servicebroker.pipeline.sinks.parquet import DataFile
+from servicebroker.pipeline.sinks.tables import TableVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,9 +43,8 @@ def find_late(pipeline: Pipeline) -> list[LateMessages]:
     """
     found = []
     for rule in pipeline.messages:
-        count, excluded = _find_positions(pipeline, rule)
-        if count > len(excluded):
-            found.append(LateMessages(rule.message_type, rule.table, count - len(excluded)))
+        if late := _find_late(pipeline, rule):
+            found.append(LateMessages(rule.message_type, rule.table, late.messages))
     return found
 
 
@@ -68,19 +69,23 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
 
 def _land_late(pipeline: Pipeline, rule: MessageRule) -> int:
     """Land the late messages of a rule, unreadable ones in quarantine. Returns the number of readable ones."""
-    count, excluded = _find_positions(pipeline, rule)
-    if count == len(excluded):
+    late = _find_late(pipeline, rule)
+    if late is None:
         return 0
     table, quarantine = target(pipeline, rule.table), target(pipeline, pipeline.quarantine)
     table.ensure()
     landed = 0
-    files: list[DataFile] = []
     unread_files: list[DataFile] = []
-    bronze = target(pipeline, pipeline.bronze).table.open()
-    for _, rows, unread in decode_bronze(pipeline, rule, bronze, excluded):
-        landed += rows.num_rows
-        files += table.write(rows) if rows.num_rows else []
-        unread_files += quarantine.write(unread) if unread.num_rows else []
+
+    def readable() -> Iterator[pa.Table]:
+        nonlocal landed
+        for _, rows, unread in decode_bronze(pipeline, rule, late.bronze, late.excluded):
+            landed += rows.num_rows
+            unread_files.extend(quarantine.write(unread) if unread.num_rows else ())
+            yield rows
+
+    parts = newest_rows(table, readable()) if rule.key else readable()  # several queues have one key
+    files = [file for rows in parts if rows.num_rows for file in table.write(rows)]
     if unread_files:
         quarantine.land(unread_files, f"replay {uuid.uuid4()}", 0)
     if files:
@@ -88,24 +93,31 @@ def _land_late(pipeline: Pipeline, rule: MessageRule) -> int:
     return landed
 
 
-def _find_positions(pipeline: Pipeline, rule: MessageRule) -> tuple[int, pa.Array[Any]]:
-    """Return the number of a rule's messages in bronze, and the positions of those that are not late."""
+class _Late(NamedTuple):
+    """Late messages of a rule: the version of bronze, and the positions there of its messages that are not late."""
+
+    bronze: TableVersion
+    excluded: pa.Array[Any]
+    messages: int
+
+
+def _find_late(pipeline: Pipeline, rule: MessageRule) -> _Late | None:
+    """Return the late messages of a rule; None if there are none, or nobody can tell."""
     import pyarrow as pa
     from pyarrow import compute
 
-    none: pa.Array[Any] = pa.array([], pa.int64())
     if pipeline.format == "parquet" or not pipeline.bronze:
-        return 0, none
+        return None
     bronze = target(pipeline, pipeline.bronze).table
     table = target(pipeline, rule.table).table
     before: datetime | None = None
     if table.is_there() and (files := table.open().files()) and any(file.rows for file in files):
         first_times = [file.range_of(_ROW_TIME)[0] for file in files if file.rows]
         if rule.key or None in first_times:
-            return 0, none
+            return None
         before = min(first_times)
     if not bronze.is_there():
-        return 0, none
+        return None
     version = bronze.open()
     keys = read_keys(version, rule.message_type, (_TIME,))
     excluded = [repeated_positions(keys, "max" if rule.key else "min")]
@@ -115,7 +127,8 @@ def _find_positions(pipeline: Pipeline, rule: MessageRule) -> tuple[int, pa.Arra
         excluded.append(positions.filter(is_younger.combine_chunks()))
     excluded.append(_quarantined_positions(pipeline, rule, keys))
     distinct: Any = compute.unique(pa.concat_arrays(excluded)).sort()
-    return keys.num_rows, distinct
+    messages = keys.num_rows - len(distinct)
+    return _Late(version, distinct, messages) if messages else None
 
 
 def _quarantined_positions(pipeline: Pipeline, rule: MessageRule, keys: pa.Table) -> pa.Array[Any]:

@@ -90,7 +90,7 @@ def _rebuild(
 
     def parts() -> Iterator[pa.Table]:
         """Yield the table's rows. After the last, and before the commit, unreadable messages go to quarantine."""
-        for part in _newest_by_key(table_target, rows()) if table_target.key else _in_file_sizes(rows()):
+        for part in newest_rows(table_target, rows()) if table_target.key else _in_file_sizes(rows()):
             yield carry_columns(table, part, _MESSAGE_KEY, added_columns) if added_columns else part
         for label in {label for label, unread, _ in refused if unread}:
             unread = [file for queue, part_rows, _ in refused for file in part_rows if queue == label]
@@ -179,7 +179,7 @@ def _in_file_sizes(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(buffered)
 
 
-def _newest_by_key(table_target: Target, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def newest_rows(table_target: Target, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Yield the row that counts for each key."""
     rows_by_key = table_target.schema.empty_table()
     for part_rows in rows:

@@ -21,7 +21,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.analysis import Hour, analyze
 from servicebroker.pipeline.decoding import Column
-from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.definition import MessageRule, QueueRule
 from servicebroker.pipeline.late_rules import find_late
 from servicebroker.pipeline.late_rules import replay as replay_late
 from servicebroker.pipeline.rebuild import rebuild
@@ -29,6 +29,7 @@ from servicebroker.pipeline.report import report
 from servicebroker.pipeline.sinks.delta import DeltaVersion
 from servicebroker.pipeline.sinks.delta_reader import open_table
 from servicebroker.pipeline.sinks.maintenance import compact, last_landed, replay
+from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
 
 STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
 
@@ -273,6 +274,17 @@ def test_messages_that_came_before_their_rule_are_counted_and_landed(tmp_path, k
     assert find_late(late) == []
     assert replay_late(late) == [("Order", 0, 1)]
     assert len(table(late, "quarantine")) == 1
+
+
+def test_a_late_rule_with_a_key_takes_the_newest_row_of_all_queues(tmp_path):
+    """As a rebuild does: positions of different queues say nothing."""
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    without = replace(pipe, messages=(), queues=(QUEUE, QueueRule("./data", "Shop", "Other")))
+    land(without, "q", 0, batch(order(100, key=1, note="old")))
+    rows = sort_rows(without, without.queues[1], "r", iter([batch(order(5, key=1, note="new", minutes=1, handle="i"))]))
+    land_rows(without, without.queues[1], [rows], 0)
+    assert replay_late(pipe) == [("Order", 2, 0)]
+    assert [row["note"] for row in table(pipe, "orders")] == ["new"]
 
 
 def test_a_table_of_a_late_rule_is_rebuilt_without_a_run(tmp_path):
