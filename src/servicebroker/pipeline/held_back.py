@@ -52,6 +52,7 @@ class HeldBack(NamedTuple):
 
     Attributes:
         frontier: transaction id of the oldest open transaction at the first look.
+        following: transaction id that the next transaction was to get at the first look.
         upto: last queuing_order that the queue had drawn at the first look.
         messages: number of the messages up to `upto` that are still in the queue.
         holder: the transaction; None if it has ended, or if this role may not see it.
@@ -59,6 +60,7 @@ class HeldBack(NamedTuple):
     """
 
     frontier: int
+    following: int
     upto: int
     messages: int
     holder: Holder | None

@@ -227,7 +227,7 @@ class QueueLease:
         )
         if before is None and oldest == following:  # no transaction is open, so nothing has to be counted
             return None
-        first, upto = (before.frontier, before.upto) if before else (oldest, drawn)
+        first, after, upto = before[:3] if before else (oldest, following, drawn)
         ((messages,),) = execute(
             self.connection,
             "queue_lease.find_held_back.count",
@@ -237,7 +237,8 @@ class QueueLease:
         if not messages:
             return None
         holders = execute(self.connection, "queue_lease.find_held_back.find_holder", frontier.HOLDER)
-        return HeldBack(first, upto, messages, Holder(*holders[0]) if holders else None, oldest < following)
+        holder = Holder(*holders[0]) if holders else None
+        return HeldBack(first, after, upto, messages, holder, is_open=oldest < following)
 
     def measure(self, window_slice: Slice, *, system_messages: bool) -> tuple[int, int]:
         """Return the number of messages of a batch, and the bytes of their bodies."""

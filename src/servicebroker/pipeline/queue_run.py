@@ -93,7 +93,8 @@ class QueueRun:
     _batch: int = -1
     _read: tuple[int, int] = (0, 0)  # messages and bytes that the reader has counted since the last start
     _last_timestamp: object = None  # of the last progress that was taken in
-    _wait_end: float | None = None  # by `clock`, of the wait for an open transaction
+    _wait_end: float | None = None  # by `clock`, of the wait for open transactions
+    _waits_below: int = 0  # for transactions with a lower id: those that were open at the first look
     _start_s: float | None = None  # duration of the last start, until its event is logged
     _logged: Counts = field(default_factory=Counter)  # the part of `quarantined` that batch events have reported
 
@@ -133,17 +134,21 @@ class QueueRun:
         self._start_s = round(self.clock() - started_at, 1)
 
     def _must_wait(self) -> bool:
-        """Return True, and plan another look, while messages are held back and `wait_s` is not over."""
+        """Return True, and plan another look, while messages are held back and `wait_s` is not over.
+
+        Once the transactions of the first look have ended, what they held back can be read. On a busy server others
+        hold back newer messages then, for which nobody waits.
+        """
         self.held_back = self.find_held_back(None)
         if self.held_back is None:
             return False
         now = self.clock()
         if self._wait_end is None:
-            self._wait_end = now + self.wait_s
+            self._wait_end, self._waits_below = now + self.wait_s, self.held_back.following
             text = f"waits up to {self.wait_s:g} s: {self.held_back}"
             self._log_event(logging.WARNING, "queue waits", text, held_back=self.held_back.messages)
         self._next_start = now + HELD_BACK_POLL_INTERVAL_S
-        return now < self._wait_end
+        return now < self._wait_end and self.held_back.frontier < self._waits_below
 
     def poll(self) -> None:
         """Take in progress that Spark has reported since the last poll."""
