@@ -27,6 +27,7 @@ _LEADING_ZERO = re.compile(r"[+-]?0[0-9]")  # as in a zip code: a number would l
 _XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
 _JSON = Plain("json")
 _MAX_LONG = 2**63
+_BEFORE_TEXT = b"\xef\xbb\xbf\xfe\xff\x00 \t\r\n"  # byte order marks in UTF-8 and UTF-16, and white space
 
 
 @dataclass
@@ -87,10 +88,13 @@ def infer_rule(message_type: str, table: str, samples: Sequence[bytes]) -> str:
     """
     if not samples:
         raise InstanceError("A rule needs at least one sample.")
-    is_xml = samples[0].lstrip()[:1] == b"<"
+    is_xml = samples[0].lstrip(_BEFORE_TEXT)[:1] == b"<"
     shape = Shape(is_xml=is_xml)
-    for value in _read_xml(samples) if is_xml else _read_json(samples):
-        shape.add(value)
+    try:
+        for value in _read_xml(samples) if is_xml else _read_json(samples):
+            shape.add(value)
+    except RecursionError:
+        raise InstanceError("A sample is nested too deeply.") from None
     table = table or re.sub(r"[^a-z0-9]+", "_", message_type.lower()).strip("_") or "messages"
     columns = _columns(shape, is_xml=is_xml)
     lines = ["[[message]]", f"type = {_text(message_type)}", f'format = "{"xml" if is_xml else "json"}"']
@@ -235,5 +239,5 @@ def _plain_kind(kinds: set[str], fallback: Plain) -> Plain:
 
 
 def _text(text: str) -> str:
-    """Return a text of TOML."""
-    return json.dumps(text, ensure_ascii=False)
+    """Return a text of TOML in a pipeline file, where `${` would begin the name of a variable."""
+    return json.dumps(text.replace("${", "$${"), ensure_ascii=False)

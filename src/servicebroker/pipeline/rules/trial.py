@@ -200,4 +200,13 @@ def _expected(column: Column, value: Any) -> Any:
     if value == "" and column.kind != "string":
         return None
     lenient = Column(column.name, column.kind, column.is_optional, rounds=column.rounds, coerces=True)
-    return convert_column(lenient, JsonNumber(repr(value)) if isinstance(value, float) else value, convert)
+    return convert_column(lenient, _exact(value), convert)
+
+
+def _exact(value: Any) -> Any:
+    """Return a value of TOML with its floats as they were written, as far as Python knows, at any depth."""
+    if isinstance(value, float):
+        return JsonNumber(repr(value))
+    if isinstance(value, dict):
+        return {key: _exact(inner) for key, inner in value.items()}
+    return [_exact(item) for item in value] if isinstance(value, list) else value
