@@ -68,7 +68,7 @@ class LastRun:
                     "queue": queue_run.label,
                     "state": str(queue_run.state),
                     **queue_run.counts(),
-                    "reason": masked(queue_run.reason) or None,
+                    "reason": queue_run.reason or None,
                 }
                 for queue_run in self.queues
             ],

@@ -10,6 +10,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import Pipeline
 from servicebroker.pipeline.file import line_of, read_pipeline
+from servicebroker.pipeline.queue_run import QueueRun
 from servicebroker.pipeline.variables import masked
 
 WHOLE = """\
@@ -80,6 +81,13 @@ def test_environment_variables_are_values_that_no_text_shows(write, monkeypatch,
     assert masked(f"No route to {pipeline.queues[0].instance}") == (
         "No route to postgresql://loader:${SHOP_PASSWORD}@shop/broker"
     )
+
+    def refuse():
+        raise InstanceError("No route to s3cret.")
+
+    queue_run = QueueRun(pipeline.queues[0], refuse, once=False)
+    queue_run.start_query()
+    assert queue_run.reason == "No route to ${SHOP_PASSWORD}."
     monkeypatch.setattr(output._Mask, "hide", staticmethod(masked))
     output.say_json({"reason": ["No route to s3cret", 5432]})
     output.say("s3cret", error=True)
