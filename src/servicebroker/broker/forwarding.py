@@ -20,6 +20,7 @@ from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address, Ask, Decision, Dropped, Elsewhere
 
 EXPIRY_INTERVAL_S = 1.0  # seconds between looks for what could not be passed on in time
+MAX_LINKED = 1_000  # addresses that are remembered as linked
 MAX_SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
 
 Row = tuple[object, ...]
@@ -45,6 +46,7 @@ class Forwarding:
         self._named = named
         self._seconds = seconds
         self._draw = draw
+        self._linked: set[Address] = set()  # to which there was a link the last time
         self._forwarder: Forwarder[Elsewhere] = Forwarder(0)
         self.shares = 1  # that divide what may be held
         self.wake_at = NEVER
@@ -89,13 +91,14 @@ class Forwarding:
         now, sent = self._seconds(), False
         for hop in self._forwarder.hops:
             address = self._mirrors.way(hop)
-            if isinstance(address, str) or not self._may_reach(hop, address, now):
+            if isinstance(address, str) or not (address in self._linked or self._may_reach(hop, address, now)):
                 continue
             link = self._links.reach(address)
             if isinstance(link, str):
+                self._linked.discard(address)
                 self._forwarder.postpone(hop)
                 continue
-            self._named.reached(address)
+            self._note_link(address)
             while link.room > 0 and (found := self._forwarder.pass_on(hop, now)) is not None:
                 if isinstance(found, Refusal):
                     _dropped(found)
@@ -109,6 +112,14 @@ class Forwarding:
                 _dropped(refusal)
             self.wake_at = now + EXPIRY_INTERVAL_S if len(self._forwarder) else NEVER
         return sent
+
+    def _note_link(self, address: Address) -> None:
+        """Note that there is a link to an address: what goes there next needs no budget."""
+        if address not in self._linked:
+            if len(self._linked) >= MAX_LINKED:
+                self._linked.clear()
+            self._linked.add(address)
+            self._named.reached(address)
 
     def _may_reach(self, hop: Elsewhere, address: Address, now: float) -> bool:
         """Return whether the budget of an owner whose messages wait for a hop lets a connection be made there."""

@@ -136,6 +136,8 @@ def test_messages_to_pass_on_have_connections_made_to_few_addresses_at_a_time() 
     victim.reached[Address("host99", 4022)] = there
     victim.takes(shop, sealed(named(99)))
     assert len(there.frames) == 1
+    victim.takes(mallory, sealed(named(99)))  # the link is there
+    assert len(there.frames) == 2
     victim.now += NAMED_PERIOD_S
     victim.takes(shop)
     assert len({*victim.dialled}) == 2 * FEW["addresses"] + 1  # others have their turn
