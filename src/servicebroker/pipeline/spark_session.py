@@ -133,8 +133,13 @@ def _executor_settings() -> dict[str, str]:
 
 
 def _worker_python(*, is_local: bool) -> str:
-    """Return the program that Spark starts for Python: on this machine a script that starts it faster."""
-    if not is_local or not os.access(_WORKER_SCRIPT, os.X_OK):
+    """Return the program that Spark starts for Python: on this machine a script that starts it faster.
+
+    The script takes archives of PySpark off the path, so PySpark must be installed otherwise.
+    """
+    origins = [spec.origin for name in ("pyspark", "py4j") if (spec := find_spec(name)) and spec.origin]
+    are_files = all(map(os.path.exists, origins))
+    if not is_local or not are_files or not os.access(_WORKER_SCRIPT, os.X_OK):
         return sys.executable
     os.environ["SERVICEBROKER_WORKER_PYTHON"] = sys.executable
     return _WORKER_SCRIPT

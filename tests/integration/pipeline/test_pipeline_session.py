@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,14 @@ def test_a_process_that_plans_a_query_connects_before_it_imports_pyspark(tmp_pat
     assert (worker.returncode, str(tmp_path) in path, str(Path.cwd()) in path) == (0, True, True)
     assert "pyspark.zip" not in path
     assert "py4j" not in path
+
+
+def test_a_pyspark_that_is_only_in_archives_keeps_them_on_the_path(monkeypatch):
+    monkeypatch.setenv("SERVICEBROKER_WORKER_PYTHON", "")
+    assert spark_session_module._worker_python(is_local=True) == spark_session_module._WORKER_SCRIPT
+    archived = ModuleSpec("py4j", None, origin="/opt/spark/python/lib/py4j-0-src.zip/py4j/__init__.py")
+    monkeypatch.setattr(spark_session_module, "find_spec", lambda name: archived if name == "py4j" else None)
+    assert spark_session_module._worker_python(is_local=True) == sys.executable
 
 
 def test_what_spark_only_asks_for_its_name_loads_no_driver():
