@@ -278,7 +278,8 @@ class TomlTable:
         """Return one of `choices`. A missing key means the first, unless `needed`."""
         value = self.text(key, None if needed else choices[0])
         if value not in choices:
-            raise DefinitionError(f"'{key}' must be one of {', '.join(choices)}, not '{value}'", *self.place, key)
+            known = ", ".join(filter(None, choices))
+            raise DefinitionError(f"'{key}' must be one of {known}, not '{value}'", *self.place, key)
         return value
 
     def table_name(self, key: str, default: str, *, empty: bool = False) -> str:

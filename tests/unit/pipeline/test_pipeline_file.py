@@ -177,6 +177,7 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('id = "long"', 'id = "int8"', 29, "'int8' is no type"),
         ('id = "long"', 'id = { type = "long", form = "x" }', 29, "no key 'form'"),
         ('id = "long"', 'id = { type = "long", round = true }', 29, "only decimal and timestamp can be rounded"),
+        ('id = "long"', 'id = { type = "timestamp", epoch = "h" }', 29, "must be one of s, ms"),
         ('id = "long"', 'id = { type = "long", from = ["a", 5] }', 29, "list of texts"),
         ('id = "long"', 'id = "long"\n_date = "date"', 28, "there twice"),
         ('id = "long"', 'id = "long"\nID = "long"', 28, "'id' is there twice"),
