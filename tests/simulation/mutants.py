@@ -394,7 +394,7 @@ MUTANTS = [
     Mutant(
         "nobody says why messages wait",
         "broker.conversations",
-        "            self._statuses[entry.endpoint.conversation_handle] = entry.status = status\n",
+        "            self._statuses[handle] = entry.status = status\n",
         "            entry.status = status\n",
         29,
     ),
@@ -429,8 +429,8 @@ MUTANTS = [
     Mutant(
         "a share does not look for what waited before it had it",
         "broker.relay",
-        "        self.forwarding.shares = shares\n",
-        "        self.forwarding.shares = shares\n"
+        "        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares\n",
+        "        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
         76,

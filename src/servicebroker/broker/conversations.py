@@ -269,7 +269,7 @@ class Conversations:
                     self._remove(entry)
                 case Act.SAY_NOTHING:
                     if entry.is_to_send:
-                        self.say(entry, "")
+                        self._leaves_on_link(entry)
                 case Act.SAY_WHY:
                     if entry.is_to_send:
                         self.say(entry, why)
@@ -479,14 +479,19 @@ class Conversations:
                 traffic.taken += gone
 
     def say(self, entry: Entry, status: str) -> None:
-        """Why its messages wait; '' when they are on their way. The '' of new ones is written a moment later."""
+        """Write why its messages wait; '' while they are on their way."""
         handle = entry.endpoint.conversation_handle
-        if not status and entry.status is None:
-            self._to_clear[handle] = self._seconds() + CLEAR_STATUS_S
-        elif status or entry.status != status:
+        if status or entry.status != status:
             self._to_clear.pop(handle, None)
-            self._statuses[handle] = status
-        entry.status = status
+            self._statuses[handle] = entry.status = status
+
+    def _leaves_on_link(self, entry: Entry) -> None:
+        """Write that its messages are on their way; for new ones only if they are not acknowledged soon."""
+        if entry.status is None:
+            self._to_clear[entry.endpoint.conversation_handle] = self._seconds() + CLEAR_STATUS_S
+            entry.status = ""
+        else:
+            self.say(entry, "")
 
     def take_statuses(self) -> dict[UUID, str]:
         """Return the statuses to be written now, and forget them."""

@@ -23,11 +23,11 @@ def test_the_example_runs_and_leaves_nothing(tmp_path: Path) -> None:
 def test_every_command_of_the_page_exists() -> None:
     page = (ROOT / "docs/how-to/two-brokers.md").read_text()
     commands = {match.split()[-1] for match in re.findall(r"servicebroker (certificate \w+|serve)", page)}
-    assert commands == {"master", "create", "export", "import", "list", "serve"}
+    assert commands == {"master", "create", "export", "import", "list", "budget", "drop", "serve"}
     for command in ("serve", "certificate"):
         shown = ran(command, "--help").stdout
         for word in (
-            ("master-key", "create", "export", "import", "list", "accept", "drop")
+            ("master-key", "create", "export", "import", "list", "accept", "budget", "drop")
             if command == "certificate"
             else ("--listen",)
         ):

@@ -368,6 +368,15 @@ def test_why_messages_wait(status: str, advice: str) -> None:
     assert "SQL Server" not in text
 
 
+@pytest.mark.parametrize(
+    ("daemon", "seconds", "is_found"), [(DAEMON, 1, False), (DAEMON, 11, True), (None, 1, True), (None, 11, True)]
+)
+def test_a_message_that_the_daemon_has_not_taken_yet(daemon: DaemonFacts | None, seconds: int, is_found: bool) -> None:
+    """SEND writes that there is no transport, and the daemon replaces that."""
+    wait = WaitFacts("//far", RULES[9748].text.format("Service Broker"), 1, NOW - timedelta(seconds=seconds))
+    assert any("message to it waits" in text for text in said(waits=[wait], daemon=daemon)) == is_found
+
+
 def test_a_mistyped_service_is_asked_about() -> None:
     (text,) = said(waits=[WaitFacts("//fra", waiting.NOT_HERE, 1, AGO, (UUID(int=7), "Shop"), "//far")])
     assert "Did you mean //far?" in text

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
+from servicebroker.engine.delivery.opening import NO_TRANSPORT
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
@@ -371,7 +372,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_definitions(facts),
         *(_disabled(name) for name in facts.disabled),
         *(finding for queue in facts.queues for finding in judge_queue(queue, facts.now)),
-        *(_waiting(wait) for wait in facts.waits if wait.status or facts.now - wait.oldest > UNEXPLAINED_WAIT),
+        *(_waiting(wait) for wait in facts.waits if not _is_on_its_way(wait, facts)),
         *_network(facts),
         *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG_WAIT),
         *_daemon(facts.daemon, facts.now),
@@ -697,6 +698,12 @@ def _late(late: LateAnswersOfQueue) -> Finding:
         "Run a program that calls Database.process_late_answers now and then.",
         Severity.WARNING,
     )
+
+
+def _is_on_its_way(wait: WaitFacts, facts: Facts) -> bool:
+    """Return whether messages are young, and nobody has said why they wait. SEND writes that there is no transport."""
+    is_unexplained = not wait.status or (wait.status == NO_TRANSPORT and facts.daemon is not None)
+    return is_unexplained and facts.now - wait.oldest <= UNEXPLAINED_WAIT
 
 
 def _waiting(wait: WaitFacts) -> Finding:
