@@ -433,7 +433,7 @@ MUTANTS = [
         "        self.forwarding.shares = self._named.shares = self._route_requests.shares = shares\n"
         "        if shares > 1:\n"
         "            self._finding._page_at = float('inf')\n",
-        76,
+        42,
     ),
     Mutant(
         "a share's acknowledgements leave before its commit",
