@@ -955,6 +955,7 @@ def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
             bank.begin_dialog("//bank/Mallory", "//bank/Den", contract="//bank/Contract", encryption=False)
             for _ in range(2)
         ]
+        before = in_queue(town, "Den")
         assert bank.send(handles[0], "//bank/Order", b"1", delay=0.2) == 0
         assert bank.send_batch(handles[0], "//bank/Order", [b"2", b"3"], at=instance.clock() + timedelta(hours=1)) == 1
         assert bank.send(handles, "//bank/Order", b"4", delay=timedelta(hours=2)) == [3, 0]
@@ -971,7 +972,6 @@ def test_a_role_delays_and_cancels_messages_of_its_own_only(town: Town) -> None:
         ):
             with refused(number):
                 run()
-        before = in_queue(town, "Den")
 
         def came() -> bool:
             with town.database.instance.connection() as connection:

@@ -39,8 +39,8 @@ def command(*arguments: str) -> str:
     [
         ("import servicebroker", 130, (*HEAVY, "typer", "rich")),
         (command("--version"), 300, (*HEAVY, "rich")),
-        (command("--help"), 355, HEAVY),
-        (command(), 355, HEAVY),
+        (command("--help"), 360, HEAVY),
+        (command(), 360, HEAVY),
     ],
     ids=["import", "version", "help", "nothing"],
 )
