@@ -429,7 +429,7 @@ def test_what_cannot_be_is_refused(database: sb.Database, options: dict[str, Any
 
 
 def test_an_answer_is_read_by_its_codec(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_bodies, "_codecs", {})  # those of this test end with it
+    monkeypatch.setattr(model_bodies, "_codecs", {})  # its codecs end with the test
     sb.codec(ORDER, "json")
     sb.codec(REPLY, "json")
     with answering(database):
