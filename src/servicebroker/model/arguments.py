@@ -154,7 +154,7 @@ def due_time(delay: object, at: object, now: datetime) -> datetime | None:
     if at is not None:
         if not isinstance(at, datetime) or at.utcoffset() is None:
             raise BrokerError(402, "at", shown(at), "a datetime with a time zone")
-        due = at.astimezone(UTC)
+        due = _in_utc(at)
     elif delay is not None:
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         check_seconds("delay", seconds)
@@ -162,6 +162,13 @@ def due_time(delay: object, at: object, now: datetime) -> datetime | None:
     else:
         return None
     return due if due > now else None
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:  # UTC has no such year
+        raise BrokerError(402, "at", shown(at), "a time in the years 1 to 9999 in UTC") from None
 
 
 def check_procedure(procedure: object, *, may_be_async: bool) -> None:

@@ -223,14 +223,20 @@ declare
     who record := servicebroker.caller(me, database);
 begin
     refusal := who.refusal;
-    if refusal is null and who.is_limited then refusal := servicebroker.opening_refusal(me); end if;
+    if refusal is null and who.is_limited and not exists (  -- a repeated BEGIN DIALOG opens nothing
+        select from servicebroker.idempotency_keys k join servicebroker.services s using (service_id)
+         where s.database_id = database and s.name = from_service and k.principal_id = who.principal_id
+           and k.key = idempotency_key and k.expires_at > clock_timestamp())
+    then
+        refusal := servicebroker.opening_refusal(me);
+    end if;
     if refusal is null then
         select c.handle, c.refusal, c.is_repeated, c.kept into handle, refusal, is_repeated, kept
           from servicebroker.begin_conversation(
             database, from_service, to_service, contract, lifetime, broker_instance, related_conversation,
             related_conversation_group, encryption, who.identities, true, null, priority, idempotency_key, key_lifetime,
             who.principal_id) c;
-        if who.is_limited then perform servicebroker.count_opening(me, handle); end if;
+        if who.is_limited and not is_repeated then perform servicebroker.count_opening(me, handle); end if;
     end if;
 end $$;
 
@@ -491,7 +497,7 @@ create or replace function servicebroker_fence.set_schedule(
 begin
     refusal := servicebroker.receive_refusal(me, queue);
     if refusal is null and (
-        coalesce(length(schedule), 0) not between 1 and {maximum_schedule} or length(rule) > {maximum_schedule}
+        coalesce(length(schedule), 0) not between 1 and {maximum_schedule} or length(rule) > {maximum_rule}
         or length(time_zone) > {maximum_schedule} or length(missed) > {maximum_schedule} or not exists (
             select from servicebroker.conversation_endpoints e
              where e.conversation_handle = handle and e.queue_id = queue and e.state = 'SO' and e.far_handle is null))

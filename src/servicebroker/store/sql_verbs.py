@@ -18,7 +18,7 @@ from servicebroker.model.arguments import (
 )
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
-from servicebroker.model.handlers.schedules import MAX_NAME
+from servicebroker.model.handlers.schedules import MAX_NAME, MAX_RULE
 from servicebroker.model.poison import MAXIMUM_PAUSE_S
 from servicebroker.model.requests import all_groups
 from servicebroker.model.security.permissions import (
@@ -103,6 +103,7 @@ def _values() -> dict[str, object]:
         "maximum_key": MAXIMUM_KEY,
         "maximum_handles": MAXIMUM_HANDLES,
         "maximum_schedule": MAX_NAME,
+        "maximum_rule": MAX_RULE,
         "waiting_counted": MAX_COUNTED_ROWS,
         "maximum_description": MAXIMUM_DESCRIPTION,
         "all": 2**31 - 1,

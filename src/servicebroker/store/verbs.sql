@@ -540,12 +540,18 @@ begin
        set message_sequence_number = -1 - (t.message_sequence_number
            - (select count(*) from unnest(gone) g where g < t.message_sequence_number))
      where t.conversation_handle = handle and t.message_sequence_number > gone[1];
+    -- what no message delays any more goes as if it were sent now; still turned round, those before it have greater numbers
     update servicebroker.transmission_queue t
        set message_sequence_number = -1 - t.message_sequence_number,
-           xact = case when exists (select from servicebroker.transmission_queue h
-                                     where h.conversation_handle = handle and h.delayed_until is not null)
-                       then t.xact else pg_current_xact_id() end
-     where t.conversation_handle = handle and t.message_sequence_number < 0;
+           xact = case when f.is_free then pg_current_xact_id() else t.xact end,
+           transmission_status = case when f.is_free and t.transmission_status = {delayed} then '' else t.transmission_status end
+      from (select m.message_sequence_number as number, not exists (
+                   select from servicebroker.transmission_queue h
+                    where h.conversation_handle = handle and h.delayed_until is not null
+                      and h.message_sequence_number >= m.message_sequence_number) as is_free
+              from servicebroker.transmission_queue m
+             where m.conversation_handle = handle and m.message_sequence_number < 0) f
+     where t.conversation_handle = handle and t.message_sequence_number = f.number;
     update servicebroker.conversation_endpoints set send_sequence = send_sequence - cardinality(gone)
      where conversation_handle = handle;
     delete from servicebroker.trace_contexts c

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -328,9 +328,16 @@ def release_due(session: Session) -> None:
                 (handle, message.message_sequence_number), replace(message, delayed_until=None, status="")
             )
             released.add(handle)
-    for handle in released:
-        for message in session.deliverable(handle):
-            session.waiting.put((handle, message.message_sequence_number), replace(message, status=""))
+    _deliver_released(session, released)
+
+
+def _deliver_released(session: Session, handles: Iterable[UUID]) -> None:
+    """Deliver the messages on these conversations that no message delays any more, as if they were sent now."""
+    released = [message for handle in handles for message in session.deliverable(handle)]
+    for message in released:
+        key = message.conversation_handle, message.message_sequence_number
+        if message.status == waiting.DELAYED:
+            session.waiting.put(key, replace(message, status=""))
     if released:
         deliver_everything(session)
 
@@ -373,8 +380,7 @@ def cancel_delayed(session: Session, operation: CancelDelayed) -> int:
         session.waiting.put((handle, number), replace(message, message_sequence_number=number))
     endpoint = session.endpoint(handle)
     session.update(endpoint, send_sequence=endpoint.send_sequence - len(gone), is_parked=bool(left))
-    if left and not session.is_delayed(handle):
-        deliver_everything(session)
+    _deliver_released(session, [handle])
     return len(gone)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from servicebroker.model.arguments import Omitted, stored_body
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
-from servicebroker.model.handlers.schedules import is_of_schedule
+from servicebroker.model.handlers.schedules import body_of, is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     DeadLetterGroup,
@@ -149,7 +150,9 @@ def _obey(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
     """Carry out a verdict other than `Retry`."""
     handle = failure.message.conversation_handle
     if is_of_schedule(failure.message):
-        transaction.run(TakeTurn(handle))  # undone with the handler's work
+        firing = transaction.run(TakeTurn(handle))  # undone with the handler's work
+        if firing is not None and firing.time is not None:
+            failure = replace(failure, message=failure.message._replace(message_body=body_of(firing.time)))
         if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
             verdict = SetAside()
     if isinstance(verdict, EndWithError):

@@ -16,7 +16,7 @@ import pytest
 import servicebroker as sb
 import servicebroker.testing as double
 from servicebroker.api.working import _handle
-from servicebroker.operations.schedules import KeepSchedule
+from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 from support import ORDER, STOCK_QUEUE, Clock, begin, define_standard_set, eventually, in_thread, query, refused
 
 FIVE = timedelta(minutes=5)
@@ -141,7 +141,9 @@ def test_a_failure_is_judged_and_the_schedule_goes_on(course: Course) -> None:
         course.clock.jump(seconds=5)
         course.run(worker)
         course.database.drop_schedule(STOCK_QUEUE, f"fails {verdict}")
-    assert len(course.database.set_aside_messages()) == 3
+    letters = course.database.set_aside_messages()
+    assert len(letters) == 3
+    assert all(datetime.fromisoformat(letter.message_body.decode()).minute == 0 for letter in letters)
 
 
 def test_changes(course: Course) -> None:
@@ -171,6 +173,20 @@ def test_changes(course: Course) -> None:
     )
     with refused(15151):
         course.database.drop_schedule(STOCK_QUEUE, "job")
+
+
+def test_a_drop_waits_for_the_turn(database: sb.Database, clock: Clock) -> None:
+    worker = stock_worker()
+    worker.every("@hourly", name="job")(lambda tx, message: None)
+    run_once(database, worker)
+    clock.jump(hours=1)
+    with database.transaction() as transaction:
+        (message,) = transaction.receive(STOCK_QUEUE)
+        dropping = in_thread(lambda: database.drop_schedule(STOCK_QUEUE, "job"))
+        eventually(lambda: query(database, "select count(*) from pg_locks where not granted") != [(0,)])
+        assert transaction.run(TakeTurn(message.conversation_handle)) is not None
+    dropping.result(10)
+    assert database.schedules() == []
 
 
 def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> None:

@@ -74,6 +74,7 @@ def test_intervals_are_the_same_for_all() -> None:
         *((rule, "UTC", "once") for rule in ("* * 0 * *", "* * * 13 *", "* * * * 8", "*/0 * * * *", "5-1 * * * *")),
         *((rule, "UTC", "once") for rule in ("1- * * * *", "-1 * * * *", "1,,2 * * * *", "@every 5", "@reboot")),
         *((rule, "UTC", "once") for rule in ("0 0 30 2 *", 5, None, timedelta(), timedelta(seconds=1.5))),
+        *((rule, "UTC", "once") for rule in (timedelta(days=3_000_000), "9" * 5_000 + " * * * *")),
         *(("* * * * *", zone, "once") for zone in ("Mars/Base", "", "../etc/passwd", None, "/etc/localtime")),
         *(("* * * * *", "UTC", missed) for missed in ("twice", None, 1)),
     ],

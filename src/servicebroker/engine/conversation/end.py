@@ -176,7 +176,7 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
     """
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
     yield from park(
-        endpoint,
+        endpoint._replace(is_delayed=False) if error else endpoint,  # an Error drops what was delayed
         name,
         [body],
         endpoint.obstacle,

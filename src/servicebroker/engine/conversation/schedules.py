@@ -10,11 +10,13 @@ The conversation group is marked (`schedules.new_group`), so that a worker knows
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Queue
+from servicebroker.engine.conversation.endpoints import lock_group_of
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers.schedules import Firing, Schedule, ScheduledJob
 from servicebroker.operations.begin import BeginDialog
@@ -97,7 +99,12 @@ def drop(queue: Queue, operation: DropSchedule) -> Steps[UUID]:
     Raises:
         BrokerError: 15151 there is none of that name.
     """
-    rows = yield SQL("drop", (queue.queue_id, operation.name))
+    key = queue.queue_id, operation.name
+    found = yield SQL("drop.find", key)
+    for (kept,) in found:  # a worker that takes the turn holds the group first, and then the row
+        with suppress(BrokerError):  # the conversation has ended
+            yield from lock_group_of(kept)
+    rows = yield SQL("drop.delete", key)
     if not rows:
         raise BrokerError(15151, "drop", "schedule", operation.name)
     handle: UUID = rows[0][0]

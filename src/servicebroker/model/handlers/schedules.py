@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 from uuid import UUID, uuid4
 
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.names import is_encodable
 from servicebroker.model.wording import shown
@@ -24,6 +24,7 @@ Missed: TypeAlias = Literal["skip", "once", "all"]
 
 MISSED_AFTER = timedelta(seconds=60)  # a time is missed if no worker has taken it until then; only "skip" asks
 MAX_NAME = 128  # characters of a schedule's name
+MAX_RULE = 500  # characters: one that names each minute, hour, day, month and weekday has 350
 
 _GROUP_MARK = bytes.fromhex("53434845445b8000")  # of a schedule's conversation group: a UUID of version 8
 _SEARCHED_YEARS = 30  # for the next time: 29 February on a Monday comes every 28 years
@@ -104,11 +105,13 @@ class Schedule(NamedTuple):
             raise BrokerError(402, "time_zone", shown(time_zone), "the name of a time zone, such as Europe/Berlin")
         if isinstance(every, timedelta):
             seconds = every / timedelta(seconds=1)
-            if seconds < 1 or seconds != int(seconds):
-                raise BrokerError(402, "every", shown(every), "whole seconds, at least one")
+            if not 1 <= seconds <= MAXIMUM_LIFETIME or seconds != int(seconds):
+                raise BrokerError(402, "every", shown(every), f"whole seconds, 1 to {MAXIMUM_LIFETIME}")
             rule = f"@every {int(seconds)}"
         elif isinstance(every, str) and not every.startswith("@every"):
             rule = _SHORTHANDS.get(every.strip().lower(), " ".join(every.split()))
+            if len(rule) > MAX_RULE:
+                raise BrokerError(402, "every", shown(every), f"a rule of at most {MAX_RULE} characters")
             _Fields.parse(rule)
         else:
             raise BrokerError(402, "every", shown(every), 'cron\'s five fields, as "*/5 * * * *", or a timedelta')

@@ -1,0 +1,2 @@
+-- cancel_delayed lets messages go that only the cancelled one has delayed; the fence repeats a BEGIN DIALOG of a role that is at
+-- its limit, and takes long rules of schedules: every migration makes these functions anew.
