@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
@@ -186,7 +187,7 @@ class Upkeep:
 
         Delayed messages whose time has come are delivered, too. Return whether messages are left.
         """
-        self._release_at = release(connection, self._clock())
+        self._release_at, is_held = release(connection, self._clock())
         unfinished = run(connection, find_oldest_writer())
         if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
             self._since = 0
@@ -197,7 +198,7 @@ class Upkeep:
             raise
         if not left:
             self._since = unfinished
-        return left
+        return left or is_held
 
     def _seconds_to_release(self) -> float:
         """Return the seconds until the time of the next delayed message."""
@@ -277,18 +278,18 @@ def deliver(
     return is_left or answers.again
 
 
-def release(connection: psycopg.Connection[Any], now: datetime) -> datetime | None:
-    """Release delayed messages whose time has come, so that they can be delivered. Return the time of the next one.
+def release(connection: psycopg.Connection[Any], now: datetime) -> tuple[datetime | None, bool]:
+    """Release delayed messages whose time has come, so that they can be delivered.
 
-    A conversation in use is tried again a moment later.
+    Return the time of the next one, and whether some are left, because their conversations are in use.
     """
+    busy: set[UUID] = set()
     for _ in range(_MAX_PIECES):
-        due = run(connection, find_due(now))
+        due = run(connection, find_due(now, busy))
         if not due.handles:
-            return due.next_time
-        if in_transaction(connection, release_messages(due.handles, now)) == 0:
-            break
-    return now + timedelta(seconds=_MIN_RETRY_S)
+            return due.next_time, bool(busy)
+        busy.update({*due.handles} - in_transaction(connection, release_messages(due.handles, now)))
+    return due.next_time, True
 
 
 def give_back(connection: psycopg.Connection[Any], stopped: Callable[[], bool]) -> bool:

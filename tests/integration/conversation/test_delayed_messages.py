@@ -18,6 +18,7 @@ from remote_support import begin as begin_remote
 from remote_support import paired
 from servicebroker.api.upkeep import upkeep
 from servicebroker.cli.main import app as command
+from servicebroker.engine.delivery import delayed_messages
 from servicebroker.model import waiting
 from servicebroker.store.connection import connect
 from support import (
@@ -346,6 +347,22 @@ def test_to_another_instance(make_instance_url: Callable[..., str]) -> None:
         assert west.database.cancel_delayed(handle, 0) == 1
         pair.rounds()
         assert bodies(east.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_conversation_in_use_holds_up_no_other(
+    database: sb.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delayed_messages, "MAX_RELEASED_CONVERSATIONS", 1)
+    course = of_engine(database, clock)
+    busy, free = begin(database), begin(database)
+    database.send_batch(busy, ORDER, [b"1", b"2"], delay=5)
+    database.send(free, ORDER, b"free", delay=6)
+    with database.transaction() as transaction:
+        transaction.send(busy, ORDER, b"3")
+        course.jump(10)
+        assert course.received() == [b"free"]
+    course.jump(0)
+    assert course.received() == [b"1", b"2", b"3"]
 
 
 def test_the_background_delivers_at_the_time(make_instance_url: Callable[..., str]) -> None:

@@ -19,7 +19,7 @@ background of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -42,14 +42,14 @@ class DueMessages(NamedTuple):
     next_time: datetime | None
 
 
-def find_due(now: datetime) -> Steps[DueMessages]:
-    """Return conversations with a delayed message whose time has come, and the time of the next one."""
-    rows = yield SQL("find_due", (now, MAX_RELEASED_CONVERSATIONS))
+def find_due(now: datetime, busy: Iterable[UUID]) -> Steps[DueMessages]:
+    """Return conversations with a delayed message whose time has come, except the busy ones, and the next time."""
+    rows = yield SQL("find_due", (now, MAX_RELEASED_CONVERSATIONS, list(busy)))
     return DueMessages(*rows[0])
 
 
-def release(handles: Sequence[UUID], now: datetime) -> Steps[int]:
-    """Release messages of these conversations whose time has come. Returns how many conversations were free.
+def release(handles: Sequence[UUID], now: datetime) -> Steps[set[UUID]]:
+    """Release messages of these conversations whose time has come. Returns the conversations that were free.
 
     A conversation on which a session is sending is left for the next time. Released messages wait for their delivery.
     """
@@ -65,7 +65,7 @@ def release(handles: Sequence[UUID], now: datetime) -> Steps[int]:
             f"select count(*), {WAKE_TRANSMITTER} from freed",
             (free, waiting.DELAYED),
         )
-    return len(free)
+    return set(free)
 
 
 def find_delayed(database_id: int, handle: UUID | None) -> Steps[list[DelayedMessage]]:

@@ -5,7 +5,7 @@ select array(select distinct t.conversation_handle from (
 select d.conversation_handle from servicebroker.transmission_queue d
 join servicebroker.conversation_endpoints e using (conversation_handle)
 join servicebroker.databases b on b.database_id = e.database_id and not b.is_read_only
-where d.delayed_until <= $1 order by d.delayed_until limit $2) t),
+where d.delayed_until <= $1 and d.conversation_handle <> all ($3) order by d.delayed_until limit $2) t),
 (select min(delayed_until) from servicebroker.transmission_queue where delayed_until > $1)
 
 -- name: release.lock
