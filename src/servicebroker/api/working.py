@@ -20,7 +20,7 @@ from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.api.transaction import Transaction
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
-from servicebroker.model.handlers.schedules import body_of, is_of_schedule
+from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
@@ -122,8 +122,9 @@ def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | No
 
 def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -> None:
     """Call the handlers in the order of the messages. Messages of a conversation that was ended are skipped."""
-    if is_of_schedule(messages[0]):  # its group has no other message
-        _fire(worker, transaction, messages[0])
+    if is_of_schedule(messages[0]):  # its group has no other conversation
+        for message in messages:
+            _fire(worker, transaction, message)
         return
     ended = set()
     for handler, run in groupby(messages, worker.handler_of):
@@ -139,9 +140,8 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
 
 def _fire(worker: Worker, transaction: Transaction, message: Message) -> None:
     """Call the handler of a schedule for the time that has come."""
-    firing = transaction.run(TakeTurn(message.conversation_handle))
-    if firing is not None and firing.time is not None:
-        given = message._replace(message_body=body_of(firing.time))
+    firing = transaction.run(TakeTurn.of(message))
+    if firing is not None and (given := firing.given(message)) is not None:
         worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])
 
 

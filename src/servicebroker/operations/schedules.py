@@ -8,7 +8,8 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.handlers.schedules import Firing, Schedule, ScheduledJob, new_group
+from servicebroker.model.handlers.schedules import Firing, Schedule, ScheduledJob, is_replayed, new_group
+from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.operation import Operation
@@ -84,9 +85,16 @@ class TakeTurn(Operation[Firing | None]):
 
     Args:
         handle: its conversation.
+        is_replayed: the message is a dead letter that was replayed. Its turn was taken before.
 
     Returns:
         What is to be done; None if the conversation is of no schedule any more.
     """
 
     handle: UUID
+    is_replayed: bool = False
+
+    @classmethod
+    def of(cls, message: Message) -> TakeTurn:
+        """Return the operation for a message of a schedule."""
+        return cls(message.conversation_handle, is_replayed(message))

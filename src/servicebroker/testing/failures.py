@@ -16,7 +16,7 @@ from uuid import UUID
 
 from servicebroker.model.arguments import Omitted, stored_body
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
-from servicebroker.model.handlers.schedules import body_of, is_of_schedule
+from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     DeadLetterGroup,
@@ -150,9 +150,8 @@ def _obey(transaction: Transaction, failure: Failure, verdict: Verdict) -> None:
     """Carry out a verdict other than `Retry`."""
     handle = failure.message.conversation_handle
     if is_of_schedule(failure.message):
-        firing = transaction.run(TakeTurn(handle))  # undone with the handler's work
-        if firing is not None and firing.time is not None:
-            failure = replace(failure, message=failure.message._replace(message_body=body_of(firing.time)))
+        firing = transaction.run(TakeTurn.of(failure.message))  # undone with the handler's work
+        failure = replace(failure, message=(firing and firing.given(failure.message)) or failure.message)
         if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
             verdict = SetAside()
     if isinstance(verdict, EndWithError):
@@ -255,7 +254,7 @@ def replay(verbs: Verbs, operation: ReplayMessage) -> UUID | None:
         body = letter.message_body if isinstance(operation.body, Omitted) else stored_body(operation.body)
         endpoint = session.endpoints.get(letter.conversation_handle)
         peer = endpoint and session.peer(endpoint)
-        if endpoint and peer and {endpoint.state, peer.state} <= _OPEN:
+        if endpoint and {side.state for side in (endpoint, peer) if side} <= _OPEN:
             kind = endpoint.broker.message_types[letter.message_type_name]
             session.enqueue(endpoint, kind, body, number=letter.message_sequence_number)
             return None

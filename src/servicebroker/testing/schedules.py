@@ -47,6 +47,8 @@ def take_turn(verbs: Verbs, operation: TakeTurn) -> Firing | None:
         if kept is None:
             ending.end_conversation(session, EndConversation(operation.handle, cleanup=True))
             return None
+        if operation.is_replayed:
+            return Firing(kept.name, None)
         turn = kept.schedule.turn(kept.next_time, session.now)
         _put(session, kept._replace(next_time=turn.following))
         return Firing(kept.name, turn.time)

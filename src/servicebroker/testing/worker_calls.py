@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.model.handlers.schedules import body_of, is_of_schedule
+from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.wording import shown
 from servicebroker.model.workers import ExpectedType, Worker
@@ -62,8 +62,9 @@ def group_messages(messages: Iterable[Message]) -> list[list[Message]]:
 
 async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> None:
     """Call the handlers in the order of the messages, and end conversations that the other side has ended."""
-    if is_of_schedule(messages[0]):  # its group has no other message
-        await _fire(worker, transaction, messages[0])
+    if is_of_schedule(messages[0]):  # its group has no other conversation
+        for message in messages:
+            await _fire(worker, transaction, message)
         return
     ended = set()
     for handler, consecutive in groupby(messages, worker.handler_of):
@@ -83,9 +84,8 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
 
 async def _fire(worker: Worker, transaction: Any, message: Message) -> None:
     """Call the handler of a schedule for the time that has come."""
-    firing = await _await_if_needed(transaction.run(TakeTurn(message.conversation_handle)))
-    if firing is not None and firing.time is not None:
-        given = message._replace(message_body=body_of(firing.time))
+    firing = await _await_if_needed(transaction.run(TakeTurn.of(message)))
+    if firing is not None and (given := firing.given(message)) is not None:
         handler = worker.handler_of_schedule(firing.name)
         await _await_if_needed(handler(transaction, given if worker.batch is None else [given]))
 

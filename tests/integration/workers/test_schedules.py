@@ -190,9 +190,13 @@ def test_a_drop_waits_for_the_turn(database: sb.Database, clock: Clock) -> None:
 
 
 def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> None:
-    worker = stock_worker()
-    worker.every("@hourly", name="job")(lambda tx, message: None)
-    course.to_next_hour()
+    worker, fired = stock_worker(), []
+
+    @worker.every("@hourly", name="job")
+    def job(tx: sb.Transaction, at: datetime) -> None:
+        fired.append(at)
+
+    hour = course.to_next_hour()
     course.run(worker)
     other = stock_worker(poison=sb.give_up_after(1, sb.SetAside()))
     other.on()(lambda tx, message: None)
@@ -201,6 +205,10 @@ def test_a_worker_without_the_schedule_keeps_a_dead_letter(course: Course) -> No
     (letter,) = course.database.set_aside_messages()
     assert "has no schedule 'job'" in letter.error
     assert len(course.database.schedules()) == 1
+    course.database.replay_message(letter.set_aside_id)
+    course.clock.jump(hours=1)
+    course.run(worker)
+    assert sorted(fired) == [hour, hour + timedelta(hours=1)]
 
 
 def test_what_is_refused() -> None:

@@ -28,7 +28,7 @@ from servicebroker.api.shared import tracing
 from servicebroker.engine.conversation.failed_messages import FailureRecord
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.handlers import as_exception
-from servicebroker.model.handlers.schedules import body_of, is_of_schedule
+from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -283,9 +283,8 @@ class AsyncFailureHandler:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         if is_of_schedule(message):
-            firing = await transaction.run(TakeTurn(message.conversation_handle))  # undone with the handler's work
-            if firing is not None and firing.time is not None:
-                message = message._replace(message_body=body_of(firing.time))
+            firing = await transaction.run(TakeTurn.of(message))  # undone with the handler's work
+            message = (firing and firing.given(message)) or message
             if isinstance(verdict, EndWithError | Reply):  # a schedule's conversation has no other side, and goes on
                 verdict = SetAside()
         await transaction._do(self._engine.forget_failures([message.conversation_handle]))

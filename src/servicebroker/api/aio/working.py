@@ -19,7 +19,7 @@ from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
-from servicebroker.model.handlers.schedules import body_of, is_of_schedule
+from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict, checked_verdict
 from servicebroker.model.reporting import report
@@ -121,8 +121,9 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event, limit: Rat
 
 async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[Message]) -> None:
     """Call the handlers in the order of the messages. Messages of a conversation that was ended are skipped."""
-    if is_of_schedule(messages[0]):  # its group has no other message
-        await _fire(worker, transaction, messages[0])
+    if is_of_schedule(messages[0]):  # its group has no other conversation
+        for message in messages:
+            await _fire(worker, transaction, message)
         return
     ended = set()
     for handler, run in groupby(messages, worker.handler_of):
@@ -138,9 +139,8 @@ async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[
 
 async def _fire(worker: Worker, transaction: AsyncTransaction, message: Message) -> None:
     """Call the handler of a schedule for the time that has come."""
-    firing = await transaction.run(TakeTurn(message.conversation_handle))
-    if firing is not None and firing.time is not None:
-        given = message._replace(message_body=body_of(firing.time))
+    firing = await transaction.run(TakeTurn.of(message))
+    if firing is not None and (given := firing.given(message)) is not None:
         await worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])
 
 

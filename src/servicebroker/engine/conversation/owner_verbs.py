@@ -478,7 +478,7 @@ def keep_schedule(verbs: OwnerVerbs, operation: KeepSchedule) -> Steps[None]:
 def take_turn(verbs: OwnerVerbs, operation: TakeTurn) -> Steps[Firing | None]:
     """Take the turn of a schedule; also behind the fence."""
     end = partial(verbs.interpreters[EndConversation], verbs)
-    return (yield from schedules.take_turn(verbs.call, operation.handle, verbs.settings.clock(), end))
+    return (yield from schedules.take_turn(verbs.call, operation, verbs.settings.clock(), end))
 
 
 OwnerVerbs.interpreters = {

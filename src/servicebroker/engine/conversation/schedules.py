@@ -21,7 +21,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.handlers.schedules import Firing, Schedule, ScheduledJob
 from servicebroker.operations.begin import BeginDialog
 from servicebroker.operations.end import EndConversation
-from servicebroker.operations.schedules import DropSchedule, KeepSchedule
+from servicebroker.operations.schedules import DropSchedule, KeepSchedule, TakeTurn
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Rows, Steps
 
@@ -74,14 +74,17 @@ def keep(
 
 
 def take_turn(
-    call: Call, handle: UUID, now: datetime, end: Callable[[EndConversation], Steps[None]]
+    call: Call, operation: TakeTurn, now: datetime, end: Callable[[EndConversation], Steps[None]]
 ) -> Steps[Firing | None]:
     """Take the turn of a schedule, and set its timer. A conversation that was of a schedule ends."""
+    handle = operation.handle
     rows = yield from call("schedule_of", handle)
     if not rows:
         yield from end(EndConversation(handle, cleanup=True))
         return None
     name, rule, time_zone, missed, due = rows[0]
+    if operation.is_replayed:
+        return Firing(name, None)
     turn = Schedule(rule, time_zone, missed).turn(due, now)
     yield from call("set_next_time", handle, turn.following)
     return Firing(name, turn.time)

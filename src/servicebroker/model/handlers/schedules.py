@@ -71,6 +71,12 @@ class Firing(NamedTuple):
     name: str
     time: datetime | None
 
+    def given(self, message: Message) -> Message | None:
+        """Return what the handler gets of the timer's message, with the time as its body; None if it gets nothing."""
+        if is_replayed(message):
+            return message
+        return None if self.time is None else message._replace(message_body=_body_of(self.time))
+
 
 class Turn(NamedTuple):
     """One turn of a schedule: the handler is called for `time`, if it has one; the next time is `following`."""
@@ -168,7 +174,12 @@ def is_of_schedule(message: Message) -> bool:
     return message.is_timer and message.conversation_group_id.bytes.startswith(_GROUP_MARK)
 
 
-def body_of(firing: datetime) -> bytes:
+def is_replayed(message: Message) -> bool:
+    """Return whether the message of a schedule is a dead letter that was replayed: its body is the time of its turn."""
+    return message.message_body is not None
+
+
+def _body_of(firing: datetime) -> bytes:
     """Return the body of the message that the handler gets: the time of the schedule, as ISO 8601 in UTC."""
     return firing.astimezone(UTC).isoformat().encode()
 
