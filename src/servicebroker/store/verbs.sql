@@ -544,7 +544,8 @@ begin
     update servicebroker.transmission_queue t
        set message_sequence_number = -1 - t.message_sequence_number,
            xact = case when f.is_free then pg_current_xact_id() else t.xact end,
-           transmission_status = case when f.is_free and t.transmission_status = {delayed} then '' else t.transmission_status end
+           transmission_status = case when f.is_free and t.transmission_status = {delayed}
+                                      then '' else t.transmission_status end
       from (select m.message_sequence_number as number, not exists (
                    select from servicebroker.transmission_queue h
                     where h.conversation_handle = handle and h.delayed_until is not null
