@@ -275,7 +275,7 @@ def test_a_role_has_so_many_open_conversations(fence: Fence, limited: Callable[.
             assert caught.value.number == 10928
         database.end_conversation(third, cleanup=True)
         handle = database.begin_dialog("//own", "//own", idempotency_key="1")
-        assert database.begin_dialog("//own", "//own", idempotency_key="1") == handle  # it opens nothing
+        assert database.begin_dialog("//own", "//own", idempotency_key="1") == handle  # not another conversation
         database.send(handle, sb.DEFAULT, b"x")
     assert query(fence.database, "select count(*) from servicebroker.conversations_of_roles") == [(2,)]
 

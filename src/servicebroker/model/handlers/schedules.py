@@ -72,7 +72,7 @@ class Firing(NamedTuple):
     time: datetime | None
 
     def given(self, message: Message) -> Message | None:
-        """Return what the handler gets of the timer's message, with the time as its body; None if it gets nothing."""
+        """Return the message for the handler, whose body is the time; None if it is not called."""
         if is_replayed(message):
             return message
         return None if self.time is None else message._replace(message_body=_body_of(self.time))
