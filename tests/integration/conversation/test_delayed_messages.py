@@ -217,6 +217,16 @@ def test_cancel(course: Course, number: int | None) -> None:
         database.cancel_delayed(handle, -1)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_end_behind_a_cancelled_message_arrives(course: Course, is_open: bool) -> None:
+    database, handle = course.database, opened(course, is_open=is_open)
+    database.send(handle, ORDER, b"late", delay=60)
+    database.end_conversation(handle)
+    assert database.cancel_delayed(handle) == 1
+    course.jump(1)
+    assert [message.is_end_dialog for message in database.receive(STOCK_QUEUE)] == [True]
+
+
 @pytest.mark.parametrize("how", ["cleanup", "error", "peer", "expiry"])
 def test_what_drops_them(course: Course, how: str) -> None:
     database, handle = course.database, begin(course.database, lifetime=100)

@@ -244,7 +244,8 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
         "order by message_sequence_number",
         (endpoint.conversation_handle,),
     )
-    if not waiting and (endpoint.far_queue_id or endpoint.is_delayed):
+    may_have_end = endpoint.state != "CO"  # the target may have been opened for the EndDialog alone
+    if not waiting and (endpoint.is_delayed or (endpoint.far_queue_id and not may_have_end)):
         return True
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
     refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None
