@@ -44,14 +44,14 @@ MUTANTS = [
         "                self._writer.committed(store, stored)\n"
         "                stored = None\n"
         "            self._frames.send(store, is_traced=False)\n",
-        109,
+        38,
     ),
     Mutant(
         "openings are taken however old they are",
         "protocol.freshness",
         "return not is_ahead(sealed_at, now) and now.timestamp() - sealed_at < MAX_AGE.total_seconds()",
         "return not is_ahead(sealed_at, now)",
-        24,
+        8,
     ),
     Mutant(
         "an initiator does not go by the clock of the target",
@@ -87,7 +87,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.MATCHED, (Act.MATCH_SOON,)),",
         "(Stage.MATCHED, Event.LINK_FOUND): Step(Stage.LINKED, (Act.TAKE_LINK, Act.GO)),",
-        2,
+        8,
     ),
     Mutant(
         "who is on a link goes on when its route has changed",
@@ -153,7 +153,7 @@ MUTANTS = [
         "broker.matching",
         "        if before == version:\n            return set()\n        self._mirrors",
         "        if True:\n            return set()\n        self._mirrors",
-        15,
+        42,
     ),
     Mutant(
         "who is read in a later round gets in no line",
@@ -174,7 +174,7 @@ MUTANTS = [
         "broker.relay",
         "self.snapshot, self._routes, self._is_traced = look.snapshot, ",
         "self.snapshot, self._routes, self._is_traced = look.snapshot._replace(unfinished=()), ",
-        3,
+        7,
     ),
     Mutant(
         "acknowledgements of rows that somebody holds are forgotten",
@@ -182,14 +182,14 @@ MUTANTS = [
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n",
         "            settled = {handle: self._acknowledged.pop(handle) for handle in done}\n"
         "            self._acknowledged.clear()\n",
-        59,
+        1,
     ),
     Mutant(
         "batches that are postponed are forgotten",
         "broker.arrivals",
         "self._postponed = {handle: batch for handle, batch in batches.items() if handle in postponed}",
         "self._postponed = {}",
-        8,
+        1,
     ),
     Mutant(
         "refusals of rows that somebody holds are forgotten",
@@ -220,7 +220,7 @@ MUTANTS = [
         "broker.conversations",
         "        token=endpoint.receive_token,\n",
         "        token=None,\n",
-        224,
+        438,
     ),
     Mutant(
         "what was read is sent although it was dropped",
@@ -284,14 +284,14 @@ MUTANTS = [
         "broker.arrivals",
         "                dialog.keys,\n",
         "                None,\n",
-        2,
+        4,
     ),
     Mutant(
         "a closed endpoint has no keys",
         "broker.conversations",
         "        session = session or self._session_of(endpoint)\n",
         "        session = None if endpoint.state == EndpointState.CLOSED else session or self._session_of(endpoint)\n",
-        4,
+        13,
     ),
     Mutant(
         "whatever a link brings is taken",
@@ -340,7 +340,7 @@ MUTANTS = [
         "broker.mirrors",
         "        for one, side in self._sides(address):\n            self._becomes(one, mirroring.unreachable(",
         "        for one, side in ():\n            self._becomes(one, mirroring.unreachable(",
-        125,
+        590,
     ),
     Mutant(
         "pairs that no route leads to are asked for good",
@@ -361,7 +361,7 @@ MUTANTS = [
         "broker.matching",
         "for handle, one in self._conversations.items() if one.pair in changed)\n",
         "for handle, one in self._conversations.items() if one.pair in set())\n",
-        2,
+        69,
     ),
     Mutant(
         "what begins a conversation is for certificates of yesterday",
@@ -424,7 +424,7 @@ MUTANTS = [
         "broker.inboxes",
         "        return share_of(conversation_of(body), count)\n",
         "        return (share_of(conversation_of(body), count) + 1) % count\n",
-        199,
+        57,
     ),
     Mutant(
         "a share does not look for what waited before it had it",
@@ -451,7 +451,7 @@ MUTANTS = [
         "broker.sharing.lifecycle",
         "    (Stage.SERVING, Event.ERROR): _FAILURE,\n",
         "    (Stage.SERVING, Event.ERROR): Step(Stage.ENDED, (Act.CLOSE,)),\n",
-        37,
+        96,
     ),
     Mutant(
         "relays remember what they knew before conversations were divided anew",
@@ -465,7 +465,7 @@ MUTANTS = [
         "broker.sharing.remote_relay",
         "                link = self._known.get(number)\n                if link",
         "                link = next(iter(self._known.values()), None)\n                if link",
-        37,
+        167,
     ),
     Mutant(
         "a process serves although another one has the lease",
@@ -514,7 +514,7 @@ MUTANTS = [
         "broker.conversations",
         "            entry.dialog.rolled_back()\n",
         "            pass\n",
-        41,
+        574,
     ),
 ]
 
