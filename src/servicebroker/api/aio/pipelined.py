@@ -74,7 +74,7 @@ class AsyncPipeline:
     def wait(self, operation: Send[int]) -> int:
         """Let a SEND wait until the next statement on the connection. Return its place."""
         place = len(self.numbers) + len(self._waiting)
-        send = checked_send(place, operation, self._database.instance.maximum_body, self._database.instance.clock())
+        send = checked_send(place, operation, self._database.instance.maximum_body, self._database.instance.clock)
         self._waiting.append(send)
         self._bytes += len(send.content or b"")
         self._connection.waiting.verbs = self._leave

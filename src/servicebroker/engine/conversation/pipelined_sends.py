@@ -15,6 +15,7 @@ from servicebroker.engine.conversation.send import known_usage
 from servicebroker.engine.conversation.validation import accepts
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.send import Send, SendBatch
+from servicebroker.store.server_clock import Clock
 from servicebroker.store.statements import Bodies, Statement, Steps
 
 SendBatchVerb: TypeAlias = Callable[[SendBatch], Steps[int]]
@@ -30,7 +31,7 @@ class PipelinedSend(NamedTuple):
     content: bytes | None
 
 
-def checked_send(place: int, operation: Send[int], maximum_body: int, now: datetime) -> PipelinedSend:
+def checked_send(place: int, operation: Send[int], maximum_body: int, clock: Clock) -> PipelinedSend:
     """Return a pipelined SEND.
 
     Raises:
@@ -38,7 +39,8 @@ def checked_send(place: int, operation: Send[int], maximum_body: int, now: datet
     """
     content = operation.content(maximum_body)
     assert isinstance(operation.handle, UUID)
-    return PipelinedSend(place, operation.handle, operation.message_type, operation.due(now), content)
+    due = None if operation.delay is None and operation.at is None else operation.due(clock())
+    return PipelinedSend(place, operation.handle, operation.message_type, due, content)
 
 
 def send_pipelined(
@@ -78,7 +80,7 @@ def _first_run(sends: Sequence[PipelinedSend]) -> Sequence[PipelinedSend]:
     """Return the first SEND, and those of its type and delay that follow it on its conversation."""
     first = sends[0]
     same = (send for send in sends if send.handle == first.handle)
-    return list(takewhile(lambda send: (send.message_type, send.at) == (first.message_type, first.at), same))
+    return list(takewhile(lambda send: send.message_type == first.message_type and send.at == first.at, same))
 
 
 def _send_run(run: Sequence[PipelinedSend], send_batch: SendBatchVerb, numbers: dict[int, int]) -> Steps[None]:
