@@ -25,8 +25,40 @@ from servicebroker.operations.operation import Operation
 Numbers = TypeVar("Numbers", int, list[int])
 
 
+class _Delayable:
+    """The delay of a SEND, by its fields `delay` and `at`."""
+
+    __slots__ = ()
+
+    delay: timedelta | float | None
+    at: datetime | None
+
+    @property
+    def is_delayed(self) -> bool:
+        """True if a delay was given, though it may be over."""
+        return self.delay is not None or self.at is not None
+
+    def due(self, now: datetime) -> datetime | None:
+        """Return the time until which it is delayed; None if it is not.
+
+        Raises:
+            BrokerError: 402 an invalid delay.
+        """
+        return due_time(self.delay, self.at, now)
+
+    def seconds_or_time(self, now: datetime) -> tuple[float | None, datetime | None]:
+        """Return the delay in seconds, or else its time, for a server that counts by its own clock.
+
+        Raises:
+            BrokerError: 402 an invalid delay.
+        """
+        self.due(now)
+        delay = self.delay
+        return delay.total_seconds() if isinstance(delay, timedelta) else delay, self.at
+
+
 @dataclass(frozen=True, slots=True)
-class Send(Operation[Numbers]):
+class Send(_Delayable, Operation[Numbers]):
     """SEND one message, and return its sequence number: 0, 1, 2 ... in each direction of a conversation.
 
     It is sent with the COMMIT. Within `pipeline()` the place in the block is returned instead.
@@ -105,27 +137,6 @@ class Send(Operation[Numbers]):
         """The conversations."""
         return [self.handle] if isinstance(self.handle, UUID) or self.handle is None else self.handle
 
-    @property
-    def is_delayed(self) -> bool:
-        """True if a delay was given, though it may be over."""
-        return self.delay is not None or self.at is not None
-
-    def due(self, now: datetime) -> datetime | None:
-        """Return the time until which the message is delayed; None if it is not.
-
-        Raises:
-            BrokerError: 402 an invalid delay.
-        """
-        return due_time(self.delay, self.at, now)
-
-    def seconds_or_time(self, now: datetime) -> tuple[float | None, datetime | None]:
-        """Return the delay in seconds, or else its time, for a server that counts by its own clock.
-
-        Raises:
-            BrokerError: 402 an invalid delay.
-        """
-        return _seconds_or_time(self.delay, self.at, now)
-
     def content(self, maximum: int = MAX_BODY_BYTES) -> bytes | None:
         """Check the fields, and return the body to store; `maximum` is in bytes.
 
@@ -141,7 +152,7 @@ class Send(Operation[Numbers]):
 
 
 @dataclass(frozen=True, slots=True)
-class SendBatch(Operation[int]):
+class SendBatch(_Delayable, Operation[int]):
     """SEND many messages of one type, in their order, and return the first sequence number.
 
     It is one statement, and many times as fast as a call of `send` for each message. If it raises, none was sent.
@@ -186,27 +197,6 @@ class SendBatch(Operation[int]):
         """The number of messages; 1 for bodies that cannot be counted, which are refused later."""
         return len(self.bodies) if isinstance(self.bodies, Sized) else 1
 
-    @property
-    def is_delayed(self) -> bool:
-        """True if a delay was given, though it may be over."""
-        return self.delay is not None or self.at is not None
-
-    def due(self, now: datetime) -> datetime | None:
-        """Return the time until which the messages are delayed; None if they are not.
-
-        Raises:
-            BrokerError: 402 an invalid delay.
-        """
-        return due_time(self.delay, self.at, now)
-
-    def seconds_or_time(self, now: datetime) -> tuple[float | None, datetime | None]:
-        """Return the delay in seconds, or else its time, for a server that counts by its own clock.
-
-        Raises:
-            BrokerError: 402 an invalid delay.
-        """
-        return _seconds_or_time(self.delay, self.at, now)
-
     def contents(self, maximum: int = MAX_BODY_BYTES) -> list[bytes | None]:
         """Check the fields, and return the bodies to store; `maximum` is in bytes, of each.
 
@@ -217,10 +207,3 @@ class SendBatch(Operation[int]):
         check_handle(self.handle)
         names.checked("message type", self.message_type)
         return stored_bodies(encoded_all(self.message_type, self.bodies), maximum)
-
-
-def _seconds_or_time(
-    delay: timedelta | float | None, at: datetime | None, now: datetime
-) -> tuple[float | None, datetime | None]:
-    due_time(delay, at, now)
-    return delay.total_seconds() if isinstance(delay, timedelta) else delay, at

@@ -39,7 +39,7 @@ def checked_send(place: int, operation: Send[int], maximum_body: int, clock: Clo
     """
     content = operation.content(maximum_body)
     assert isinstance(operation.handle, UUID)
-    due = None if operation.delay is None and operation.at is None else operation.due(clock())
+    due = operation.due(clock()) if operation.is_delayed else None
     return PipelinedSend(place, operation.handle, operation.message_type, due, content)
 
 
