@@ -456,6 +456,8 @@ def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mir
     try:
         load.send(10)
         eventually(load.is_answered, TIMEOUT_S)
+        ((position,),) = old.rows("select pg_current_wal_lsn()::text")
+        eventually(lambda: new.rows(f"select pg_last_wal_replay_lsn() >= '{position}'") == [(True,)], TIMEOUT_S)
         new.server.stop_following()
         eventually(lambda: old.rows("select count(*) from pg_stat_replication") == [(0,)], TIMEOUT_S)
         load.send(10)
@@ -463,7 +465,7 @@ def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mir
         eventually(mirrored.is_settled, TIMEOUT_S)
     finally:
         reader.stop()
-    assert any("no commit here waits for a synchronous standby" in one for one in told(old))
+    eventually(lambda: any("no commit here waits for a synchronous standby" in one for one in told(old)), TIMEOUT_S)
     old.server.crash()
     mirrored.promote()
     load.send(5)
