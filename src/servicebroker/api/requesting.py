@@ -217,8 +217,8 @@ def _handle_late(database: Database, queue: str, handle: UUID, procedure: Proced
 
 def _reason(database: Database, handle: UUID) -> str:
     """Say why there is no answer, as doctor does."""
+    from servicebroker.engine.diagnosis.conversation_findings import say_why_unanswered
     from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
-    from servicebroker.engine.diagnosis.findings import say_why_unanswered
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 
     instance = database.instance

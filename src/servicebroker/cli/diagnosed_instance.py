@@ -21,8 +21,8 @@ from servicebroker.cli.existing_instance import must_exist, opening
 from servicebroker.cli.output import say, waiting_for
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
+from servicebroker.engine.diagnosis.fact_types import HostFacts, UnseenFacts
 from servicebroker.engine.diagnosis.facts import find_timeouts
-from servicebroker.engine.diagnosis.findings import HostFacts, UnseenFacts
 from servicebroker.engine.remote.mirrored_pairs import find_standing
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.protocol.mirroring import Role

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
+from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
+from servicebroker.engine.diagnosis.fact_types import Facts
 from servicebroker.engine.diagnosis.facts import looks
-from servicebroker.engine.diagnosis.findings import (
-    Facts,
-    Finding,
-    judge,
-    judge_daemon_version,
-    judge_hosts,
-    judge_refused,
-    judge_schema,
-    judge_timeouts,
-)
+from servicebroker.engine.diagnosis.findings import Finding
+from servicebroker.engine.diagnosis.judgement import judge, judge_schema
 from servicebroker.engine.diagnosis.own_facts import gather_own
+from servicebroker.engine.diagnosis.server_findings import judge_hosts, judge_refused, judge_timeouts
 from servicebroker.store.migrations import this_version
 
 

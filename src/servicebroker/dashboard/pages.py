@@ -23,21 +23,18 @@ from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis import dashboard_queries, poison_report, trail
 from servicebroker.engine.diagnosis.audit import find_acts
+from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.counters import message_flows
 from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterFilter, Work, Worker
+from servicebroker.engine.diagnosis.fact_types import QueueFacts
 from servicebroker.engine.diagnosis.facts import gather_conversation, queue_facts
-from servicebroker.engine.diagnosis.findings import (
-    Finding,
-    QueueFacts,
-    Severity,
-    judge_conversation,
-    judge_disk,
-    judge_queue,
-    judge_unseen,
-)
+from servicebroker.engine.diagnosis.findings import Finding, Severity
 from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, Course, courses, whole_course
+from servicebroker.engine.diagnosis.judgement import judge_unseen
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
+from servicebroker.engine.diagnosis.queue_findings import judge_queue
+from servicebroker.engine.diagnosis.server_findings import judge_disk
 from servicebroker.engine.diagnosis.totals import statement_totals
 from servicebroker.engine.security.certificate_ages import find_used_certificates
 from servicebroker.model.errors import BrokerError

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from servicebroker.api.instance import Instance
 from servicebroker.api.shared.open import open_instance
 from servicebroker.dashboard.readers import Reader, ReaderPool
-from servicebroker.engine.diagnosis.findings import judge_schema
+from servicebroker.engine.diagnosis.judgement import judge_schema
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
 from servicebroker.store.migrations import this_version

@@ -34,7 +34,8 @@ from servicebroker.broker.transport import sockets
 from servicebroker.broker.transport import stream as streams
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.diagnosis.facts import gather
-from servicebroker.engine.diagnosis.findings import Finding, judge
+from servicebroker.engine.diagnosis.findings import Finding
+from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.protocol import adjacent, twins
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
 from servicebroker.protocol.envelope import Content, Header, Kind, Part, encode

@@ -17,7 +17,7 @@ from daemons import Site, Two, two_sites
 from hostile import Hostile
 from servicebroker.broker.refusals import Refusals
 from servicebroker.cli.main import app
-from servicebroker.engine.diagnosis import findings
+from servicebroker.engine.diagnosis import conversation_findings, queue_findings
 from servicebroker.engine.remote.refusals import MAX_ROWS, REFUSAL_RETENTION, Refusal, find_refusals, save_refusals
 from servicebroker.store.connection import connect
 from servicebroker.store.keys import x509_certificates
@@ -65,7 +65,7 @@ def finds(site: Site, *words: str) -> dict[str, str]:
 
 
 def test_a_refusal_at_the_target_is_found_there_and_the_wait_here(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "UNEXPLAINED_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr(queue_findings, "UNEXPLAINED_WAIT", timedelta(seconds=1))
     east = two.east.database
     east.create_user(KEEPER)
     east.create_queue("Kept")
@@ -93,7 +93,8 @@ def test_what_is_on_its_way_is_no_finding(two: Two, monkeypatch: pytest.MonkeyPa
         asked = ["doctor", "--instance", two.west.url, "--database", "Test", "--conversation", str(handle)]
         assert not [one for one in doctor(two.west) if one["subject"] == "service //test/Mute"]
         assert CliRunner().invoke(app, asked).exit_code == 0
-        monkeypatch.setattr(findings, "UNEXPLAINED_WAIT", timedelta(0))
+        for module in (queue_findings, conversation_findings):
+            monkeypatch.setattr(module, "UNEXPLAINED_WAIT", timedelta(0))
         finds(two.west, "service //test/Mute", "1 message to it waits", "nobody has said why")
         assert "nobody has said why" in CliRunner().invoke(app, asked).output
     found = finds(two.west, "service //test/Mute", "The target service broker is unreachable", "Connection refused")

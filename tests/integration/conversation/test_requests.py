@@ -28,7 +28,7 @@ from portal import StandIn, upkeep
 from servicebroker import api
 from servicebroker.engine.conversation import owner_verbs
 from servicebroker.engine.diagnosis.facts import gather
-from servicebroker.engine.diagnosis.findings import judge
+from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.model.requests import is_request
 from servicebroker.store.running import run
 from servicebroker.store.statement_counts import counts_of

@@ -145,7 +145,7 @@ def test_the_overview_says_what_doctor_finds_and_how_much_there_is(database: sb.
 def growing(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue with messages that nobody receives, for longer than is natural."""
     sent(database, (ORDER, b"1"))
-    monkeypatch.setattr("servicebroker.engine.diagnosis.findings.UNEXPLAINED_WAIT", timedelta(0))
+    monkeypatch.setattr("servicebroker.engine.diagnosis.queue_findings.UNEXPLAINED_WAIT", timedelta(0))
 
 
 def test_a_queue_that_nobody_reads_stands_out_as_doctor_judges(
@@ -188,7 +188,7 @@ def test_a_session_is_ended_after_a_question(
     database: sb.Database, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = far_handle(database, sent(database, (ORDER, b"1")))
-    monkeypatch.setattr("servicebroker.engine.diagnosis.findings.LONG_WAIT", timedelta(0))
+    monkeypatch.setattr("servicebroker.engine.diagnosis.session_findings.LONG_WAIT", timedelta(0))
     with (
         psycopg.connect(database.instance.url) as other,
         pytest.raises(sb.InstanceError),

@@ -23,7 +23,7 @@ from mirrored_servers import Server
 from servicebroker.cli import diagnosed_instance
 from servicebroker.cli.diagnosed_instance import diagnose
 from servicebroker.cli.main import app as command
-from servicebroker.engine.diagnosis import findings
+from servicebroker.engine.diagnosis import session_findings
 from servicebroker.engine.diagnosis.queue_counts import is_standby
 from servicebroker.store.migrations import migrations, this_version
 from support import ORDER, STOCK_QUEUE, begin, eventually, standard_database
@@ -137,7 +137,7 @@ def test_a_lock_on_a_table_cuts_the_looks_that_need_it(
 ) -> None:
     monkeypatch.setattr(diagnosed_instance, "LOCK_TIMEOUT_MS", 100)
     monkeypatch.setattr(diagnosed_instance, "LATER_TIMEOUT_MS", 100)
-    monkeypatch.setattr(findings, "TABLE_LOCK_TIME", findings.TABLE_LOCK_TIME * 0)
+    monkeypatch.setattr(session_findings, "TABLE_LOCK_TIME", session_findings.TABLE_LOCK_TIME * 0)
     url = make_instance_url(1)
     with psycopg.connect(url) as holder:
         holder.execute("lock table servicebroker.routes")

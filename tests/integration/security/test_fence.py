@@ -24,7 +24,7 @@ from portal import deliver
 from servicebroker.api.upkeep import release
 from servicebroker.engine.diagnosis.consistency import tampered
 from servicebroker.engine.diagnosis.facts import gather
-from servicebroker.engine.diagnosis.findings import judge
+from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.model import names, waiting
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT

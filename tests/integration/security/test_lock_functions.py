@@ -17,7 +17,8 @@ from mirrored_servers import Server
 from portal import deliver
 from servicebroker.cli.main import app as command
 from servicebroker.engine.diagnosis.facts import gather
-from servicebroker.engine.diagnosis.findings import Finding, judge
+from servicebroker.engine.diagnosis.findings import Finding
+from servicebroker.engine.diagnosis.judgement import judge
 from servicebroker.store import copies, locks, migrations
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import run

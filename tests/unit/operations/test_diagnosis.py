@@ -9,7 +9,9 @@ from uuid import UUID
 import pytest
 
 from servicebroker.engine.conversation.requests import LateAnswersOfQueue
-from servicebroker.engine.diagnosis.findings import (
+from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
+from servicebroker.engine.diagnosis.daemon_findings import judge_daemon_version
+from servicebroker.engine.diagnosis.fact_types import (
     CommitFacts,
     ConnectionFacts,
     ConversationFacts,
@@ -25,19 +27,17 @@ from servicebroker.engine.diagnosis.findings import (
     TableLockFacts,
     UnseenFacts,
     WaitFacts,
-    judge,
-    judge_conversation,
-    judge_daemon_version,
+)
+from servicebroker.engine.diagnosis.judgement import judge, judge_schema, judge_unseen
+from servicebroker.engine.diagnosis.publications import BlockingPublication
+from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.server_findings import (
     judge_disk,
     judge_down,
     judge_log,
     judge_refused,
-    judge_schema,
     judge_timeouts,
-    judge_unseen,
 )
-from servicebroker.engine.diagnosis.publications import BlockingPublication
-from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import Refused

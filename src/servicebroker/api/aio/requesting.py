@@ -216,8 +216,8 @@ async def _handle_late(database: AsyncDatabase, queue: str, handle: UUID, proced
 
 async def _reason(database: AsyncDatabase, handle: UUID) -> str:
     """Say why there is no answer, as doctor does."""
+    from servicebroker.engine.diagnosis.conversation_findings import say_why_unanswered
     from servicebroker.engine.diagnosis.facts import gather_conversation  # which few requests need
-    from servicebroker.engine.diagnosis.findings import say_why_unanswered
     from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
 
     instance = database.instance

@@ -16,17 +16,12 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import say_state
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
+from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.facts import gather_conversation
-from servicebroker.engine.diagnosis.findings import (
-    Finding,
-    Severity,
-    judge_conversation,
-    judge_disk,
-    judge_down,
-    judge_log,
-    judge_unseen,
-)
+from servicebroker.engine.diagnosis.findings import Finding, Severity
+from servicebroker.engine.diagnosis.judgement import judge_unseen
 from servicebroker.engine.diagnosis.own_facts import gather_own_conversation
+from servicebroker.engine.diagnosis.server_findings import judge_disk, judge_down, judge_log
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer

@@ -13,8 +13,8 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
 from servicebroker.cli.tables import Listing, Terminal, states
-from servicebroker.engine.diagnosis.findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.history import Course, courses
+from servicebroker.engine.diagnosis.peer_findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.queue_counts import (
     COUNT_LIMIT,
     Backlog,

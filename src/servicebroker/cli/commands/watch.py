@@ -14,9 +14,9 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, Instance
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import dashboard_queries
+from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.counters import message_flows
 from servicebroker.engine.diagnosis.facts import gather_conversation
-from servicebroker.engine.diagnosis.findings import judge_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, Depth, queue_depths
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from servicebroker.engine.conversation.requests import count_late
 from servicebroker.engine.diagnosis.consistency import changes_of
-from servicebroker.engine.diagnosis.findings import (
+from servicebroker.engine.diagnosis.fact_types import (
     LONG_WAIT,
     NOTABLE_SHARE,
     REFUSAL_AGE,

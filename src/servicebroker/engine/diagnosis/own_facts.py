@@ -6,7 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.conversation.restricted_verbs import call
-from servicebroker.engine.diagnosis.findings import ConversationFacts, Facts, QueueFacts, WaitFacts
+from servicebroker.engine.diagnosis.fact_types import ConversationFacts, Facts, QueueFacts, WaitFacts
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error

@@ -1,0 +1,130 @@
+"""Findings about one conversation: the reasons why it does not go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, ConversationFacts
+from servicebroker.engine.diagnosis.findings import (
+    NO_REASON,
+    UNEXPLAINED_WAIT,
+    Act,
+    ConversationFinding,
+    Finding,
+    Severity,
+    duration,
+    end_session,
+)
+from servicebroker.engine.diagnosis.session_findings import advise_on_transaction, describe_transaction
+from servicebroker.model.remedies import REMEDIES, after_status
+from servicebroker.model.wording import about_instance, counted
+
+
+def judge_conversation(facts: ConversationFacts) -> list[Finding]:
+    """Return the reasons why a conversation does not go on; nothing if it does."""
+    return [Finding(f"conversation {facts.handle}", *found) for found in _conversation(facts)]
+
+
+def say_why_unanswered(facts: ConversationFacts) -> str:
+    """Return why a request has no answer: a fault of its conversation with advice, or its progress."""
+    if found := judge_conversation(facts):
+        return " ".join(f"{finding.problem} {finding.advice}" for finding in found)
+    if facts.waits:
+        return f"It has not reached {facts.far_service} yet."
+    return "Nothing that is known here stands in its way; the other side has not answered yet."
+
+
+def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
+    retry, end = Act("retry", facts.queue), Act("end-conversation", str(facts.handle))
+    if facts.error is not None:
+        code, text = facts.error
+        yield ConversationFinding(
+            f"It has failed with {code}: {text} The Error message waits in {facts.queue}.",
+            REMEDIES.get(-code, "Receive the Error and END CONVERSATION; begin anew when the cause is mended."),
+            acts=(end,),
+        )
+    elif facts.state == "ER":
+        yield ConversationFinding(
+            "It has failed, and its Error was received.",
+            "END CONVERSATION; begin anew when the cause is mended.",
+            acts=(end,),
+        )
+    if facts.state == "DI":
+        yield ConversationFinding(
+            "The other side has ended it; nothing can be sent.", "END CONVERSATION.", Severity.WARNING, (end,)
+        )
+    if facts.state == "CD":
+        yield ConversationFinding(
+            "It is closed.", "Nothing is to be done: it is kept against replays for a while.", Severity.NOTE
+        )
+    if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
+        yield ConversationFinding(
+            "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
+        )
+    if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
+        said = about_instance(facts.status or NO_REASON)
+        far = facts.far_service
+        what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
+        yield ConversationFinding(f"{what}: {said}", after_status(facts.status))
+    if not facts.is_on:
+        yield ConversationFinding(
+            f"Its queue {facts.queue} is OFF.",
+            "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
+            acts=(retry,),
+        )
+    for holder in facts.holders:
+        if facts.now - holder.since > timedelta(seconds=5):
+            yield ConversationFinding(
+                f"Session {holder.pid} holds its conversation group. {describe_transaction(holder, facts.now)}",
+                advise_on_transaction(holder),
+                acts=(end_session(holder.pid),),
+            )
+    if facts.failures:
+        held = f", and is held until {facts.held_until:%H:%M:%S} UTC" if facts.held_until else ""
+        yield ConversationFinding(
+            f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
+            "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
+            acts=(retry,),
+        )
+    busy = facts.holders or facts.failures or facts.readers
+    if (
+        facts.messages
+        and facts.is_on
+        and not busy
+        and facts.oldest is not None
+        and facts.now - facts.oldest > LONG_WAIT
+    ):
+        age = duration(facts.now - facts.oldest)
+        waits = f"{counted(facts.messages, 'message')} in {facts.queue}, the oldest for {age}"
+        if facts.is_activated:
+            yield ConversationFinding(
+                f"The activation procedure has not received its {waits}.",
+                "servicebroker doctor says whether it runs.",
+            )
+        else:
+            yield ConversationFinding(f"Nobody receives its {waits}.", "Start the program that reads the queue.")
+    if facts.peer_messages and not facts.messages and not facts.waits:
+        yield _unread_by_peer(facts)
+
+
+def _unread_by_peer(facts: ConversationFacts) -> ConversationFinding:
+    """Return why the other side has not received its delivered messages."""
+    waits = counted(facts.peer_messages, "message")
+    if not facts.peer_is_on:
+        return ConversationFinding(
+            f"The other side's queue {facts.peer_queue} is OFF, with {waits} of it.",
+            "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
+            acts=(Act("retry", facts.peer_queue),),
+        )
+    if not facts.peer_readers and not facts.peer_is_activated:
+        return ConversationFinding(
+            f"The other side has {waits} of it to receive, in {facts.peer_queue}, where no reader waits.",
+            "See whether the program that reads that queue runs, or is busy with other messages.",
+            Severity.WARNING,
+        )
+    return ConversationFinding(
+        f"The other side has {waits} of it to receive, in {facts.peer_queue}.",
+        "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
+        Severity.NOTE,
+    )

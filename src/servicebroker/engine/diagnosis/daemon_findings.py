@@ -1,0 +1,128 @@
+"""Findings about the serving daemon: its version, processes, clocks, and its way to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, REFUSAL_AGE, DaemonFacts, Facts
+from servicebroker.engine.diagnosis.findings import (
+    REPEATED_TIMES,
+    UNEXPLAINED_WAIT,
+    Finding,
+    Severity,
+    duration,
+    end_session,
+)
+from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
+from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
+from servicebroker.model.daemon_reports import TROUBLE_REMEDIES, DaemonReport, Subject
+from servicebroker.model.security.peers import WITHOUT_PROOF
+from servicebroker.model.wording import counted
+
+
+def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[Finding]:
+    """Compare the version of the serving daemon, if it tells one, with this version."""
+    return [
+        Finding(
+            "servicebroker serve",
+            f"It is {one.report}, and this is {version}.",
+            "Start it again with the installed version, or ask the doctor of its version.",
+            Severity.WARNING,
+        )
+        for one in reports
+        if one.subject == Subject.VERSION and one.report != version
+    ]
+
+
+def judge_daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
+    """Report troubles that the daemon has noted, and a stuck daemon: a live one queries its database every second."""
+    for report in daemon.reports if daemon is not None else ():
+        if report.subject in TROUBLE_REMEDIES:
+            said = f"{report.report} So it is since {report.since:%Y-%m-%d %H:%M:%S} UTC."
+            yield Finding("servicebroker serve", said, TROUBLE_REMEDIES[report.subject])
+    if daemon is None or daemon.since is None or now - daemon.since <= UNEXPLAINED_WAIT:
+        return
+    if daemon.awaits_standby:  # `judge_commits` reports that, and another daemon would wait as well
+        return
+    long = duration(now - daemon.since)
+    said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
+    yield Finding(
+        "servicebroker serve",
+        f"The process that serves the instance (session {daemon.pid}) {said}: what goes out and what comes in waits.",
+        "See whether it is frozen, or its machine; end it and start it again. Another one that stands by takes over "
+        f"after select pg_terminate_backend({daemon.pid}).",
+        acts=(end_session(daemon.pid),),
+    )
+
+
+def judge_replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterator[Finding]:
+    """Report processes that are replaced repeatedly; a single kill does no harm."""
+    for one in processes:
+        if one.replaced >= REPEATED_TIMES and one.last_time is not None and now - one.last_time < REFUSAL_AGE:
+            yield Finding(
+                "servicebroker serve",
+                f"Process {one.number} of {len(processes)} was replaced {counted(one.replaced, 'time')}, "
+                f"lately {one.last_time:%Y-%m-%d %H:%M:%S} UTC: it {one.ending}.",
+                "See who ends it: the system where memory is short (its log has that), or a limit of the service.",
+            )
+
+
+def judge_network(facts: Facts) -> Iterator[Finding]:
+    """Report what keeps messages from other instances, or lets anybody bring some."""
+    if facts.is_public:
+        yield Finding(
+            "endpoint",
+            "CONNECT is granted to public: whoever makes a certificate of its own is let in.",
+            "Import the certificates of the peers, then REVOKE CONNECT ON ENDPOINT::... FROM PUBLIC.",
+            Severity.WARNING,
+        )
+    if facts.membership is not None and facts.membership.account is None:
+        yield Finding(
+            "domain",
+            f"AUTHENTICATION of the endpoint is WINDOWS, and this is in no domain: {facts.membership.problem}",
+            "servicebroker domain join, or AUTHENTICATION = CERTIFICATE.",
+        )
+    if facts.endpoint == "STARTED" and facts.encryption in ("DISABLED", "SUPPORTED"):
+        yield Finding(
+            "network",
+            WITHOUT_PROOF.format(facts.encryption),
+            "ALTER ENDPOINT ... ENCRYPTION = REQUIRED, with certificates; or dialog security for the conversations.",
+            Severity.WARNING,
+        )
+    if not facts.remote_routes:
+        return
+    if facts.daemon is None:
+        yield Finding(
+            "network",
+            f"{facts.remote_routes} routes lead to other instances, and no servicebroker serve runs here.",
+            "Start servicebroker serve.",
+        )
+    listens = facts.daemon is not None and any(one.subject == Subject.LISTENS for one in facts.daemon.reports)
+    if facts.endpoint is None and not listens:
+        yield Finding(
+            "network",
+            "Routes lead to other instances, and there is no endpoint: no answer can come in.",
+            "CREATE ENDPOINT, or servicebroker serve --listen.",
+        )
+    elif facts.endpoint not in (None, "STARTED"):
+        yield Finding("network", f"The endpoint is {facts.endpoint}.", "ALTER ENDPOINT ... STATE = STARTED.")
+
+
+def judge_clocks(clocks: Iterable[WrongClock], now: datetime) -> Iterator[Finding]:
+    """Report clocks that were wrong lately."""
+    for clock in clocks:
+        if abs(now - clock.last) < LONG_WAIT:
+            yield _clock(clock)
+
+
+def _clock(one: WrongClock) -> Finding:
+    """Report a wrong clock. The broker ignores it, but logs carry its times."""
+    where = f"machine {one.host}" if one.host else "machine of the PostgreSQL server"
+    off = f"{abs(one.seconds_ahead):,} s {'ahead of' if one.seconds_ahead > 0 else 'behind'}"
+    return Finding(
+        where,
+        f"The clock of {one.program} there is {off} that of the PostgreSQL server, whose time counts for all.",
+        "Set the clock that is wrong.",
+        Severity.WARNING,
+    )

@@ -1,0 +1,98 @@
+"""The judgement of `servicebroker doctor`: all findings about the facts of an instance. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from servicebroker.engine.diagnosis.daemon_findings import judge_clocks, judge_daemon, judge_network, judge_replaced
+from servicebroker.engine.diagnosis.fact_types import Facts, UnseenFacts
+from servicebroker.engine.diagnosis.findings import Finding, Severity
+from servicebroker.engine.diagnosis.peer_findings import (
+    judge_certificates,
+    judge_claims,
+    judge_disputes,
+    judge_old_copies,
+    judge_refusals,
+    judge_unfinished,
+)
+from servicebroker.engine.diagnosis.queue_findings import judge_disabled, judge_late, judge_queue, judge_waits
+from servicebroker.engine.diagnosis.server_findings import judge_commits, judge_publications, judge_settings
+from servicebroker.engine.diagnosis.session_findings import judge_neighbours, judge_sessions, judge_table_locks
+from servicebroker.model.schema_difference import SchemaDifference
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return the problems of the instance; none if all is well."""
+    now = facts.now
+    return [
+        *judge_settings(facts),
+        *judge_commits(facts),
+        *judge_table_locks(facts.table_locks, now),
+        *_definitions(facts),
+        *judge_disabled(facts.disabled),
+        *(finding for queue in facts.queues for finding in judge_queue(queue, now)),
+        *judge_waits(facts),
+        *judge_network(facts),
+        *judge_clocks(facts.clocks, now),
+        *judge_daemon(facts.daemon, now),
+        *judge_replaced(facts.processes, now),
+        *judge_refusals(facts.refusals, now),
+        *judge_disputes(facts.disputes),
+        *judge_claims(facts.peers, now),
+        *judge_old_copies(facts.old_copies, now),
+        *judge_unfinished(facts.unfinished, now),
+        *judge_certificates(facts.certificates, now),
+        *judge_sessions(facts.sessions, now),
+        *judge_neighbours(facts.neighbours, now),
+        *judge_publications(facts.publications),
+        *judge_late(facts.late),
+    ]
+
+
+def judge_schema(schema: SchemaDifference, version: str) -> list[Finding]:
+    """Report that the schema is of another version: diagnosis does not bring it up to date."""
+    if not schema.missing and not schema.unknown:
+        return []
+    which, advice = "an older", "upgrade: stop all processes of the instance, run servicebroker init, and start them."
+    if schema.unknown:
+        which, advice = "a newer", "upgrade servicebroker here."
+    return [
+        Finding(
+            "schema",
+            f"It is number {schema.number}, of {which} servicebroker than this one ({version}), which cannot see all "
+            "and has changed nothing.",
+            f"Ask the doctor of that version, or {advice}",
+            Severity.WARNING,
+        )
+    ]
+
+
+def judge_unseen(unseen: Iterable[UnseenFacts]) -> list[Finding]:
+    """Report what could not be seen, so that nobody takes its silence for health."""
+    return [
+        Finding(
+            "doctor",
+            f"It could not see {one.subject}: {one.reason}",
+            "Ask again. If it stays so, pg_stat_activity and pg_locks show what that statement waits for."
+            if one.is_cut
+            else "What is said of the rest counts.",
+        )
+        for one in unseen
+    ]
+
+
+def _definitions(facts: Facts) -> Iterator[Finding]:
+    for what in facts.changed:
+        advice = (
+            "Undo what was done to it, or restore a backup: it cannot be made anew beside what it holds."
+            if what.startswith(("the table", "the trigger", "the index", "the sequence"))
+            else "servicebroker check --mend makes views and functions anew; what it still finds comes from a backup."
+        )
+        yield Finding("schema", f"Somebody has changed the broker's own schema: {what}.", advice)
+    if facts.is_foreign:
+        yield Finding(
+            "schema",
+            "The schema was made by another PostgreSQL, or is a restored copy: whether it was changed cannot be told.",
+            "servicebroker check --mend makes views and functions anew, and records how everything is defined.",
+            Severity.WARNING,
+        )

@@ -1,0 +1,162 @@
+"""Findings about databases, queues and the messages that wait for a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from servicebroker.engine.conversation.requests import LateAnswersOfQueue
+from servicebroker.engine.delivery.opening import NO_TRANSPORT
+from servicebroker.engine.diagnosis.fact_types import Facts, QueueFacts, WaitFacts
+from servicebroker.engine.diagnosis.findings import NO_REASON, UNEXPLAINED_WAIT, Act, Finding, Severity, duration
+from servicebroker.model.remedies import after_status
+from servicebroker.model.wording import about_instance, counted
+
+_WITHOUT_RECEIVE = ("NOTIFIED", "INACTIVE")  # monitor states: the last reader has not executed RECEIVE
+_AGAIN = " Then start it again: ALTER QUEUE ... ACTIVATION (STATUS = OFF), and ON."
+
+
+def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
+    """Return the findings about one queue."""
+    subject = f"queue {queue.name}"
+    if not queue.is_on:
+        yield Finding(
+            subject,
+            f"It is OFF, with {counted(queue.messages, 'message')}: five rollbacks in a row, or ALTER QUEUE.",
+            "servicebroker poison inspect shows the message; poison end ends its conversation, poison retry goes on.",
+            acts=(Act("retry", queue.name),),
+        )
+    if queue.is_activated and not queue.procedure:
+        yield Finding(subject, "Its activation is on without a procedure.", "ALTER QUEUE ... PROCEDURE_NAME = ...")
+    elif queue.is_activated and queue.max_readers == 0:
+        yield Finding(subject, "Its activation is on with MAX_QUEUE_READERS = 0.", "Raise MAX_QUEUE_READERS.")
+    elif queue.is_activated and queue.is_on and not queue.hosted:
+        yield Finding(
+            subject,
+            f"Nobody runs its activation procedure {queue.procedure}.",
+            "Start servicebroker serve with the module of its procedures, or activate in your own process.",
+        )
+    elif queue.notifies and queue.is_on and not queue.hosted:
+        yield Finding(
+            subject,
+            "Nobody sends its event notifications for QUEUE_ACTIVATION.",
+            "Start servicebroker serve, or activate in your own process.",
+        )
+    if queue.failing:
+        yield Finding(
+            subject,
+            counted(
+                queue.failing,
+                "message has failed and waits for its next try.",
+                "messages have failed and wait for their next try.",
+            ),
+            "servicebroker poison list shows them and their errors; poison retry tries them now.",
+            Severity.WARNING,
+            (Act("retry", queue.name),),
+        )
+    watched = queue.holders or queue.is_piped or queue.failing or queue.is_for_callers
+    if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > UNEXPLAINED_WAIT:
+        yield from _unread(
+            queue, f"{counted(queue.messages, 'message')}, the oldest for {duration(now - queue.oldest)}", now
+        )
+
+
+def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
+    """Report why the messages of a queue are not received."""
+    subject = f"queue {queue.name}"
+    if queue.readers:
+        yield Finding(
+            subject,
+            f"{counted(queue.readers, 'reader waits and takes', 'readers wait and take')} nothing of {waits}.",
+            "See whether that program is frozen: waiting_readers has its session, pg_stat_activity its process.",
+        )
+    elif queue.notifies:
+        yield Finding(
+            subject,
+            f"Nobody receives: {waits}.",
+            "See whether the program that its event notifications start runs: servicebroker activator logs it.",
+        )
+    elif not queue.is_activated:
+        yield Finding(
+            subject,
+            f"Nobody receives: {waits}.",
+            "Start the program that reads it, or give the queue an activation procedure.",
+        )
+    elif queue.tasks == 0 and queue.monitor in _WITHOUT_RECEIVE and queue.activated_at is not None:
+        is_over = now - queue.activated_at > UNEXPLAINED_WAIT
+        yield Finding(
+            subject,
+            f"Its procedure {queue.procedure} was started {duration(now - queue.activated_at)} ago, runs no more, and "
+            f"has received nothing of {waits}.",
+            f"See in the log of the process that starts it why that is so.{_AGAIN if is_over else ''}",
+            acts=(Act("restart-activation", queue.name),) if is_over else (),
+        )
+
+
+def _disabled(name: str) -> Finding:
+    return Finding(
+        f"database {name}",
+        "Its broker is disabled: what is sent from here and to here waits.",
+        "Database.alter(enable_broker=True).",
+        acts=(Act("enable-broker", name),),
+    )
+
+
+def judge_disabled(databases: Iterable[str]) -> Iterator[Finding]:
+    """Report databases whose broker is disabled."""
+    for name in databases:
+        yield _disabled(name)
+
+
+def judge_waits(facts: Facts) -> Iterator[Finding]:
+    """Report messages that wait for a service."""
+    for wait in facts.waits:
+        if not _is_on_its_way(wait, facts):
+            yield _waiting(wait)
+
+
+def judge_late(late: Iterable[LateAnswersOfQueue]) -> Iterator[Finding]:
+    """Report late answers to requests that no program takes."""
+    for answers in late:
+        yield _late(answers)
+
+
+def _is_on_its_way(wait: WaitFacts, facts: Facts) -> bool:
+    """Return whether messages are young, and nobody has said why they wait. SEND writes that there is no transport."""
+    is_unexplained = not wait.status or (wait.status == NO_TRANSPORT and facts.daemon is not None)
+    return is_unexplained and facts.now - wait.oldest <= UNEXPLAINED_WAIT
+
+
+def _waiting(wait: WaitFacts) -> Finding:
+    said, advice = about_instance(wait.status or NO_REASON), after_status(wait.status)
+    acts: tuple[Act, ...] = ()
+    if wait.similar is not None and wait.example is not None:
+        handle, database = wait.example
+        said = f"{said} Did you mean {wait.similar}?"
+        end = f"servicebroker end {handle} --database {database} --cleanup"
+        advice = f"{advice} If the name is wrong, remove each: {end}."
+        acts = (Act("remove-conversation", str(handle), database),)
+    return Finding(
+        f"service {wait.to_service}",
+        f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
+        f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
+        advice,
+        acts=acts,
+    )
+
+
+def _late(late: LateAnswersOfQueue) -> Finding:
+    answers = counted(late.answers, "late answer to a request", "late answers to requests")
+    if late.is_to_be_dropped:
+        return Finding(
+            f"queue {late.queue}",
+            f"Nobody drops {answers}.",
+            "Keep a program of the owner's open with its background thread, or servicebroker serve.",
+            Severity.WARNING,
+        )
+    return Finding(
+        f"queue {late.queue}",
+        f"Nobody handles {answers}.",
+        "Run a program that calls Database.process_late_answers now and then.",
+        Severity.WARNING,
+    )

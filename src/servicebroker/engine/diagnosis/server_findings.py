@@ -1,0 +1,179 @@
+"""Findings about the PostgreSQL server: its settings, standbys, disk and log, and its publications."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from servicebroker.engine.diagnosis.fact_types import TIMEOUTS, Facts, HostFacts
+from servicebroker.engine.diagnosis.findings import Finding, Severity, duration
+from servicebroker.engine.diagnosis.peer_findings import judge_certificates
+from servicebroker.engine.diagnosis.publications import BlockingPublication
+from servicebroker.engine.security.certificate_ages import UsedCertificate
+from servicebroker.model.security.certificates import Facts as CertificateFacts
+from servicebroker.model.wording import counted
+
+ENOUGH_DISK_BYTES = 2**30  # free bytes of a disk; a twentieth of a small one is enough, too
+STANDBY_WAIT = timedelta(seconds=5)  # of a commit for its standby, from which it is reported
+SHORT_TIMEOUT_MS = 1_000  # ms; a longer timeout of applications interrupts no verb
+_NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
+# messages of a running server about a wrong URL
+_NO_ENTRANCE = re.compile(
+    r"pg_hba\.conf|authentication failed|no password supplied|not permitted to log in"
+    r'|(role|database) ".*" does not exist|permission denied for database'
+)
+
+
+def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
+    """Return findings while the database is down: its failure, and problems found in files."""
+    said = f"It is down, so that most cannot be known: {problem}"
+    advice = "Start the server; what waits goes on by itself then. Ask doctor again."
+    if any(words in problem for words in _NO_CONNECTION):
+        said = f"No connection is left, so that most cannot be known: {problem}"
+        advice = "End sessions that nobody needs, or raise max_connections (ALTER ROLE ... CONNECTION LIMIT)."
+    elif _NO_ENTRANCE.search(problem):
+        said = f"It is up, but refuses this connection, so that most cannot be known: {problem}"
+        advice = "Correct the role, the password or the database in the URL, or let the role in by pg_hba.conf."
+    found = [Finding("PostgreSQL", said, advice)]
+    own = [UsedCertificate("", "", one.subject, True, one.expiry_date) for one in certificates]
+    return [*found, *judge_certificates(own, now)]
+
+
+def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
+    """Check the free room on a data folder's disk, in bytes: with a full disk nothing is stored or acknowledged."""
+    if free >= min(size // 20, ENOUGH_DISK_BYTES):
+        return []
+    said = f"Its disk is full but for {free // 2**20} MB."
+    return [
+        Finding(f"folder {folder}", said, "Make room, or move the folder to a larger disk; what waits goes on then.")
+    ]
+
+
+def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
+    """Report that several servers of a URL take writes: an old primary has come back beside the new one."""
+    writable = sorted((one for one in hosts if not one.is_standby), key=lambda one: one.timeline)
+    if len(writable) < 2:
+        return []
+    said = ", ".join(f"{one.host} on timeline {one.timeline}" for one in writable)
+    if len({one.system for one in writable}) > 1:
+        return [
+            Finding(
+                "PostgreSQL",
+                f"The hosts of the URL are servers of different clusters, and each takes writes: {said}.",
+                "Name one cluster only: which of them an application gets is up to chance.",
+            )
+        ]
+    newest = writable[-1]
+    return [
+        Finding(
+            "PostgreSQL",
+            f"Several servers of the URL take writes: {said}. What applications do on the lower timeline is lost.",
+            f"Stop every one but {newest.host}, before anything else; then make it a standby of {newest.host} "
+            "(pg_basebackup or pg_rewind). End no conversation before.",
+        )
+    ]
+
+
+def judge_refused(problem: str) -> list[Finding]:
+    """Report why no application can open the instance, though PostgreSQL answers; none if `problem` is empty."""
+    advice = "Until that is mended, no application can open the instance."
+    return [Finding("PostgreSQL", problem, advice)] if problem else []
+
+
+def judge_log(path: str, written: str) -> Finding:
+    """Report that the log of an embedded server is not at its path; `written` is the file that the server writes."""
+    kept = f" Until then {written} has it." if written else ""
+    return Finding(
+        "PostgreSQL",
+        f"Its log '{path}' was deleted or moved while the server runs: what the server says does not get there.",
+        f"End all processes that have the instance open, and start them again: the server begins a new log.{kept}",
+    )
+
+
+def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
+    """Judge the role's timeouts, in milliseconds, that interrupt applications; sessions of the broker have none."""
+    return [
+        Finding(
+            "PostgreSQL",
+            f"{name} is {settings[name]} ms for this role: verbs and transactions that take longer are cut.",
+            f"Raise it, or take it away: ALTER ROLE ... RESET {name}, in the server's settings, or in the URL.",
+            Severity.WARNING,
+        )
+        for name in TIMEOUTS
+        if 0 < settings.get(name, 0) <= SHORT_TIMEOUT_MS
+    ]
+
+
+def judge_settings(facts: Facts) -> Iterator[Finding]:
+    """Report settings of the server that lose messages or refuse verbs, and a standby."""
+    for name, loss in (
+        ("fsync", "a crash of the machine can destroy the database"),
+        ("full_page_writes", "a crash of the machine can destroy the database"),
+        ("synchronous_commit", "a crash loses commits that were already answered, and messages with them"),
+    ):
+        if facts.settings.get(name) == "off":
+            yield Finding("PostgreSQL", f"{name} is off: {loss}.", f"Set {name} = on, and reload the server.")
+    if facts.settings.get("default_transaction_read_only") == "on":
+        yield Finding(
+            "PostgreSQL",
+            "Transactions are read only (default_transaction_read_only is on): SEND and RECEIVE are refused.",
+            "A managed server sets that when its disk is nearly full: make room there. Else: ALTER DATABASE ... SET "
+            "default_transaction_read_only = off.",
+        )
+    if facts.in_recovery:
+        yield Finding(
+            "PostgreSQL", "The server is a standby: nothing can be sent or received.", "Connect to the primary."
+        )
+
+
+def judge_commits(facts: Facts) -> Iterator[Finding]:
+    """Report that commits wait for a synchronous standby: SEND and RECEIVE do not return, and nothing is lost."""
+    commits = facts.commits
+    if not commits.standby_names or facts.in_recovery:
+        return
+    waits = commits.since is not None and facts.now - commits.since > STANDBY_WAIT
+    is_missing = not commits.has_standby and commits.synchronous_commit not in ("off", "local")
+    if not waits and not is_missing:
+        return
+    gone = "does not confirm them" if commits.has_standby else "is not connected"
+    since = ""
+    if commits.since is not None:
+        sessions = counted(commits.waiting, "session waits", "sessions wait")
+        since = f"; {sessions}, the first for {duration(facts.now - commits.since)}"
+    yield Finding(
+        "PostgreSQL",
+        f"Commits wait for a synchronous standby ({commits.standby_names}), which {gone}{since}. No verb returns.",
+        "Bring that standby back: what waits goes on then, and nothing is lost. End no waiting session. If the standby "
+        "is lost for good: ALTER SYSTEM SET synchronous_standby_names = '' and reload; what is acknowledged from then "
+        "on may be lost with this server.",
+    )
+
+
+def judge_publications(publications: Iterable[BlockingPublication]) -> Iterator[Finding]:
+    """Report publications for which PostgreSQL refuses to change rows of the broker."""
+    for publication in publications:
+        yield _blocking(publication)
+
+
+def _blocking(one: BlockingPublication) -> Finding:
+    tables = f"{counted(one.table_count, 'table')} ({one.tables}{', ...' if one.table_count > 3 else ''})"
+    said, advice = {
+        "identity": (
+            f"It publishes updates and deletes of {tables} without a replica identity",
+            "Give each a primary key, or ALTER TABLE ... REPLICA IDENTITY FULL; or publish other tables only.",
+        ),
+        "columns": (
+            f"Its columns leave out some of the replica identity of {tables}",
+            "ALTER PUBLICATION ... SET TABLE with all columns of the replica identity.",
+        ),
+        "filter": (
+            f"Its condition asks for columns outside of the replica identity of {tables}",
+            "ALTER PUBLICATION ... SET (publish = 'insert'), or ALTER TABLE ... REPLICA IDENTITY FULL.",
+        ),
+    }[one.reason]
+    return Finding(
+        f"publication {one.name}",
+        f"{said}: PostgreSQL refuses to update and delete their rows.",
+        advice,
+    )

@@ -1,0 +1,177 @@
+"""Findings about sessions of the server, of the broker and of others: transactions, locks, rights and connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+
+from servicebroker.engine.diagnosis.fact_types import (
+    LONG_WAIT,
+    NOTABLE_SHARE,
+    HolderFacts,
+    NeighbourFacts,
+    SessionFacts,
+    TableLockFacts,
+)
+from servicebroker.engine.diagnosis.findings import Finding, Severity, duration, end_session
+from servicebroker.model.wording import counted
+from servicebroker.store.lock_functions import CLOSING_COMMAND
+
+TABLE_LOCK_TIME = timedelta(seconds=5)  # of a transaction with a table to itself, from which it is reported
+_MOST_NAMED = 5  # roles in one finding
+
+
+def judge_table_locks(table_locks: Iterable[TableLockFacts], now: datetime) -> Iterator[Finding]:
+    """Report sessions that have had a table of the broker to themselves for long."""
+    for lock in table_locks:
+        if _is_long(lock, now):
+            yield _table_lock(lock, now)
+
+
+def _is_long(lock: TableLockFacts, now: datetime) -> bool:
+    return lock.since is not None and now - lock.since > TABLE_LOCK_TIME
+
+
+def _table_lock(lock: TableLockFacts, now: datetime) -> Finding:
+    more = f" and {counted(lock.tables - 1, 'other table')}" if lock.tables > 1 else ""
+    since = duration(now - lock.since) if lock.since is not None else ""
+    return Finding(
+        f"session {lock.pid}",
+        f"It ({lock.role}, {lock.application or 'no name'}) has locked {lock.table}{more} for itself, in a transaction "
+        f"that has been open for {since}: whoever uses that waits.",
+        f"See what that program does. select pg_terminate_backend({lock.pid}) rolls it back.",
+        acts=(end_session(lock.pid),),
+    )
+
+
+def judge_sessions(sessions: Iterable[SessionFacts], now: datetime) -> Iterator[Finding]:
+    """Report transactions that have been open for long."""
+    for session in sessions:
+        if now - session.since > LONG_WAIT:
+            yield Finding(
+                f"session {session.pid}",
+                describe_transaction(session, now),
+                advise_on_transaction(session),
+                acts=(end_session(session.pid),),
+            )
+
+
+def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
+    """Report what other roles and sessions of the server do to the instance."""
+    for role, some, count in facts.trespassers:
+        yield Finding(
+            f"role {role}",
+            f"It has {counted(count, 'right')} past the verbs ({some}): with those on tables it reads, redirects and "
+            "forges what is not its own.",
+            f"servicebroker rights grant {role} --database ... --receive ... takes them, and gives it the verbs.",
+            Severity.WARNING,
+        )
+    for one in facts.blockers:
+        yield Finding(
+            f"session {one.pid}",
+            f"It ({one.role}, {one.application or 'no name'}) holds our lock of {one.lock}, for which "
+            f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {duration(now - one.since)}.",
+            f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
+            acts=(end_session(one.pid),),
+        )
+    yield from _locks(facts)
+    for hoarder in facts.hoarders:
+        yield Finding(
+            f"session {hoarder.pid}",
+            f"It ({hoarder.role}, {hoarder.application or 'no name'}) holds {hoarder.taken:,} of about "
+            f"{hoarder.possible:,} locks for which the server has room: when that is full, verbs fail.",
+            f"select pg_terminate_backend({hoarder.pid}) ends it. Do less in one transaction, or raise "
+            "max_locks_per_transaction.",
+            Severity.WARNING,
+            (end_session(hoarder.pid),),
+        )
+    for old in facts.snapshots:
+        yield Finding(
+            f"session {old.pid}",
+            f"It ({old.role}, {old.application or 'no name'}) has a transaction open since {old.age:,} transactions "
+            "ago: what is received meanwhile takes up space.",
+            "Grant pg_read_all_stats to the schema's owner, who is shown then since when, and its statement. "
+            f"select pg_terminate_backend({old.pid}) ends it.",
+            Severity.WARNING,
+            (end_session(old.pid),),
+        )
+    connections = facts.connections
+    if connections.used >= 0.9 * connections.possible:
+        yield Finding(
+            "PostgreSQL",
+            f"{connections.used} of {connections.possible} connections are in use, {connections.of_role} by the role "
+            f"{connections.role}.",
+            f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
+            Severity.WARNING,
+        )
+    if connections.notifications > NOTABLE_SHARE:
+        yield Finding(
+            "PostgreSQL",
+            f"{connections.notifications:.0%} of the room for notifications is taken: when that is full, transactions "
+            "that wake a reader fail.",
+            "A session that listens keeps a transaction open: the server's log names its process. End it with "
+            "pg_terminate_backend.",
+            Severity.WARNING,
+        )
+
+
+def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
+    """Report sessions that take our locks without need, roles that could, and roles that need them but cannot."""
+    rights = facts.lock_rights
+    close = f"{CLOSING_COMMAND} takes the functions from others."
+    if not rights.may_close:
+        close = f"Let a superuser run what {CLOSING_COMMAND} --sql prints."
+    for one in facts.holders:
+        yield _holder(one, close)
+    if facts.able:
+        some = ", ".join(facts.able[:_MOST_NAMED])
+        more = f" and {counted(len(facts.able) - _MOST_NAMED, 'other')}" if len(facts.able) > _MOST_NAMED else ""
+        yield Finding(
+            "PostgreSQL",
+            f"{counted(len(facts.able), 'role')} ({some}{more}) can take the broker's locks and need none: while "
+            "such a role holds one, BEGIN DIALOG, SEND and RECEIVE may wait.",
+            f"{close} Or REVOKE CONNECT ON DATABASE ... FROM PUBLIC, and GRANT it to the roles that you trust.",
+            Severity.WARNING,
+        )
+    if rights.is_lacking and not rights.is_public:
+        yield Finding(
+            "PostgreSQL",
+            f"A role that needs our locks may not take them ({', '.join(rights.needing)}): its verbs are refused.",
+            f"{CLOSING_COMMAND} gives it the functions." if rights.may_close else close,
+        )
+
+
+def _holder(one: HolderFacts, close: str) -> Finding:
+    since = f" since {one.since:%Y-%m-%d %H:%M:%S} UTC" if one.since else ""
+    held = f"{counted(one.locks, 'lock')} of ours ({one.kinds}): whoever needs the same waits."
+    if one.prepared:
+        return Finding(
+            f"transaction {one.prepared}",
+            f"The role {one.role} has prepared it{since}, and it holds {held}",
+            f"As a superuser: rollback prepared '{one.prepared}'. {close}",
+        )
+    who = f"{one.role}, {one.application or 'no name'}{', connected' + since if since else ''}"
+    return Finding(
+        f"session {one.pid}",
+        f"It ({who}) is none of the broker's, and holds or waits for {held}",
+        f"As a superuser or a member of pg_signal_backend: select pg_terminate_backend({one.pid}). {close}",
+        acts=(end_session(one.pid),),
+    )
+
+
+def describe_transaction(one: SessionFacts, now: datetime) -> str:
+    """Describe an open transaction: its session, its age, its groups, its last statement."""
+    groups = f" and holds {one.groups:,} conversation groups" if one.groups else ""
+    who = ", ".join(filter(None, (one.role, one.application or "no name", one.state)))
+    return (
+        f"Its transaction ({who}) has been open for {duration(now - one.since)}{groups}; "
+        f"its last statement: {one.query}"
+    )
+
+
+def advise_on_transaction(one: SessionFacts) -> str:
+    """Say how to find out about an open transaction, and how to end it."""
+    return (
+        f"See what that program waits for. select pg_terminate_backend({one.pid}) rolls it back: what it has received "
+        "is in its queue again."
+    )
