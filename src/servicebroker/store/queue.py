@@ -9,6 +9,7 @@ from importlib import resources
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
+from servicebroker.model.names import END_DIALOG
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.sql_files import named_parts
@@ -23,9 +24,10 @@ _FUNCTIONS = (
     "take",
     "end_dialog",
     "finish_dialog",
+    "end_remote",
     "look",
 )
-_PARTS_OF_END = ("ending", "is_endable", "told", "unread", "due", "is_finishable")
+_PARTS_OF_END = ("ending", "is_endable", "told", "unread", "left", "due", "is_finishable")
 _COUNTERS = ("receives", "empty_receives")
 
 
@@ -133,6 +135,7 @@ def _text(part: str, queue_id: int, **names: str) -> str:
         "group_lock": str(locks.CONVERSATION_GROUP),
         "pipeline_lock": str(locks.PIPELINE_QUEUE),
         "expired": _expired(),
+        "end_dialog": END_DIALOG,
         "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         **names,
     }

@@ -708,9 +708,10 @@ exists (select from servicebroker.queue_{id} m
                     where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
 
 -- name: finish_dialog
--- END CONVERSATION if the peer has ended: this side is closed, or removed if it is the initiator, with its unread messages.
--- Nobody is told. Parameters and results as those of `end_dialog`. What the look finds is final: a peer that is closed
--- or gone stays so, and this side sends no more.
+-- END CONVERSATION if the peer has ended: this side is closed, or removed if it is an initiator without dialog security,
+-- with its unread messages. Nobody is told. Parameters and results as those of `end_dialog`. What the look finds is final:
+-- a peer that is closed or gone stays so, and this side sends no more. Only if the peer is in another instance, an Error
+-- may still come, and messages of this side may wait, which nobody will read.
 create or replace function servicebroker.finish_dialog_{id}(
     handle uuid, at timestamptz, version bigint, out done boolean, out is_due boolean, out kept integer
 ) language plpgsql set enable_seqscan = off
@@ -719,19 +720,22 @@ as $$
 declare
     conversation uuid;
     conversation_group uuid;
-    own_is_initiator boolean;
+    is_removed boolean;
+    own_is_remote boolean;
     own_priority smallint;
     sent bigint;                     -- the next number of this side
     is_unknown boolean;              -- to the peer, what this side has sent
     has_messages boolean;
+    is_left boolean;                 -- what a side with a peer in another instance has sent, or has not read
     under_savepoint boolean;
 begin
     done := false;
     loop
-        select e.conversation_id, e.conversation_group_id, e.is_initiator, e.priority, e.send_sequence,
+        select e.conversation_id, e.conversation_group_id, e.is_removed, e.is_remote, e.priority, e.send_sequence,
                p.state is not null and p.receive_sequence is distinct from e.send_sequence
-          into conversation, conversation_group, own_is_initiator, own_priority, sent, is_unknown
-          from (select o.conversation_id, o.conversation_group_id, o.is_initiator, o.priority, o.send_sequence
+          into conversation, conversation_group, is_removed, own_is_remote, own_priority, sent, is_unknown
+          from (select o.conversation_id, o.conversation_group_id, o.is_initiator, o.is_remote, o.priority, o.send_sequence,
+                       o.is_initiator and coalesce(o.security, 'N') = 'N' as is_removed
                   from servicebroker.conversation_endpoints o
                  where o.conversation_handle = handle and o.state = 'DI' and (
                        select not q.keeps_retained and (version is null or q.catalog_version = version)
@@ -739,20 +743,27 @@ begin
           left join lateral (
                select p.state, p.receive_sequence from servicebroker.conversation_endpoints p
                 where p.conversation_id = e.conversation_id and p.is_initiator = not e.is_initiator offset 0) p on true
-         where coalesce(p.state, 'CD') = 'CD';
+         where p.state is null or (p.state = 'CD' and not e.is_remote);
         if not found then
             return;
         end if;
         exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
     end loop;
-    if own_is_initiator then
+    if own_is_remote then  -- a statement of its own: the next one sees what the daemon has stored before
+        perform from servicebroker.conversation_endpoints e where {is_finishable} for update;
+        if not found then
+            return;
+        end if;
+    end if;
+    if is_removed then
         if is_unknown then  -- the target's row first, in the one order of all who lock both
             update servicebroker.conversation_endpoints p set receive_sequence = sent
              where p.conversation_id = conversation and not p.is_initiator and p.state = 'CD';
         end if;
         delete from servicebroker.conversation_endpoints e where {is_finishable}
-        returning e.xmax <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
+        returning e.xmax <> pg_current_xact_id()::xid, {unread}, {left}, {due}
+             into under_savepoint, has_messages, is_left, is_due;
         if not found then
             return;
         end if;
@@ -767,7 +778,8 @@ begin
            set state = 'CD', can_expire = false, dialog_timer = null, far_handle = null, far_queue_id = null,
                security_timestamp = at + {replay_protection}
          where {is_finishable}
-        returning e.xmin <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
+        returning e.xmin <> pg_current_xact_id()::xid, {unread}, {left}, {due}
+             into under_savepoint, has_messages, is_left, is_due;
         if not found then
             return;
         end if;
@@ -780,15 +792,102 @@ begin
     if has_messages then
         perform servicebroker.purge('queue_{id}', handle, own_priority, conversation_group);
     end if;
+    if is_left then
+        perform servicebroker.purge('transmission_queue', handle);
+        delete from servicebroker.arrived_fragments f where f.conversation_handle = handle;
+    end if;
     if under_savepoint then
         kept := servicebroker.keep_lock(uuid_hash(conversation_group));
     end if;
 end $$;
 
+-- name: end_remote
+-- END CONVERSATION if the peer is in another instance, and neither delayed nor retained messages are in the way. EndDialog
+-- waits in the transmission queue behind what was sent before; this side reads no more. Parameters and results as those of
+-- `end_dialog`; `is_told` is true if EndDialog waits. If the peer has ended, `finish_dialog` does it.
+create or replace function servicebroker.end_remote_{id}(
+    handle uuid, at timestamptz, version bigint, out done boolean, out is_told boolean, out is_due boolean, out kept integer
+) language plpgsql set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    conversation_group uuid;
+    own_priority smallint;
+    has_ended boolean;               -- the peer
+    is_open boolean;
+    number bigint;
+    has_messages boolean;
+    is_beside boolean;               -- messages wait beside the queue
+    under_savepoint boolean;
+begin
+    done := false;
+    is_told := false;
+    loop
+        select e.conversation_group_id, e.priority, e.state = 'DI',
+               e.state = 'CO' and (
+                   select not q.keeps_retained and (version is null or q.catalog_version = version) and (
+                          select d.is_broker_enabled from servicebroker.databases d where d.database_id = q.database_id)
+                     from servicebroker.queues q where q.queue_id = {id})
+               -- the other side may be here, too, if the routes have led back
+               and not exists (select from servicebroker.conversation_endpoints p
+                                where p.conversation_id = e.conversation_id and p.is_initiator = not e.is_initiator)
+          into conversation_group, own_priority, has_ended, is_open
+          from servicebroker.conversation_endpoints e
+         where e.conversation_handle = handle and e.queue_id = {id} and e.is_remote and e.far_handle is null;
+        if has_ended then
+            select f.done, f.is_due, f.kept into done, is_due, kept from servicebroker.finish_dialog_{id}(handle, at, version) f;
+            return;
+        end if;
+        if not coalesce(is_open, false) then
+            return;
+        end if;
+        exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+    end loop;
+    -- a statement of its own: the next one sees what the daemon, or another sender, has written before
+    perform from servicebroker.conversation_endpoints e
+      where e.conversation_handle = handle and e.state = 'CO' and e.lifetime > at and e.is_remote and e.far_handle is null
+        and e.conversation_group_id = conversation_group and e.queue_id = {id}
+        for update;
+    if not found then
+        return;
+    end if;
+    update servicebroker.conversation_endpoints e
+       set send_sequence = e.send_sequence + 1, state = 'DO', far_queue_id = null, dialog_timer = null
+     where e.conversation_handle = handle and not exists (
+           select from servicebroker.transmission_queue t where t.conversation_handle = handle and t.delayed_until is not null)
+    returning e.send_sequence - 1, e.xmin <> pg_current_xact_id()::xid, {unread},
+              exists (select from servicebroker.arrived_fragments f where f.conversation_handle = handle)
+         into number, under_savepoint, has_messages, is_beside;
+    if not found then
+        return;
+    end if;
+    insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, message_type_name, is_end_of_dialog)
+    values (handle, number, '{end_dialog}', true);
+    done := true;
+    is_told := true;
+    if has_messages then
+        perform servicebroker.purge('queue_{id}', handle, own_priority, conversation_group);
+    end if;
+    if is_beside then
+        delete from servicebroker.arrived_fragments f using servicebroker.arrivals a
+         where f.conversation_handle = handle and a.conversation_handle = handle
+           and f.message_sequence_number < a.receive_sequence;
+    end if;
+    if under_savepoint then
+        kept := servicebroker.keep_lock(uuid_hash(conversation_group));
+    end if;
+end $$;
+
+-- name: left
+e.is_remote and (
+                  exists (select from servicebroker.transmission_queue t where t.conversation_handle = handle)
+                  or exists (select from servicebroker.arrived_fragments f where f.conversation_handle = handle))
+
 -- name: is_finishable
 -- What END needs of this side if the peer has ended.
 e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group and e.queue_id = {id}
-           and e.far_queue_id is not null and not e.is_remote and coalesce(e.security, 'N') = 'N'
+           and (e.is_remote and e.far_handle is null or e.far_queue_id is not null and coalesce(e.security, 'N') = 'N')
 
 -- name: look
 -- What a queue monitor sees. Fires what is due, since nobody may be receiving. A message is receivable when nobody has
@@ -857,7 +956,7 @@ end $$;
 -- A new function is everybody's.
 revoke execute on function servicebroker.fire_timers_{id}, servicebroker.expire_{id}, servicebroker.survey_{id},
     servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.end_dialog_{id},
-    servicebroker.finish_dialog_{id},
+    servicebroker.finish_dialog_{id}, servicebroker.end_remote_{id},
     servicebroker.look_{id} from public;
 
 -- name: taken_body

@@ -659,7 +659,7 @@ begin
                        format('fire_timers_%s', queue), format('expire_%s', queue), format('survey_%s', queue),
                        format('receive_%s', queue), format('receive_groups_%s', queue), format('take_%s', queue),
                        format('end_dialog_%s', queue), format('finish_dialog_%s', queue),
-                       format('look_%s', queue)]::name[])
+                       format('end_remote_%s', queue), format('look_%s', queue)]::name[])
         )
         select bit_xor(hashtextextended(concat_ws(' ', kind, whose, id, made), 0)) from parts);
 end $$;

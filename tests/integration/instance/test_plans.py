@@ -192,33 +192,45 @@ def test_new_conversations_look_for_no_endpoint(database: sb.Database) -> None:
     assert not {scan.table for scan in held} & {"conversation_endpoints", "conversation_groups", f"queue_{number}"}
 
 
-@pytest.mark.parametrize("has_ended", [False, True])
-def test_end_finds_all_rows_by_their_keys(database: sb.Database, has_ended: bool) -> None:
+_DO_TO_PEER = {
+    "conversing": "",
+    "ended": "state = 'DI'",
+    "remote": "is_remote = true, far_handle = null, far_queue_id = null, conversation_id = gen_random_uuid()",
+}
+
+
+@pytest.mark.parametrize("peer", _DO_TO_PEER)
+def test_end_finds_all_rows_by_their_keys(database: sb.Database, peer: str) -> None:
     ((handle, own, far),) = query(
         database,
         "select conversation_handle, queue_id, far_queue_id from servicebroker.conversation_endpoints "
         "where is_initiator limit 1",
     )
-    text = enqueue.end_dialog(own, 0 if has_ended else far)
+    text = enqueue.end_dialog(
+        own, {"ended": enqueue.HAS_ENDED, "conversing": far}.get(peer, enqueue.IN_ANOTHER_INSTANCE)
+    )
     for place, value in (("$1", f"'{handle}'"), ("$2", "now()"), ("$3", "null")):
         text = text.replace(place, value)
-    if has_ended:
-        ended = f"update servicebroker.conversation_endpoints set state = 'DI' where conversation_handle = '{handle}'"
-        text = f"{ended}; {text}"
+    if _DO_TO_PEER[peer]:
+        changed = f"{_DO_TO_PEER[peer]} where conversation_handle = '{handle}'"
+        text = f"update servicebroker.conversation_endpoints set {changed}; {text}"
     found, sorts = planned(database, text)
     assert {(scan.kind, scan.index) for scan in found if scan.table == "conversation_endpoints"} <= {
         *(("INDEXSCAN", f"conversation_endpoints_{index}") for index in ("pkey", "conversation", "closed", "group")),
-        *(("INDEXONLYSCAN", f"conversation_endpoints_{index}") for index in ("closed", "group")),
+        *(("INDEXONLYSCAN", f"conversation_endpoints_{index}") for index in ("closed", "group", "conversation")),
     }
     assert {scan.kind for scan in found if scan.table.startswith("queue_")} <= {"INDEXSCAN", "INDEXONLYSCAN"}
     assert sorts == 0
 
 
-def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(database: sb.Database) -> None:
-    found, _ = planned(database, f"explain (generic_plan) {enqueue.TRANSMIT}")
+@pytest.mark.parametrize("write", [enqueue.TRANSMIT, enqueue.TRANSMIT_ANSWER], ids=["known", "answer"])
+def test_send_to_another_instance_asks_its_queue_where_it_looks_at_the_endpoint(
+    database: sb.Database, write: str
+) -> None:
+    found, _ = planned(database, f"explain (generic_plan) {write}")
     endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
     assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
-    steps = [step for (step,) in query(database, f"explain (generic_plan) {enqueue.TRANSMIT}")]
+    steps = [step for (step,) in query(database, f"explain (generic_plan) {write}")]
     assert len([step for step in steps if "queues q" in step]) == 1
     assert not [step for step in steps if "Join" in step or "hashed" in step]
 

@@ -100,7 +100,8 @@ class ReceivedConversation(NamedTuple):
 class AnswerPath(NamedTuple):
     """The delivery path of the last SEND on a conversation of some service and contract.
 
-    The first SEND on the next conversation tries it. Its statement checks that the peer is the same.
+    The first SEND on the next conversation tries it. Its statement checks that the peer is the same, or in another
+    instance, too; the ids of the peer's service and contract are 0 then.
     """
 
     channel: Channel
@@ -143,7 +144,7 @@ class Catalog:
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
     received: OrderedDict[bytes, ReceivedConversation] = field(default_factory=OrderedDict)  # by handle
     answer_paths: dict[tuple[int, int], AnswerPath] = field(default_factory=dict)  # by `kind`
-    end_queues: dict[tuple[int, int], int] = field(default_factory=dict)  # the peer's queue at the last END, by `kind`
+    end_queues: dict[tuple[int, int], int] = field(default_factory=dict)  # by `kind`, for `enqueue.end_dialog`
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
     paths: DeliveryPaths = field(default_factory=DeliveryPaths)
     restricted_paths: RestrictedPaths = field(default_factory=RestrictedPaths)

@@ -8,7 +8,7 @@ in order. One reader at a time takes messages of a conversation group. The usual
 (`enqueue.py`). If no row comes back, `_send_slowly` finds out why: it delivers, opens the target, parks the message in
 the transmission queue, or refuses. To another instance a SEND writes a row of the transmission queue (`_transmit`).
 The first SEND on a received conversation tries the path of the last such SEND of its service and contract
-(`Catalog.answered`); its statement compares them with the row.
+(`Catalog.answer_paths`), also towards another instance. Its statement compares them with the row.
 
 **BEGIN DIALOG** (`begin.py`). Inside the instance the process caches both sides (`engine/catalog/delivery_paths.py`). A
 new conversation on a cached path is deferred: it leaves with its first messages, in one statement
@@ -19,8 +19,8 @@ chooses a conversation group that is not locked, deletes its messages and return
 client finds out why. The process caches the queue, service and contract of each conversation for the verbs that follow
 
 **END** (`end.py`). One statement tells the peer, or closes this side if the peer has ended (`enqueue.end_dialog` with
-`end_dialog` and `finish_dialog` in `store/queue.sql`). It changes nothing if messages are parked or retained, or the
-peer is blocked or remote; then `end.py` goes step by step.
+`end_dialog`, `end_remote` and `finish_dialog` in `store/queue.sql`). It changes nothing if messages are parked inside
+the instance, delayed or retained, or the peer is blocked; then `end.py` goes step by step.
 
 **The rules.**
 

@@ -89,23 +89,27 @@ def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | No
 
 
 def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None]:
-    """Return the queue of this side and that of the peer, from the cache if possible; 0 for a peer that has ended.
+    """Return the parameters of `enqueue.end_dialog`: both queues, from the cache if possible.
 
     None if END cannot tell the peer or close the endpoint in one statement.
     """
     received, channel = catalog.received.get(handle.bytes), catalog.channels.get(handle)
     if received is not None:
-        far = 0 if received.has_ended else channel.far_queue_id if channel else catalog.end_queues.get(received.kind, 0)
-        if far or received.has_ended:
-            return received.queue_id, far
+        if received.has_ended:
+            return received.queue_id, enqueue.HAS_ENDED
+        if channel is not None:
+            return received.queue_id, channel.far_queue_id or enqueue.IN_ANOTHER_INSTANCE
+        if (known := catalog.end_queues.get(received.kind)) is not None:
+            return received.queue_id, known
     rows = yield SQL("find_queues", (handle,))
     if not rows:
         raise BrokerError(8426, handle)
-    near, far, state = rows[0]
+    near, far, state, is_remote = rows[0]
     if state == EndpointState.DISCONNECTED_INBOUND:
-        return near, 0
-    if not far or state != EndpointState.CONVERSING:
+        return near, enqueue.HAS_ENDED
+    if state != EndpointState.CONVERSING or not (far or is_remote):
         return None
+    far = enqueue.IN_ANOTHER_INSTANCE if is_remote else far
     if received is not None:
         catalog.remember_end_queue(received.kind, far)
     return near, far

@@ -4,7 +4,7 @@
 select catalog_version from servicebroker.queues where queue_id = $1
 
 -- name: find_queues
-select queue_id, coalesce(far_queue_id, 0), state from servicebroker.conversation_endpoints
+select queue_id, coalesce(far_queue_id, 0), state, is_remote from servicebroker.conversation_endpoints
 where conversation_handle = $1
 
 -- name: tell.notify

@@ -45,6 +45,7 @@ def _converses(now: int, states: str = "'CO'") -> str:
 
 
 RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
+HAS_ENDED, IN_ANOTHER_INSTANCE = 0, -1  # in place of the number of the peer's queue, for END CONVERSATION
 MAX_BATCH_BYTES = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
 
 
@@ -208,23 +209,41 @@ IS_FREE = (
 
 _TOKEN = "substr(uuid_send(gen_random_uuid()), 1, 8)"  # as the column's default; drawing one costs 2 µs
 
+
 # SEND of messages of one type to another instance, in their order: rows of the transmission queue. They share one
 # token, which is compared with that of another message of the same number only (decision 180).
 # Parameters: handle, message type, bodies (an array), their count, the time. No row comes back, and nothing is written,
 # if the endpoint is not conversing, its lifetime is over, its peer is not known to be remote, or its own queue retains
 # sent messages. A cached path learns of retention only here.
-TRANSMIT = (
-    "with sender as ("
-    "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $4, state = 'CO' "
-    f"where conversation_handle = $1 and is_remote and {_converses(5, _STARTED)} "
-    "and not (select is_retention_enabled from servicebroker.queues q "
-    "where q.queue_id = conversation_endpoints.queue_id) "
-    f"returning send_sequence - $4 as number, {_TOKEN} as token), "
-    "sent as (insert into servicebroker.transmission_queue "
-    "(conversation_handle, message_sequence_number, message_type_name, message_body, token) "
+def _transmit(many: str, now: int, messages: str, alike: str = "") -> str:
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + {many}, state = 'CO' "
+        f"where conversation_handle = $1 and is_remote and {_converses(now, _STARTED)} "
+        f"and not (select is_retention_enabled from servicebroker.queues q "
+        f"where q.queue_id = conversation_endpoints.queue_id){alike} "
+        f"returning send_sequence - {many} as number, {_TOKEN} as token), "
+        f"sent as (insert into servicebroker.transmission_queue "
+        f"(conversation_handle, message_sequence_number, message_type_name, message_body, token) {messages}) "
+        f"select number, {WAKE_TRANSMITTER} from sender"
+    )
+
+
+TRANSMIT = _transmit(
+    "$4",
+    5,
     "select $1, number + place - 1, $2, body, token "
-    "from sender, unnest($3::bytea[]) with ordinality as m (body, place)) "
-    f"select number, {WAKE_TRANSMITTER} from sender"
+    "from sender, unnest($3::bytea[]) with ordinality as m (body, place)",
+)
+
+# SEND of one message to another instance, on a conversation of which only the service and the contract are known.
+# Parameters: handle, message type, body, the time. Then values that the row must have: service id, contract id,
+# is_initiator. Otherwise as `TRANSMIT`.
+TRANSMIT_ANSWER = _transmit(
+    "1",
+    4,
+    "select $1, number, $2, $3::bytea, token from sender",
+    " and (service_id = $5 and service_contract_id = $6 and is_initiator = $7) is true",
 )
 
 
@@ -374,12 +393,17 @@ def tell_peer(queue_id: int) -> str:
 def end_dialog(near: int, far: int) -> str:
     """END CONVERSATION in one statement, in the queue `near`, with EndDialog for the peer in the queue `far`.
 
-    `far` is 0 if the peer has ended. Parameters: handle, the time, the catalog version of `near` or null. The row:
-    whether it was done, as `end_dialog` and `finish_dialog` of store/queue.sql decided; whether closed endpoints are
-    due; the key of a lock.
+    `far` is HAS_ENDED or IN_ANOTHER_INSTANCE for such a peer. Parameters: handle, the time, the catalog version of
+    `near` or null. The row: whether it was done, as `end_dialog`, `end_remote` and `finish_dialog` of store/queue.sql
+    decided; whether closed endpoints are due; the key of a lock.
     """
-    if not far:
+    if far == HAS_ENDED:
         return f"select done, is_due, kept from servicebroker.finish_dialog_{near}($1, $2, $3)"
+    if far == IN_ANOTHER_INSTANCE:
+        return (
+            f"select done, is_due, kept, case when is_told then {WAKE_TRANSMITTER} end "
+            f"from servicebroker.end_remote_{near}($1, $2, $3)"
+        )
     return (
         f"with ended as materialized (select * from servicebroker.end_dialog_{near}($1, $2, {far}, $3)), "
         f"told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "

@@ -82,6 +82,8 @@ def _answer(
     """
     kind = catalog.received[handle.bytes].kind
     path = catalog.answer_paths.get(kind)
+    if path is not None and not path.channel.far_queue_id:
+        return (yield from _transmit_answer(catalog, kind, path.channel, handle, message_type, content, now))
     usage = path and known_usage(path.channel, message_type)
     if path is None or usage is None or not accepts(usage, path.channel.is_initiator, content):
         return None
@@ -101,6 +103,30 @@ def _answer(
     catalog.remember_channel(handle, channel._replace(far_priority=priority))
     catalog.count_enqueued(priority, 1)
     return int(number)
+
+
+def _transmit_answer(
+    catalog: Catalog,
+    kind: tuple[int, int],
+    channel: Channel,
+    handle: UUID,
+    message_type: str,
+    content: bytes | None,
+    now: datetime,
+) -> Steps[int | None]:
+    """SEND the first message on a received conversation with a peer in another instance, as `_answer`."""
+    if not _is_allowed(channel.near, channel.is_initiator, message_type):
+        return None
+    rows = yield Statement(
+        "send.transmit_answer",
+        enqueue.TRANSMIT_ANSWER,
+        (handle, message_type, content, now, *kind, channel.is_initiator),
+    )
+    if not rows:
+        catalog.answer_paths.pop(kind, None)
+        return None
+    catalog.remember_channel(handle, channel)
+    return int(rows[0][0])
 
 
 def _open_and_send(
@@ -253,7 +279,10 @@ def _send_slowly(
     near = yield from check_own_side(catalog, endpoint, message_type, now)
     if endpoint.is_remote and not endpoint.retains:
         if catalog.user is None:
-            catalog.remember_channel(handle, Channel(endpoint.is_initiator, 0, near, {}, 0))
+            channel = Channel(endpoint.is_initiator, 0, near, {}, 0)
+            catalog.remember_channel(handle, channel)
+            kind = endpoint.service_id, endpoint.service_contract_id
+            catalog.remember_answer_path(kind, AnswerPath(channel, 0, 0))
         return (yield from _transmit_all(catalog, handle, message_type, contents, now))
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)

@@ -1,0 +1,1 @@
+-- END CONVERSATION towards a peer in another instance in one statement: end_remote and finish_dialog in store/queue.sql.
