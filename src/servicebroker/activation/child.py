@@ -1,8 +1,17 @@
-"""Tasks in processes of their own: a crash of the procedure ends only that process, and its transaction is undone.
+"""A reader in a child process: a crash of its procedure ends only that process, and PostgreSQL rolls back its work.
 
-The parent writes the task to the child's standard input and keeps the input open. A child whose parent is gone ends at
-once. The child reports on a pipe: log records, transactions that have received, and how the task ended. The parent
-counts rollbacks of these transactions, since a killed process cannot.
+A task (`task.py`) is one reader that a queue has started. The parent is the process of the queue monitors, the child
+runs the procedure. They exchange lines of JSON:
+
+* parent to child, on standard input: first the task, then `{"stop": reason}` (end after the call in progress) or
+  `{"terminate": true}` (close the sessions and exit). The end of the input means that the parent is gone.
+* child to parent, on a pipe: `log` (a record), `took` (a transaction that has received), `call` (the procedure begins
+  or raises), and last `outcome`.
+
+The parent detects poison messages for the child, since a killed process cannot report its rollbacks. It asks
+PostgreSQL whether each reported transaction was committed.
+
+Begin with `run_in_process` (parent) and `main` (child).
 """
 
 from __future__ import annotations
@@ -41,7 +50,7 @@ SendReport = Callable[..., None]
 
 
 def run_in_process(instance: Instance, spec: TaskSpec, procedure: PythonProcedure, stop: StopSignal) -> Outcome:
-    """Run a task in a new process, and return its outcome."""
+    """Run a task in a new process and wait for its outcome. `Outcome.DIED` means that the process ended without one."""
     try:
         process, reports = _start()
     except OSError as problem:  # such as a limit of processes or of open files
@@ -92,8 +101,8 @@ def _write_command(commands: IO[str], command: object) -> None:
     try:
         commands.write(json.dumps(command) + "\n")
         commands.flush()
-    except (OSError, ValueError):  # the child is gone
-        _LOG.debug("a child was gone before it got the command %s", command)
+    except (OSError, ValueError):  # the child has exited; `_listen` reads its outcome
+        _LOG.debug("a child had exited before it got the command %s", command)
 
 
 def _kill(process: subprocess.Popen[str], commands: IO[str]) -> None:
@@ -107,12 +116,13 @@ def _kill(process: subprocess.Popen[str], commands: IO[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
     _write_command(commands, {"terminate": True})
-    later = threading.Timer(KILL_DELAY_S, kill)
-    later.daemon = True
-    later.start()
+    timer = threading.Timer(KILL_DELAY_S, kill)
+    timer.daemon = True
+    timer.start()
 
 
 def _listen(instance: Instance, spec: TaskSpec, reports: Iterable[str]) -> Outcome | None:
+    """Handle the child's reports until it exits. Return the outcome, or None if it reported none."""
     outcome, last_call = None, ""
     for line in reports:
         report = json.loads(line)
@@ -134,7 +144,7 @@ def _listen(instance: Instance, spec: TaskSpec, reports: Iterable[str]) -> Outco
 
 
 class _ReportingDetector(PoisonDetector):
-    """A detector that counts nothing: it reports received transactions to the parent, which finds how they ended."""
+    """A detector that only reports received transactions. The parent finds out whether they were rolled back."""
 
     def __init__(self, report: SendReport) -> None:
         self._report = report
@@ -164,6 +174,8 @@ class _ReportingDetector(PoisonDetector):
 
 
 class _ReportingHandler(logging.Handler):
+    """A handler that sends log records to the parent."""
+
     def __init__(self, report: SendReport) -> None:
         super().__init__()
         self._report = report
@@ -171,12 +183,12 @@ class _ReportingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._report(log=self.format(record), level=record.levelno)
-        except Exception:  # such as arguments that do not fit the format: the procedure must not fail
+        except Exception:  # such as wrong arguments for the format; an error of logging must not fail the procedure
             self.handleError(record)
 
 
 def main(descriptor: int) -> None:
-    """Run the task from standard input, once."""
+    """Read one task from standard input and run it. `descriptor` is the pipe for reports."""
     lock = threading.Lock()
     with os.fdopen(descriptor, "w") as pipe:
 
@@ -195,6 +207,7 @@ def main(descriptor: int) -> None:
 
 
 def _run(url: str, keys: str | None, spec: TaskSpec, source: str, stop: StopSignal, report: SendReport) -> Outcome:
+    """Load the application from `source`, find the procedure, and run the task."""
     load([source])
     with open_instance(url, upkeep=None, keys=keys) as instance:
         instance.poison = _ReportingDetector(report)
@@ -231,7 +244,7 @@ class _ReportingProcedure(NamedTuple):
 
 
 def _follow_commands(stop: StopSignal, is_over: threading.Event) -> None:
-    """Read the parent's commands, to stop or to exit at once. The end of the input means that the parent is gone."""
+    """Obey the parent's commands: stop after the call in progress, or exit now. Exit, too, if the parent is gone."""
     for line in sys.stdin:
         command = json.loads(line)
         if "terminate" in command:

@@ -1,5 +1,20 @@
 # Made from aio/processing.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Process a queue: RECEIVE, call the procedure, COMMIT, and again. COMMIT travels with the next RECEIVE."""
+"""The loop of a reader: RECEIVE, call the procedure, COMMIT, and again until no message comes.
+
+**The flow.** `process` waits for messages and drains the queue each time that some have arrived. `_drain` takes one
+connection and runs transactions on it until the queue is empty. Each transaction is one of three:
+
+* `_take`: RECEIVE of one group. An exception of the procedure rolls back, and leaves `process`.
+* `_take_groups`: messages of many groups, each with a savepoint.
+* `AsyncFailureHandler.take`, with a policy: the exception is judged instead (retry, dead letter and so on).
+
+**The rules.**
+
+* COMMIT is not sent at once. It travels with the next RECEIVE, in one round trip. If the server refuses it, the next
+  RECEIVE raises. Before a connection is given back, `_commit` sends a COMMIT that no RECEIVE follows.
+* The first RECEIVE of a drain that leaves groups wakes another reader.
+* A pause of the rate limit holds no connection.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +51,13 @@ def process(
     guard: FailureHandler | None = None,
     throttle: Throttle | None = None,
 ) -> int:
-    """Run `Database.process` for a RECEIVE. End also between two transactions, once `stopping` returns True.
+    """Run `Database.process` for a RECEIVE, and return the number of processed messages.
 
-    A reader that calls this repeatedly passes its failure handler as `guard`, instead of `poison`. With `throttle` it
-    pauses between two transactions, without a connection.
+    Args:
+        poison: the policy for failures. Without it and `guard`, an exception of the procedure is raised.
+        stopping: asked between two transactions; True ends the loop.
+        guard: the failure handler of a reader that calls this repeatedly, instead of `poison`.
+        throttle: the rate limit, which may ask for a pause between two transactions.
     """
     if poison is not None:
         guard = FailureHandler(database, operation.queue, poison, exits=stopping is None)
@@ -62,7 +80,7 @@ def process(
 
 
 class Throttle:
-    """The rate limit of a worker for one reader, which pauses until it may receive again or the worker ends."""
+    """The rate limit of a worker, as one of its readers uses it."""
 
     def __init__(self, limit: RateLimit, over: Event) -> None:
         self.settle = limit.settle
@@ -71,12 +89,12 @@ class Throttle:
         self._pause_s = 0.0
 
     def take(self) -> bool:
-        """Take the place of one message. Return False if it is to pause first."""
+        """Take a token for one message. Return False if the reader must `pause` first."""
         self._pause_s = self._limit.take()
         return not self._pause_s
 
     def pause(self) -> None:
-        """Wait until the place is free that `take` has not got."""
+        """Wait until `take` can succeed, or the worker ends."""
         self._over.wait(self._pause_s)
 
 
@@ -92,9 +110,10 @@ def _drain(
     stopping: Callable[[], bool],
     throttle: Throttle | None,
 ) -> tuple[int, bool]:
-    """Process the messages of the queue on one connection. Return how many, and whether there may be more.
+    """Process the messages of the queue on one connection, until none is left.
 
-    That is so if the connection was lost, or the throttle asks for a pause.
+    Returns the number of messages, and whether to call this again: the connection was lost, or the throttle asks for a
+    pause.
     """
     done = 0
     queue = database._find(operation.queue)
@@ -144,7 +163,7 @@ def _drain(
             if guard is not None:
                 guard.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # not a failure of a message: perhaps a procedure left a setting in the session
+            if guard is not None:  # no message is at fault; perhaps a procedure has left a setting in the session
                 connection.close()
             raise
         finally:
@@ -183,8 +202,8 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
     """
     done, failure = 0, None
     with Transaction(database, connection) as transaction:
-        for place, turn in enumerate(hold(transaction, operation)):
-            if not turn.begin(is_first=place == 0):
+        for index, turn in enumerate(hold(transaction, operation)):
+            if not turn.begin(is_first=index == 0):
                 continue
             stop = StopDetector(exits=True)
             try:
@@ -200,7 +219,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             done += len(turn.messages)
             if transaction._is_over():
                 break
-        if done and failure is None:  # if nothing was done, no RECEIVE follows that COMMIT could travel with
+        if done and failure is None:  # if nothing was done, no RECEIVE follows, and COMMIT is sent at once
             transaction._let_commit_travel()
     if failure is not None:
         raise failure

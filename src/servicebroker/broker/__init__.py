@@ -1,35 +1,49 @@
-"""The daemon `servicebroker serve`, which carries messages between instances: transactions in rounds, and sockets.
+"""The daemon `servicebroker serve`, which carries messages from one instance to another.
 
-**The problem.** A message for another instance waits in the transmission queue of the sender. The daemon carries it to
-the daemon of the receiver, which puts it into the queue. Either process may be killed at any point.
+**The problem.** A message for another instance is a row of the sender's transmission queue (an outbox). The sender's
+daemon sends it over TLS to the receiver's daemon, which inserts it into the target queue. Either process may be killed
+at any point. Each message must arrive exactly once, and in the order of its conversation.
 
-**The flow.** Three kinds of threads, which hand frames to each other through inboxes::
+**The solution.** The sender repeats a message until it is acknowledged, and only then deletes the row. The receiver
+acknowledges after its commit, and ignores a sequence number that it has stored before.
 
-    socket -> stream.py (TLS, frames) -> inboxes.py -> relay.py: a round -> departures.py -> stream.py -> socket
-              the network thread                       the thread of a share (shard): one transaction
-                                                       a third thread LISTENs, and wakes it
+**The flow.** The way of a message, and of its acknowledgement back::
 
-A round takes frames from the inbox, stores what arrived and deletes what was acknowledged. It finds what was committed
-since the last round, claims conversations and reads what may leave. After the commit it sends acknowledgements and
-frames.
+    sender     transmission queue -> relay.py: a round -> departures.py -> transport/stream.py (TLS, frames)
+    receiver   transport/stream.py -> inboxes.py -> relay.py: a round -> arrivals.py -> target queue, COMMIT
+    sender     transport/stream.py <- acknowledgement; inboxes.py -> relay.py: a round -> DELETE from transmission queue
+
+A round is one database transaction. Each round does these steps:
+
+1. Take the received frames from the inbox.
+2. Insert the received messages, and delete the acknowledged ones.
+3. Find messages that were committed since the last round. Route their conversations, claim them, and read the bodies
+   that may be sent. A claim notes in the database that a conversation goes to another instance, so that no service of
+   this one becomes its target.
+4. Commit. Then send acknowledgements and frames.
+
+The network has a thread of its own. Each share (a shard of the conversations) has a thread that runs its rounds. One
+more thread LISTENs, and wakes the rounds.
 
 **The rules.**
 
-* A round is one transaction (`Relay.round`). Nothing that depends on it leaves before its commit. Only operations whose
-  loss is harmless may be committed without waiting for the disk: `_do_lazily` in `postgres_store.py`.
+* Nothing that depends on a round is sent before the round's commit (`Relay.round`). Only operations whose loss is
+  harmless may be committed without waiting for the disk: `_do_lazily` in `postgres_store.py`.
 * A round never waits for a row lock. It skips locked rows, and tries them again after 20 ms, later once a second.
 * All state is in the database. After an error the relay drops its memory and begins again from the tables.
 * Memory is bounded: 10,000 conversations, 64 MB of bodies that wait for links, 64 MB that wait for rows, 32 MB in the
   inboxes. If a peer has used up its part, its connections are not read.
-* Only `conversations.py` changes the state of a conversation, by the tables of `protocol/on_its_way.py`.
-* The certificate of a peer proves its identity (`transport/tls.py`, `recognition.py`). A message is accepted if its
-  seal (dialog security) proves the sender, or if a route names the peer for the sending service (`trust.py`).
+* Only `conversations.py` changes the state of a conversation. The states and transitions are the tables of
+  `protocol/on_its_way.py`.
+* A peer (the daemon of another instance) proves its identity by a certificate (`transport/tls.py`, `recognition.py`).
+  A message is accepted if its dialog security proves the sender. Otherwise a route must name the peer for the sending
+  service (`trust.py`).
 * The relay knows no socket and no SQL: `transport/links.py` and `store_operations.py` are its interfaces. The simulator
   implements both in memory.
-* An advisory lock lets one daemon serve an instance. Of a mirrored pair, it claims to be the principal only after a
-  commit.
+* An advisory lock lets only one daemon serve an instance. In a mirrored pair (primary and standby), a daemon says that
+  it is the principal only after a commit.
 
-**Where.** Routes and claims: `matching.py`. What arrives: `arrivals.py`. Session keys: `dialog_security.py`,
+**Where.** Routes and claims: `matching.py`. Received messages: `arrivals.py`. Session keys: `dialog_security.py`,
 `exchanges.py`, `key_exchange.py`. Forwarding: `forwarding.py`. Several relays: `shares.py`, in processes
 `processes.py`, and their decisions: `sharing/share.py`. The stored endpoint and its certificates: `policy.py`. Proof
 that this server is the principal: `principal_check.py`. Metrics and log: `metrics.py`, `journal.py`. Current failures

@@ -1,8 +1,21 @@
-"""Inbound messages of the daemon: open them, admit or refuse new conversations, and store the messages.
+"""Messages received from peers: verify and decrypt them, admit new conversations, and insert the messages into queues.
 
-A message that begins a conversation is admitted, refused with an error, or dropped without an answer. One transaction
-for each round stores messages and deletes those that peers have acknowledged. If another session locks the rows, the
-change is kept in memory and tried again. Messages are acknowledged only after the commit.
+**The flow** in a round (`relay.py`), which is one transaction::
+
+    frame -> parsed -> MessageOpener.open (a known conversation) or .begin (a new one) -> InboundWriter.arrived
+    then, once for all frames:  InboundWriter.store, InboundWriter.settle -> COMMIT -> InboundWriter.committed
+
+* `MessageOpener` verifies a message with the keys of its conversation. The first message of a new conversation is
+  admitted, refused with an error to the sender, kept in `PendingOpenings` to be tried again, or dropped and logged.
+* `InboundWriter` collects changes in memory. `store` inserts messages into queues. `settle` deletes acknowledged
+  messages from the transmission queue, and writes errors and statuses. `committed` lets acknowledgements leave.
+
+**The rules.**
+
+* A message is acknowledged only after its commit. If it is dropped before, its sender repeats it.
+* A row lock of another session delays a change: it stays in memory for a later round. No round waits for a lock.
+* Memory is bounded, for each peer by its budget (`protocol/budgets.py`). Messages beyond a bound are dropped, and
+  their senders repeat them.
 """
 
 from __future__ import annotations
@@ -68,7 +81,7 @@ MAX_TRACES_PER_CONVERSATION = 2_500  # a peer may send contexts of messages that
 
 
 class ReceivedMessage(NamedTuple):
-    """A message that arrived at the time `since`. `passage` is set if forwarders passed it on."""
+    """A message that arrived at `since` (monotonic seconds). `passage` is set if forwarders passed it on."""
 
     link: Link
     envelope: Envelope
@@ -88,7 +101,7 @@ class ReceivedMessage(NamedTuple):
 
 
 class OpenedMessage(NamedTuple):
-    """A message whose integrity is proven, with the handle of its endpoint. `target`: an endpoint to make first."""
+    """A verified message, with the handle of its endpoint. `target` is the endpoint to create first, if it is new."""
 
     handle: UUID
     header: Header
@@ -97,9 +110,10 @@ class OpenedMessage(NamedTuple):
 
 
 class PendingOpenings:
-    """Messages that wait in memory: their service is being altered, or the trust in their peer may still change.
+    """Messages that cannot be judged yet: their service is being altered, or the trust in their peer may still change.
 
-    If they were dropped instead, their senders would send again only after seconds.
+    They wait in memory and are tried again with backoff. If they were dropped, their senders would repeat them only
+    after seconds.
     """
 
     def __init__(self, seconds: Callable[[], float], budgets: Budgets) -> None:
@@ -159,7 +173,7 @@ class _Beginning(NamedTuple):
 
 
 class MessageOpener:
-    """Opens messages with the keys of their conversations, and prepares the targets of new conversations."""
+    """Verifies messages with the keys of their conversations, and prepares the targets of new conversations."""
 
     def __init__(
         self,
@@ -180,7 +194,7 @@ class MessageOpener:
         self._chance = chance
 
     def open(self, store: Store, came: ReceivedMessage) -> OpenedMessage | None:
-        """Return the opened message; None if it waits, was dropped and logged, or was answered with an error."""
+        """Return the verified message; None if it waits, was dropped and logged, or was answered with an error."""
         handle = self._conversations.find(*came.key)
         entry = None if handle is None else self._conversations.get(handle)
         if handle is None or entry is None:
@@ -209,13 +223,13 @@ class MessageOpener:
         return OpenedMessage(handle, header, payload)
 
     def begin(self, store: Store, came: Sequence[ReceivedMessage]) -> dict[int, OpenedMessage | None]:
-        """Begin the conversations that are not known here, all of a round together.
+        """Begin the conversations that this instance does not know, for all messages of a round together.
 
         Returns the first message of each conversation, by its index in `came`; None if it waits or was refused.
         """
         opened: dict[int, OpenedMessage | None] = {}
         beginnings: dict[tuple[UUID, bool], tuple[int, _Beginning]] = {}
-        incomplete: Counter[str] = Counter()  # openings of this round that no whole message begins, by owner
+        incomplete: Counter[str] = Counter()  # by owner: conversations of this round that begin with a fragment
         for index, message in enumerate(came):
             if message.key in beginnings or self._conversations.find(*message.key) is not None:
                 continue
@@ -242,9 +256,10 @@ class MessageOpener:
         return opened
 
     def _over_budget(self, came: ReceivedMessage, more: int) -> BrokerError | None:
-        """Return why a part of what begins a conversation is not taken, if a budget of its peer is used up.
+        """Return why a fragment that begins a conversation is dropped, if a budget of its peer is used up.
 
-        `more` openings of the peer are made in this round. Without this check the target would be made, and stay empty.
+        `more` is the number of such conversations of the peer in this round. Without this check the target would be
+        created, and stay empty.
         """
         owner, header = came.link.owner, came.header
         if not self._unfinished.has_room(owner, more):
@@ -255,10 +270,10 @@ class MessageOpener:
         return None
 
     def _beginning(self, store: Store, came: ReceivedMessage) -> _Beginning | None:
-        """Find the place of a new conversation and admit its first message.
+        """Find the service of a new conversation and admit its first message.
 
-        Returns None if the message waits, was dropped, or was refused. A secured message gets no unsealed answer, since
-        anybody could forge one that ends the conversation.
+        Returns None if the message waits, was dropped, or was refused. A secured message gets no unencrypted answer: if
+        senders accepted these, anybody could forge one that ends the conversation.
         """
         link, envelope, header = came.link, came.envelope, came.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
@@ -325,7 +340,7 @@ class MessageOpener:
             yield index, OpenedMessage(handle, header, beginning.payload, target)
 
     def _is_dated(self, store: Store, link: Link, header: Header, broker: UUID, admitted: Admitted) -> bool:
-        """Check that a proven opening was sealed recently. If the clocks differ, tell the initiator our time."""
+        """Return whether a verified opening was sealed recently. If the clocks differ, tell the initiator our time."""
         judged = self._security.judge_date(store, header, admitted.signer)
         if judged is None:
             return True
@@ -338,16 +353,16 @@ class MessageOpener:
 
 
 class ArrivedTraces:
-    """Trace contexts that came with frames, kept until the messages of those frames are stored.
+    """Trace contexts (OpenTelemetry) of received frames, kept until the messages of these frames are stored.
 
-    A context is stored only with its message: a peer may send contexts for duplicates, for dropped messages, and for
+    A context is stored only with its message. A peer may send contexts for duplicates, for dropped messages, and for
     numbers that it never sends.
     """
 
     def __init__(self, budgets: Budgets) -> None:
         self._budgets = budgets
         self._noted: dict[UUID, dict[int, MessageContext]] = {}  # by conversation handle and message number
-        self._owners: dict[UUID, str] = {}  # of the conversations that have some
+        self._owners: dict[UUID, str] = {}  # by conversation handle: the peer whose budget they use
         self._counts: Counter[str] = Counter()  # by owner
 
     def note(self, owner: str, handle: UUID, header: Header) -> None:
@@ -378,11 +393,12 @@ class ArrivedTraces:
 
 
 class InboundWriter:
-    """The changes that messages cause, kept in memory until they are written.
+    """The changes that received messages cause, kept in memory until a round writes them.
 
-    A batch is postponed while another session locks the rows, or while the broker of its database is off. At most
-    `budget` bytes of postponed batches are kept, counted as their senders count them. They belong to at most as many
-    conversations as the memory has room for. Batches beyond these limits are dropped, and the peers send again.
+    A batch holds the new messages of one conversation. A batch is postponed while another session locks the rows, or
+    while the broker of its database is off. At most `budget` bytes of postponed batches are kept, counted as their
+    senders count them, of at most as many conversations as `Conversations` has room for. Batches beyond these limits
+    are dropped, and the peers repeat the messages.
     """
 
     def __init__(
@@ -401,9 +417,9 @@ class InboundWriter:
         self._seconds = seconds
         self._budget = budget
         self._traces = ArrivedTraces(budgets)
-        self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # to be made; the link has brought their messages
+        self._targets: dict[UUID, tuple[NewTarget, Link]] = {}  # endpoints to create, and the links of their messages
         self._postponed: dict[UUID, Batch] = {}
-        self._behind: set[UUID] = set()  # just stored after a delay: the next round takes what came meanwhile
+        self._behind: set[UUID] = set()  # stored after a delay: messages that came meanwhile follow in the next round
         self._stored: list[Batch] = []  # batches of this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
@@ -414,7 +430,7 @@ class InboundWriter:
 
     @property
     def wake_at(self) -> float:
-        """The time of the next write: now if messages came behind a batch that was stored late, else the next retry."""
+        """The time of the next write: now if messages came after a batch that was stored late, else the next retry."""
         return self._seconds() if self._behind else self._backoff.at
 
     def arrived(self, store: Store, link: Link, received: OpenedMessage) -> None:
@@ -454,7 +470,7 @@ class InboundWriter:
         self._conversations.halt(entry)
 
     def store(self, store: Store, touched: set[UUID]) -> arriving.Result | None:
-        """Store what has arrived in the queues. Return None if there was nothing to store."""
+        """Insert received messages into their queues. Return None if there was nothing to insert."""
         late = {handle: batch for handle, batch in self._postponed.items() if self._is_current(handle)}
         batches = late.copy()
         for handle in touched | self._behind:
@@ -487,13 +503,13 @@ class InboundWriter:
         return result
 
     def _weight(self, handle: UUID) -> float:
-        """Return the cost of storing a batch beside others: its bytes, with those that each message counts for."""
+        """Return the cost of storing a batch, in bytes: those of its messages, and `TARGET_COST_BYTES` for a target."""
         entry = self._conversations.get(handle)
         load = 0 if entry is None else entry.dialog.arriving
         return load + (TARGET_COST_BYTES if handle in self._targets else 0)
 
     def _note_made(self, store: Store, made: Mapping[UUID, MadeTarget]) -> None:
-        """Report the targets that were made. Forget the others: both sides of those conversations are here."""
+        """Report the targets that were created. Forget the others: both sides of those conversations are here."""
         groups = store.groups_of(list(made)) if made and journal.watches_conversations() else {}
         targets, self._targets = self._targets, {}
         for handle, (target, link) in targets.items():
@@ -518,7 +534,7 @@ class InboundWriter:
     def _make_room(self) -> None:
         """Drop postponed batches beyond the limits, the oldest first.
 
-        The oldest may wait for a broker that is off for days, while most row locks last only a moment.
+        The oldest may wait for a broker that is off for days, while most row locks are held for milliseconds.
         """
         loads = {
             handle: entry.dialog.arriving for handle in self._postponed if (entry := self._conversations.get(handle))
@@ -533,7 +549,7 @@ class InboundWriter:
             self.quotas.renote(handle)
 
     def _is_current(self, handle: UUID) -> bool:
-        """Check that a postponed batch still belongs to its dialog. If not, the peer sends its messages again."""
+        """Return whether a postponed batch still belongs to its dialog. If not, the peer repeats its messages."""
         entry = self._conversations.get(handle)
         return entry is not None and entry.storing is Storing.POSTPONED
 
@@ -543,7 +559,7 @@ class InboundWriter:
                 self._conversations.stores(entry, event)
 
     def committed(self, store: Store, result: arriving.Result) -> None:
-        """Acknowledge the stored messages with the next frame, and wake their readers, since the round is committed."""
+        """Handle the commit of the round: acknowledge stored messages with the next frame, and wake their readers."""
         metrics.ARRIVED.inc(self.stored)
         for handle, batch in zip(result.stored, self._stored, strict=True):
             metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
@@ -570,7 +586,7 @@ class InboundWriter:
                 self._conversations.line_up(handle)
 
     def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
-        """Write the acknowledgements and errors that peers have sent, and the reasons why our messages wait.
+        """Write what peers have answered to our messages: acknowledgements, errors, and reasons to wait.
 
         Returns the acknowledgements that this transaction commits, and the conversations that end with it.
         """
@@ -627,7 +643,7 @@ class InboundWriter:
         store.note_old_copy(entry.endpoint, far, own, is_here=own.code == -9719)
 
     def count(self, touched: int, began: float) -> None:
-        """Update the counters of Broker TO Statistics after a committed round."""
+        """Update the counters of Broker TO Statistics (transmission objects) after a committed round."""
         metrics.OBJECT_GETS.inc(touched)
         metrics.OBJECTS_DIRTY.inc(self._dirty)
         if self._written:
@@ -648,7 +664,7 @@ class InboundWriter:
             journal.grouped(DROPPED, group)
 
     def plan_again(self) -> None:
-        """Schedule the next attempt for unwritten changes: soon at first, and later each time."""
+        """Schedule the next attempt for changes that are not written yet, with backoff."""
         now = self._seconds()
         self._backoff.is_due(now)
         self._backoff.schedule(
@@ -657,10 +673,10 @@ class InboundWriter:
 
 
 def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
-    """Parse a frame into a message whose names can be looked up.
+    """Parse a frame into a message.
 
     Raises:
-        CorruptedMessage: a name cannot be looked up, or no broker would send such a frame.
+        CorruptedMessage: a name contains NUL, which PostgreSQL cannot look up, or no broker would send such a frame.
     """
     passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
     envelope = parse(body)
@@ -671,7 +687,7 @@ def parsed(arrival: Arrival, now: float) -> ReceivedMessage:
 
 
 def _is_whole_first(header: Header) -> bool:
-    """Return whether a frame has the whole first message of a conversation."""
+    """Return whether a frame holds the first message of a conversation, and all of it."""
     return header.number == 0 and header.fragments == 1
 
 
@@ -688,7 +704,7 @@ def _check(*names: str) -> None:
 
 
 def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
-    """Answer a message without an endpoint here with an error, unless the peer is too slow to read answers."""
+    """Answer a message that has no endpoint here with an error, unless the peer is too slow to read answers."""
     if link.room <= 0:
         return
     is_secured = session.first.is_secured
@@ -703,7 +719,7 @@ def _report_corrupted(came: ReceivedMessage, problem: CorruptedMessage) -> None:
 
 
 def _drop_stranger(came: ReceivedMessage, number: int, *values: object) -> None:
-    """Drop a message that belongs to no conversation here. A peer that brings many of them is read less often."""
+    """Drop and log a message that belongs to no conversation here. A peer that sends many is read less often."""
     journal.undeliverable(dropped(number, *values), came.header, came.link)
     came.link.complain()
 

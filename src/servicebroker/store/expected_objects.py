@@ -1,10 +1,20 @@
-"""Definitions of the broker's tables, views, functions and triggers: recorded when created, compared later.
+"""The recorded definitions of our tables, views, functions and triggers, to find those that somebody has changed.
 
-A definition is compared as text, in the form that PostgreSQL returns. After a restore, or an upgrade to another major
-version, that text may differ. Then nothing is reported until `servicebroker check --mend` has recorded it again.
+**The problem.** An administrator may drop an index or replace a function of ours by hand. `check` and `doctor` report
+such objects. The comparison must stay fast with thousands of queues, each with more than ten objects of its own.
 
-All queues have the same objects. So they are recorded once, from a pattern queue that `record` creates and drops.
-Queues with an unchanged fingerprint (`store/verbs.sql`) are skipped: nobody has touched their objects.
+**The flow.** A migration calls `record`, which writes each definition as PostgreSQL prints it (`definitions.sql`) into
+the table `servicebroker.made`. `changed` prints the definitions again and compares the texts.
+
+**The rules.**
+
+* All queues have the same objects, so these are recorded once. `record` creates a pattern queue, replaces its number
+  and its view's name in the definitions by the slots `{id}` and `{view}`, and drops it. Functions are recorded twice,
+  for RETENTION off and on.
+* A queue whose fingerprint is unchanged is skipped. The fingerprint (`servicebroker.fingerprint` in `verbs.sql`) comes
+  from system catalogs that any change of its objects would touch. `trust_queues` stores it after a comparison.
+* Another major version of PostgreSQL may print a definition differently, and a restore changes the oids. In both cases
+  `is_foreign` is true and nothing is reported until `servicebroker check --mend` has recorded the definitions again.
 """
 
 from __future__ import annotations
@@ -21,9 +31,9 @@ SQL = SqlFile(__file__)
 
 _PATTERN_ID = 2_147_483_646  # the id of the pattern queue: no queue has it, and no template contains it
 _PATTERN_VIEW = f"pattern_{_PATTERN_ID}"
-_ID, _SHOWN = "{id}", "{view}"
-# identifies the server that recorded: its major version, and an oid, which differs after a restore
-_VERSION_SQL = (
+_ID_SLOT, _VIEW_SLOT = "{id}", "{view}"
+# a hash that identifies the recording server: its major version, and an oid, which differs after a restore
+_SERVER_SQL = (
     "hashtext(concat_ws(' ', current_setting('server_version_num')::integer / 10000, "
     "'servicebroker.made'::regclass::oid))"
 )
@@ -35,17 +45,17 @@ _WITHOUT_QUEUE, _OF_TOUCHED_QUEUES = "queue_id is null", "queue_id = any ($1::in
 
 @functools.cache
 def _objects(which: str) -> str:
-    """Return SQL for the existing objects and their definitions. `which` is a condition on `queue_id`."""
+    """Return a WITH clause whose part `objects` has the existing objects. `which` is a condition on `queue_id`."""
     return (resources.files(__package__) / "definitions.sql").read_text().replace("{which}", which)
 
 
 def record() -> Steps[None]:
-    """Record the definitions of all objects. Call this right after they were created."""
+    """Record the definitions of all objects. Call this in the transaction that has created them."""
     yield SQL("record.delete_made", prepared=False)
     yield Statement(
         "expected_objects.record.insert_made",
         f"{_objects(_WITHOUT_QUEUE)} insert into servicebroker.made (kind, name, definition, server) "
-        f"select kind, name, md5(definition), {_VERSION_SQL} from objects where name <> 'servicebroker.made'",
+        f"select kind, name, md5(definition), {_SERVER_SQL} from objects where name <> 'servicebroker.made'",
         prepared=False,
     )
     yield queue_objects(_PATTERN_ID, "servicebroker", _PATTERN_VIEW, False)
@@ -70,43 +80,48 @@ def record() -> Steps[None]:
 
 
 def _note_pattern(retention: bool) -> Statement:
-    """Return the statement that records the objects of the pattern; with `retention`, only its functions."""
+    """Return the statement that records the pattern queue's objects; with `retention`, only its functions."""
     return Statement(
         "expected_objects.note_pattern",
         f"{_objects(f'queue_id = {_PATTERN_ID}')} "
         "insert into servicebroker.made (kind, name, definition, of_queue, retention, server) "
-        f"select kind, replace(replace(name, 'servicebroker.{_PATTERN_VIEW}', '{_SHOWN}'), '{_PATTERN_ID}', '{_ID}'), "
-        f"replace(replace(definition, 'servicebroker.{_PATTERN_VIEW}', '{_SHOWN}'), '{_PATTERN_ID}', '{_ID}'), true, "
-        f"case when kind = 'function' then {str(retention).lower()} end, {_VERSION_SQL} from objects "
+        f"select kind, {_with_slots('name')}, {_with_slots('definition')}, true, "
+        f"case when kind = 'function' then {str(retention).lower()} end, {_SERVER_SQL} from objects "
         f"where kind = 'function' or {str(not retention).lower()}",
         prepared=False,
     )
 
 
+def _with_slots(column: str) -> str:
+    """Return SQL that replaces the pattern queue's view and number in a text by slots."""
+    return f"replace(replace({column}, 'servicebroker.{_PATTERN_VIEW}', '{_VIEW_SLOT}'), '{_PATTERN_ID}', '{_ID_SLOT}')"
+
+
 def is_foreign() -> Steps[bool]:
-    """Check whether another server recorded the definitions (upgrade or restore), so that none can be compared."""
+    """Return whether another server recorded the definitions (upgrade or restore), so that none can be compared."""
     rows = yield Statement(
         "expected_objects.is_foreign",
-        f"select from servicebroker.made where server <> {_VERSION_SQL} limit 1",
+        f"select from servicebroker.made where server <> {_SERVER_SQL} limit 1",
         prepared=False,
     )
     return bool(rows)
 
 
 def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
-    """Return missing and changed objects: kind, name, and whether the object exists. At most `most`.
+    """Return at most `most` missing and changed objects: kind, name, and whether the object exists.
 
-    Return an empty list if the record `is_foreign`.
+    Returns an empty list if `is_foreign` is true.
     """
     rows = yield _compared((yield from _touched_queues()), f"{_WITHOUT_QUEUE} or {_OF_TOUCHED_QUEUES}", most)
     return [(kind, name, is_there) for kind, name, is_there, _ in rows]
 
 
 def trust_queues() -> Steps[None]:
-    """Store the fingerprint of queues whose definitions are as expected, so that comparisons skip them."""
+    """Store the fingerprints of queues whose definitions are as recorded, so that later comparisons skip them."""
     if touched := (yield from _touched_queues()):
         rows = yield _compared(touched, _OF_TOUCHED_QUEUES, None)
-        yield SQL("trust_queues", (touched, sorted({row[-1] for row in rows})), prepared=False)
+        changed_queues = sorted({row[-1] for row in rows})
+        yield SQL("trust_queues", (touched, changed_queues), prepared=False)
 
 
 def _compared(touched: list[int], which: str, most: int | None) -> Statement:
@@ -115,16 +130,16 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
         "expected_objects.compared",
         f"{_objects(which)}, expected as (select * from ("
         "select m.kind, m.name, m.definition, null::integer as queue_id from servicebroker.made m "
-        f"where not m.of_queue and m.server = {_VERSION_SQL} union all "
-        f"select m.kind, replace(m.name, '{_ID}', q.queue_id::text), case when m.kind in ('view', 'trigger') "
-        f"then replace(replace(m.definition, '{_ID}', q.queue_id::text), '{_SHOWN}', "
+        f"where not m.of_queue and m.server = {_SERVER_SQL} union all "
+        f"select m.kind, replace(m.name, '{_ID_SLOT}', q.queue_id::text), case when m.kind in ('view', 'trigger') "
+        f"then replace(replace(m.definition, '{_ID_SLOT}', q.queue_id::text), '{_VIEW_SLOT}', "
         f"format('%I.%I', q.postgres_schema, q.postgres_name)) "
-        f"else replace(m.definition, '{_ID}', q.queue_id::text) end, q.queue_id "
+        f"else replace(m.definition, '{_ID_SLOT}', q.queue_id::text) end, q.queue_id "
         "from servicebroker.made m cross join servicebroker.queues q "
-        f"where m.of_queue and m.server = {_VERSION_SQL} and coalesce(m.retention = q.is_retention_enabled, true)) e "
+        f"where m.of_queue and m.server = {_SERVER_SQL} and coalesce(m.retention = q.is_retention_enabled, true)) e "
         f"where {which}) "
         "select e.kind, case when q.queue_id is null then e.name "
-        f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
+        f"else replace(e.name, '{_VIEW_SLOT}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
         "o.kind is not null, e.queue_id from expected e left join objects o on o.kind = e.kind and o.name = e.name "
         # `=` instead of `is not distinct from`, which PostgreSQL can join only by comparing all pairs
         "and coalesce(o.queue_id, 0) = coalesce(e.queue_id, 0) "
@@ -137,9 +152,9 @@ def _compared(touched: list[int], which: str, most: int | None) -> Statement:
 
 
 def _touched_queues() -> Steps[list[int]]:
-    """Return the queues whose fingerprint has changed, though perhaps no definition has.
+    """Return the queues whose fingerprint differs from the stored one. A definition may have changed, or none.
 
-    Without the fingerprint function, return all queues.
+    Returns all queues if the function `servicebroker.fingerprint` itself is missing.
     """
     rows = yield Statement(
         "expected_objects.touched_queues.find_fingerprint", f"select to_regprocedure('{_FINGERPRINT}') is not null"
