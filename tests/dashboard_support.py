@@ -1,0 +1,74 @@
+"""A browser without a screen on the dashboard, for tests of its pages."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from lxml import html
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from support import ORDER, STOCK_QUEUE, begin
+
+HERE = "http://127.0.0.1"
+PAGES = ("", "i/0/queues", "i/0/conversations", "i/0/way", "i/0/dead-letters", "i/0/statements")
+TROUBLE = ".//*[contains(concat(' ', @class, ' '), ' bad ')]"  # red elements
+MARKUP = "<img src=x onerror=alert(1)>&\"'"
+
+
+class Browser(TestClient):
+    """A browser on a dashboard, with what a person does there."""
+
+    def page(self, path: str, status: int = 200, **asked: object) -> html.HtmlElement:
+        answer = self.get(f"/{path}", params={name: str(value) for name, value in asked.items()} or None)
+        assert answer.status_code == status, answer.text
+        return html.fromstring(answer.text)
+
+    def text(self, path: str, status: int = 200, **asked: object) -> str:
+        return words(self.page(path, status, **asked).xpath("//main")[0])
+
+    def queue(self, database: sb.Database, queue: str = STOCK_QUEUE, **asked: object) -> str:
+        return self.text("i/0/queue", database=database.name, queue=f"dbo.{queue}", **asked)
+
+    def press(self, page: html.HtmlElement, act: str, number: int = 0, **typed: str) -> str:
+        """Fill in and send a form of a page; what the next page says of it."""
+        form = page.xpath(f"//form[substring(@action, string-length(@action) - {len(act)}) = '/{act}']")[number]
+        answer = self.send_form(form.action, {**dict(form.form_values()), **typed})
+        return words(html.fromstring(answer.text).xpath("//p[contains(@class, 'notice')]")[0])
+
+    def send_form(self, path: str, fields: dict[str, str], **headers: str) -> Any:
+        content = "application/x-www-form-urlencoded"
+        return self.post(path, content=urlencode(fields), headers={"origin": HERE, "content-type": content, **headers})
+
+
+def words(element: html.HtmlElement) -> str:
+    """Return the text of an element in one line."""
+    return " ".join(" ".join(element.itertext()).split())
+
+
+def sent(database: sb.Database, *messages: tuple[str, bytes | str]) -> UUID:
+    """A conversation with these messages in StockQueue."""
+    handle = begin(database)
+    for message_type, body in messages:
+        database.send(handle, message_type, body)
+    return handle
+
+
+def poisoned(database: sb.Database, body: bytes) -> None:
+    """A message is set aside."""
+    sent(database, (ORDER, body))
+
+    def fail(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise ValueError(f"cannot read {messages[0].message_body!r}")
+
+    database.process(STOCK_QUEUE, fail, poison=lambda failure: sb.SetAside())
+
+
+def told(*arguments: str, typed: str = "", code: int = 0) -> str:
+    done = CliRunner().invoke(command, ["people", *arguments], input=typed)
+    assert done.exit_code == code, done.output
+    return done.output if code == 0 else str(done.exception)

@@ -1,0 +1,115 @@
+"""Dead letters and poison on the dashboard: how they are listed, replayed and discarded, by one of two people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+import servicebroker as sb
+from dashboard_support import Browser, poisoned, sent, words
+from support import DOCUMENT, ORDER, STOCK_QUEUE, bodies, together
+
+pytestmark = pytest.mark.usefixtures("always_fresh")
+
+
+def test_dead_letters_are_grouped_and_filtered(database: sb.Database, browser: Browser) -> None:
+    for body in (b"1", b"2"):
+        poisoned(database, body)
+    sent(database, (DOCUMENT, b"<a/>"))
+    database.process(STOCK_QUEUE, lambda tx, messages: {}["price"], poison=lambda failure: sb.SetAside())
+
+    def groups(**asked: str) -> list[str]:
+        page = browser.page("i/0/dead-letters", database=database.name, **asked)
+        return [words(row)[:60] for row in page.xpath("//table//tr[contains(@data-key, 'database=')]")]
+
+    kinds = ("KeyError: *", "ValueError: cannot read b'*'")
+    assert [one.startswith(kind) for one, kind in zip(groups(), kinds, strict=True)] == [True, True]
+    assert len(groups(kind=kinds[0])) == len(groups(error="CANNOT READ")) == len(groups(message_type=ORDER)) == 1
+    assert groups(error="nothing like it") == []
+    for letter in database.set_aside_messages():
+        database.discard_message(letter.set_aside_id)
+
+
+def test_poison_is_shown_replayed_and_discarded_once(database: sb.Database, browser: Browser) -> None:
+    poisoned(database, b"bad")
+    page = browser.page("i/0/dead-letters")
+    text = page.text_content()
+    assert "cannot read b'bad'" in text
+    assert "raise ValueError" in text
+    assert "again" in browser.press(page, "replay")
+    assert "No dead letters." in browser.text("i/0/dead-letters")
+    assert "must be" in browser.press(page, "replay")  # somebody who has looked before it was replayed
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
+    poisoned(database, b"worse")
+    page = browser.page("i/0/dead-letters")
+    assert "is discarded" in browser.press(page, "discard")
+    assert "must be" in browser.press(page, "discard")
+    database.alter_queue(STOCK_QUEUE, status=False)
+    assert f"{database.name}.dbo.{STOCK_QUEUE} with 0 messages" in browser.text("i/0/dead-letters")
+
+
+def test_a_message_is_replayed_after_an_edit(database: sb.Database, browser: Browser) -> None:
+    poisoned(database, b"\n<b>bad</b>\nline")
+    page = browser.page("i/0/dead-letters")
+    assert page.xpath("//textarea/text()") == ["\n\n<b>bad</b>\nline"]  # of which a browser drops the first line end
+    form = page.xpath("//form[contains(@action, '/replay-edited')]")[0]
+    large = browser.send_form(form.action, {**dict(form.form_values()), "body": "x" * 70_000})
+    assert (large.status_code, "The form is too large" in large.text) == (413, True)
+    assert "with another body" in browser.press(page, "replay-edited", body="good\r\nline")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"good\nline"]
+    assert "body edited" in browser.text("i/0/audit").replace(": ", " ")
+    for body in (b"\x00", b"a\r\nb", b"\xff", b"x" * 5000):  # bodies that a form would change, or does not have whole
+        poisoned(database, body)
+    assert browser.page("i/0/dead-letters").xpath("//textarea") == []
+
+
+def test_many_messages_are_replayed_at_once(database: sb.Database, browser: Browser) -> None:
+    for body in (b"1", b"2", b"3"):
+        poisoned(database, body)
+    page = browser.page("i/0/dead-letters")
+    (handle,) = {one.conversation_handle for one in database.set_aside_messages()[:1]}
+    database.end_conversation(handle)
+    forms = page.xpath("//form[contains(@action, '/replay-chosen')]")
+    ours = [form.fields["database"] for form in forms].index(database.name)
+    assert "newest is 'x'; it must be a number" in browser.press(page, "replay-chosen", ours, newest="x")
+    poisoned(database, b"4")  # after the page, whose button names three
+    assert "3 messages are in their queues again." in browser.press(page, "replay-chosen", ours)
+    found = sorted(str(one) for _ in range(3) for one in bodies(database.receive(STOCK_QUEUE)))
+    assert found == ["b'1'", "b'2'", "b'3'"]
+    page = browser.page("i/0/dead-letters", database=database.name)
+    assert "1 message is discarded." in browser.press(page, "discard-chosen")
+    assert database.set_aside_messages() == []
+
+
+def by_two(browse: Callable[..., Browser], act: str, path: str, **asked: object) -> list[str]:
+    """Two people look at a page, and both press the same at once; what each is told."""
+    people = [browse(), browse()]
+    pages = [one.page(path, **asked) for one in people]
+    said: list[str] = []
+    together(*(partial(lambda who: said.append(people[who].press(pages[who], act)), who) for who in (0, 1)))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("act", "done", "left"), [("replay", "is in its queue again.", [b"bad"]), ("discard", "is discarded.", [])]
+)
+def test_of_two_people_who_act_on_one_message_one_does(
+    database: sb.Database, browse: Callable[..., Browser], act: str, done: str, left: list[bytes]
+) -> None:
+    poisoned(database, b"bad")
+    said = by_two(browse, act, "i/0/dead-letters")
+    assert [sum(text in one for one in said) for text in (done, "must be that of a message that is set aside")] == [
+        1,
+        1,
+    ]
+    assert bodies(database.receive(STOCK_QUEUE)) == left
+
+
+def test_of_two_people_who_end_a_conversation_one_does(database: sb.Database, browse: Callable[..., Browser]) -> None:
+    said = by_two(browse, "end", "i/0/conversation", handle=sent(database, (ORDER, b"1")))
+    assert [sum(text in one for one in said) for text in ("has ended on this side", "is not found")] == [
+        1,
+        1,
+    ], said
