@@ -23,7 +23,7 @@ from servicebroker.broker.transport.links import Arrival
 from servicebroker.protocol.envelope import Kind, parse
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.connection import connect
-from support import CONTRACT, ORDER, ORDERS, STOCK, Clock, query, standard_database
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, query, standard_database
 
 WEST, EAST = "TCP://west:4022", "TCP://east:4022"
 PASSWORD = "correct horse"  # of the master keys
@@ -218,3 +218,11 @@ class Copy:
         with self._site.connection.transaction():
             self._site.connection.execute("set local session_replication_role = replica")
             self._site.connection.execute(text)
+
+
+def opened(pair: Pair) -> tuple[object, sb.Message]:
+    """A conversation that both sides have: the initiator's handle, and the first message at the target."""
+    handle = begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    return handle, message

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
+from activation_support import Seen
 from servicebroker.activation import procedures
 
 
@@ -17,3 +18,14 @@ def nothing_left(database: sb.Database) -> Iterator[None]:
     procedures._registered.clear()
     with database.instance.connection() as connection:
         connection.execute("update servicebroker.queues set is_activation_enabled = false")
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def active(database: sb.Database) -> Iterator[sb.Database]:
+    with sb.activate(database.instance, interval=0.4):
+        yield database

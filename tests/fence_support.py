@@ -1,0 +1,45 @@
+"""An instance with two restricted roles, their services and conversations, for tests of the fence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+import servicebroker as sb
+from portal import deliver
+from support import query, queue_number
+
+MALLORY = "mallory"
+ALICE = "alice"
+SECRET = b"a secret of Alice's"
+
+
+class Town(NamedTuple):
+    """Alice's bank, and what Mallory has there."""
+
+    database: sb.Database
+    alice: str  # the URLs of each
+    mallory: str
+
+
+def delivered(town: Town) -> None:
+    with town.database.instance.connection() as connection:
+        deliver(connection, town.database.instance.clock())
+
+
+def conversation(town: Town, who: str, far: str, body: bytes) -> tuple[UUID, UUID]:
+    """A conversation whose first message lies in the far queue, and an answer in the near one: both handles."""
+    database = town.database
+    handle = database.begin_dialog(f"//bank/{who}", f"//bank/{far}", contract="//bank/Contract")
+    database.send(handle, "//bank/Order", body)
+    (peer,) = query(
+        database, "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s", handle
+    )[0]
+    database.send(peer, "//bank/Order", body)
+    return handle, peer
+
+
+def in_queue(town: Town, queue: str) -> list[bytes | None]:
+    """Return the bodies in a queue, and leave them there."""
+    text = f"select message_body from servicebroker.queue_{queue_number(town.database, queue)} order by queuing_order"
+    return [row[0] for row in query(town.database, text)]

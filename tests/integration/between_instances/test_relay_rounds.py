@@ -1,0 +1,348 @@
+"""Rounds of the daemon between instances: what each finds, stores, postpones and keeps for the next."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+
+from remote_support import WEST, Pair, begin, opened
+from servicebroker.broker import arrivals, postgres_store
+from servicebroker.broker.relay import Relay
+from servicebroker.engine.remote.departing import look
+from servicebroker.protocol.envelope import encode, open_payload, parse
+from servicebroker.protocol.integrity import CHECKSUM
+from servicebroker.store import locks
+from servicebroker.store.direct import run_command
+from servicebroker.store.running import run
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    errors,
+    query,
+    state,
+    waiting_messages,
+)
+
+
+def test_what_a_round_sends_itself_is_found_by_the_next_one(pair: Pair) -> None:
+    """As a request for a missing route: after its look, and with a number below those that had ended by then."""
+    database = pair.west.database
+    handle = begin(pair)
+    with psycopg.connect(database.instance.url) as connection:
+        connection.execute("select pg_current_xact_id()")
+        query(database, "select pg_current_xact_id()")  # somebody else begins later and ends first
+        seen = run(connection, look(None)).snapshot
+        database.join(connection).send(handle, ORDER, b"asks")
+        connection.commit()
+        assert [waiting.conversation_handle for waiting in run(connection, look(seen)).waiting] == [handle]
+
+
+def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it was acknowledged may be lost in a crash of the server: the message is sent, and acknowledged, again."""
+    lazy: list[bool] = []
+
+    def noted(connection: psycopg.Connection[Any], command: bytes) -> None:
+        lazy.append(b"synchronous_commit = off" in command)
+        run_command(connection, command)
+
+    monkeypatch.setattr(postgres_store, "run_command", noted)
+
+    def carried() -> list[bool]:
+        """West sends, east stores, west removes, and nothing is left to do."""
+        lazy.clear()
+        pair.rounds(2)
+        return lazy[:3]
+
+    begin(pair)
+    assert carried()[:2] == [False, False]  # the conversation is claimed; its target is made
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"x")
+    assert carried() == [True, False, True]
+    assert waiting_messages(pair.west.database) == 0
+
+
+def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, b"a")
+    with pair.east.database.transaction() as transaction:
+        transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT, encryption=False)
+        transaction.move_conversation(
+            message.conversation_handle,
+            query(
+                pair.east.database,
+                "select conversation_group_id from sys.conversation_endpoints where conversation_handle = %s",
+                message.conversation_handle,
+            )[0][0],
+        )
+        pair.west.database.send(handle, ORDER, b"1")
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 1
+        assert pair.east.relay.wake_at < 1.1
+    pair.pass_time(1.0)  # the peer's own retry would take four
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert waiting_messages(pair.east.database) == 0
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+
+
+def test_what_comes_behind_a_batch_that_is_postponed_is_stored_right_after_it(pair: Pair) -> None:
+    handle, message = opened(pair)
+    with psycopg.connect(pair.east.instance.url) as somebody:
+        somebody.execute(
+            "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
+            (message.conversation_handle,),
+        )
+        for text in (b"1", b"2"):
+            pair.west.database.send(handle, ORDER, text)
+            pair.rounds(1)
+    pair.east.round([])
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+    assert pair.east.relay.wake_at <= pair.east.seconds
+    pair.east.round([])  # the peer's own retry would take four seconds
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"2"]
+
+
+def test_who_is_read_in_a_later_round_travels_too(pair: Pair) -> None:
+    """There is room for the bodies of one conversation at a time, and of the others nothing is under way."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), budget=1)
+    handles = [opened(pair)[0] for _ in range(4)]
+    for _ in range(3):  # no alarm is left of what was sent
+        pair.pass_time(70.0)
+        pair.rounds()
+    for handle in handles:
+        west.database.send(handle, ORDER, b"next")
+    pair.rounds()
+    assert waiting_messages(west.database) == 0
+
+
+def test_what_is_sent_while_a_relay_begins_is_seen(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first round takes a message and finds the conversation; the application answers; then the round looks."""
+    handle, message = opened(pair)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.west.round([])
+    pair.east.relay = pair.east.new_relay()
+    find = pair.east.store.endpoints_of
+
+    def found_before_the_answer(keys: Any) -> Any:
+        endpoints = find(keys)
+        pair.east.database.send(message.conversation_handle, REPLY, b"a")
+        return endpoints
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.east.store, "endpoints_of", found_before_the_answer)
+        pair.east.round(pair.west.out.frames)
+    pair.west.out.frames.clear()
+    pair.rounds()
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(137)
+def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it_is_needed(pair: Pair) -> None:
+    """In both daemons from the first message on; services of one instance need none."""
+    west, east = pair.west, pair.east
+    here, there = west.relay._conversations, east.relay._conversations
+    west.database.create_service("//test/Here", STOCK_QUEUE, [CONTRACT])
+    at_home = west.database.begin_dialog(ORDERS, "//test/Here", contract=CONTRACT)
+    west.database.send(at_home, ORDER, b"x")
+    handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    pair.rounds()
+    assert (len(here), len(there)) == (0, 0)
+    west.database.send(handle, ORDER, b"0")
+    west.round([])
+    assert list(dict(here.items())) == [handle]
+    pair.rounds()
+    assert len(there) == 1
+    entry = here.get(handle)
+    assert entry is not None
+    assert entry.is_at_rest  # everything is acknowledged: it may go, and is made anew when it is needed
+    here.forget(handle)
+    there.forget(east.database.receive(STOCK_QUEUE)[0].conversation_handle)
+    west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert bodies(east.database.receive(STOCK_QUEUE)) == [b"1"]
+    assert waiting_messages(west.database) == 0
+
+
+def test_what_waits_for_a_retry_is_not_forgotten(pair: Pair) -> None:
+    """Its link was lost, and its place in memory is given to another one."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
+    begin(pair)
+    west.round([])
+    west.out.frames.clear()
+    west.is_connected = False
+    west.relay.lost(west.out, "The connection was lost.")
+    begin(pair)
+    west.round([])
+    west.is_connected = True
+    for _ in range(4):
+        pair.pass_time(8)
+        pair.rounds()
+    assert waiting_messages(west.database) == 0
+
+
+def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
+    """The message comes right after a start, for a conversation that has something to send."""
+    handle, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, b"x")
+    pair.east.round([])
+    reply = pair.east.out.frames.pop()
+    pair.west.database.send(handle, ORDER, b"waits")
+    pair.west.relay = pair.west.new_relay()
+    pair.west.round([reply[:-1] + bytes([reply[-1] ^ 1])])
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"waits"]
+
+
+@pytest.mark.feature(137)
+def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
+    """A peer that is down for long, and then comes back, also across a start of the daemon."""
+
+    def small() -> Relay:
+        west = pair.west
+        return Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=20)
+
+    pair.west.relay = small()
+    pair.west.is_connected = False
+    for _ in range(100):
+        begin(pair)
+        pair.west.round([])
+    assert len(pair.west.relay._conversations) <= 20
+    pair.west.relay = small()
+    pair.west.is_connected = True
+    for _ in range(100):
+        pair.rounds(1)
+        pair.pass_time(6)
+        if not waiting_messages(pair.west.database):
+            break
+    assert waiting_messages(pair.west.database) == 0
+    assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(100,)]
+
+
+def test_who_leaves_a_full_memory_weighs_nothing_on_its_link(pair: Pair) -> None:
+    """Also when the peer's broker has refused it, and what it had sent is never acknowledged."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
+    pair.east.database.revoke("SEND", "public", service=STOCK)
+    for _ in range(3):
+        begin(pair)
+        pair.rounds()
+    assert errors(west.database.receive(ORDERS_QUEUE)) == [-8494]
+    pair.east.database.grant("SEND", "public", service=STOCK)
+    begin(pair)
+    pair.rounds()
+    assert waiting_messages(west.database) == 0
+    assert west.relay._conversations.load(west.out) == 0
+
+
+def test_a_service_that_moves_to_another_queue_keeps_its_remote_conversations(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    pair.east.database.create_queue("Other")
+    pair.east.database.alter_service(STOCK, queue="Other")
+    pair.west.database.send(handle, ORDER, b"2")
+    pair.rounds()
+    assert bodies(pair.east.database.receive("Other")) == [b"1", b"2"]
+
+
+def test_a_frame_with_names_that_no_database_stores_stops_nobody(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.west.round([])
+    (frame,) = pair.west.out.frames
+    envelope = parse(frame)
+    header = replace(envelope.header, from_service="//test\0Orders")
+    pair.east.round([encode(header, open_payload(envelope, CHECKSUM), CHECKSUM)])
+    assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(0,)]
+    pair.rounds()
+    assert len(pair.east.database.receive(STOCK_QUEUE)) == 1
+    assert state(pair.west.database, handle) == "CO"
+
+
+def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair: Pair) -> None:
+    """Its answer waits for a route while messages come: nothing of either is lost."""
+    handle, message = opened(pair)
+    pair.east.database.drop_route("ToOrders")
+    pair.east.relay.forget()
+    pair.east.database.send(message.conversation_handle, REPLY, b"a")
+    for number in range(1, 6):
+        pair.west.database.send(handle, ORDER, str(number))
+        pair.rounds(1)
+        pair.pass_time(5)
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [str(n).encode() for n in range(1, 6)]
+    pair.east.database.create_route("ToOrders", service_name=ORDERS, address=WEST)
+    for _ in range(5):
+        pair.rounds(2)
+        pair.pass_time(5)
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+    assert waiting_messages(pair.west.database) == 0
+
+
+def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    with pair.east.database.transaction() as transaction:
+        lock = "select pg_advisory_xact_lock(%s, 0)"
+        transaction.connection.execute(lock, (locks.PARKED_DELIVERY,))
+        pair.west.database.send(handle, ORDER, b"1")
+        begin(pair)
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 2
+    pair.pass_time(5)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert sorted(bodies(pair.east.database.receive(STOCK_QUEUE, top=1) + pair.east.database.receive(STOCK_QUEUE))) == [
+        b"0",
+        b"1",
+    ]
+
+
+def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_s_retry(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MAX_KEPT", 3)
+    with pair.east.database.transaction() as transaction:
+        transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.PARKED_DELIVERY,))
+        for _ in range(4):
+            begin(pair)
+        for _ in range(3):
+            pair.rounds(1)
+            pair.pass_time(0.1)
+        assert pair.east.database.receive(STOCK_QUEUE) == []
+    pair.pass_time(1)
+    pair.rounds()
+
+    def waiting() -> tuple[int, int]:
+        ((there,),) = query(pair.east.database, "select count(*) from sys.conversation_endpoints")
+        return there, waiting_messages(pair.west.database)
+
+    assert waiting() == (3, 1)
+    pair.pass_time(5)  # there was no room for one
+    pair.rounds()
+    assert waiting() == (4, 0)
+
+
+@pytest.mark.feature(116)
+def test_who_waits_for_a_row_waits_between_two_looks(pair: Pair) -> None:
+    west = pair.west
+    handle = begin(pair)
+    with west.database.transaction() as tx:
+        tx.send(handle, ORDER, b"1")
+        for _ in range(3):
+            west.round([])
+            assert west.relay.wake_at > west.seconds
+            west.seconds = west.relay.wake_at
+    pair.pass_time(1.1)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1"]
