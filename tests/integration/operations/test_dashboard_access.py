@@ -1,4 +1,4 @@
-"""Who is let in to the dashboard: roles, tokens, people with passwords, a proxy; and what other sites may not ask."""
+"""Access to the dashboard: roles, tokens, people with passwords, a proxy; and requests that other sites make."""
 
 from __future__ import annotations
 
