@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -49,10 +50,18 @@ def complete_database(context: typer.Context, incomplete: str) -> list[str]:
 def _complete(kind: str, context: typer.Context, incomplete: str) -> list[str]:
     """Return the names of a kind that begin so, in any case; none where something fails."""
     found: list[str] = []
-    with suppress(Exception):  # a traceback in the middle of a command line helps nobody
-        database = None if kind == "database" else _given(context, "database", "SERVICEBROKER_DATABASE")
-        found = _names(kind, _given(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE, database)
-    return [name for name in found if _PLAIN.fullmatch(name) and name.lower().startswith(incomplete.lower())]
+    database = None if kind == "database" else _given(context, "database", "SERVICEBROKER_DATABASE")
+    instance = _given(context, "instance", "SERVICEBROKER_INSTANCE") or DEFAULT_INSTANCE
+
+    def look() -> None:
+        with suppress(Exception):  # a traceback in the middle of a command line helps nobody
+            found.extend(_names(kind, instance, database))
+
+    # a thread, which the end of the process ends: connecting to a silent server takes longer than a person waits
+    looker = threading.Thread(target=look, daemon=True)
+    looker.start()
+    looker.join(TIMEOUT_MS / 1000)
+    return [name for name in [*found] if _PLAIN.fullmatch(name) and name.lower().startswith(incomplete.lower())]
 
 
 def _given(context: typer.Context, option: str, variable: str) -> str | None:

@@ -26,7 +26,7 @@ from servicebroker.store.lost_sessions import hang_up
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-BEAT_TIMEOUT_S = 30.0  # a loop that has not turned for so long hangs; a long handler of asyncio may block it for less
+BEAT_TIMEOUT_S = 30.0  # a loop without waits; a long handler of asyncio may block it for less
 ANSWER_TIMEOUT_S = 3.0  # PostgreSQL answers `select 1` within that, or the program is not ready
 NO_ANSWER = "PostgreSQL gives no answer: see the log of the program."
 REUSE_S = 1.0  # an answer of PostgreSQL is good for so long: probes cost one connection a second at most
@@ -38,12 +38,14 @@ class Health:
     """The health of this process.
 
     `is_ending` says whether the program was asked to end. `is_working` says whether it does its work, beyond being
-    connected; a program without such a check always does.
+    connected; a program without such a check always does. `beat_timeout_s`: a loop that has not turned for so long
+    hangs.
     """
 
-    def __init__(self, is_ending: Callable[[], bool]) -> None:
+    def __init__(self, is_ending: Callable[[], bool], beat_timeout_s: float = BEAT_TIMEOUT_S) -> None:
         self.is_working: Callable[[], bool] = lambda: True
         self._is_ending = is_ending
+        self._beat_timeout_s = beat_timeout_s
         self._has_begun = False
         self._url: str | None = None
         self._beat_at: float | None = None
@@ -67,7 +69,7 @@ class Health:
         """Return why the program should be restarted; an empty text if it is live, or ends its work."""
         if self._is_ending():
             return ""
-        if self._beat_at is not None and (silent := time.monotonic() - self._beat_at) > BEAT_TIMEOUT_S:
+        if self._beat_at is not None and (silent := time.monotonic() - self._beat_at) > self._beat_timeout_s:
             return f"The program's loop has not turned for {silent:.0f} seconds."
         return ""
 
@@ -148,14 +150,16 @@ def _ask(url: str) -> str:
 
 
 @contextmanager
-def health_served(address: str | None, is_ending: Callable[[], bool]) -> Iterator[Health]:
+def health_served(
+    address: str | None, is_ending: Callable[[], bool], beat_timeout_s: float = BEAT_TIMEOUT_S
+) -> Iterator[Health]:
     """Answer probes at HOST:PORT as long as the block runs, if an address is given.
 
     Raises:
         BrokerError: 402 no HOST:PORT.
         InstanceError: nothing can listen there.
     """
-    health = Health(is_ending)
+    health = Health(is_ending, beat_timeout_s)
     if address is None:
         yield health
         return

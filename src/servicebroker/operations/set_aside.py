@@ -48,7 +48,7 @@ class SetAsideMessages(Operation[list[SetAsideMessage]]):
         for name, text in (("message_type", self.message_type), ("error", self.error)):
             if text is not None and (not isinstance(text, str) or "\0" in text or not is_encodable(text)):
                 raise BrokerError(402, name, shown(text), "a text")
-        if self.after != 0:
+        if type(self.after) is not int or self.after != 0:
             check_count("after", self.after)
         if self.limit is not None:
             check_count("limit", self.limit)

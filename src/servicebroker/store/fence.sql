@@ -1200,7 +1200,7 @@ create or replace function servicebroker_fence.own_conversation(
 ) returns table (
     state text, far_service text, lifetime timestamptz, queue text, is_on boolean, messages bigint, oldest timestamptz,
     waits bigint, status text, failures integer, last_error text, held_until timestamptz, error bytea, readers bigint,
-    is_activated boolean, sent timestamptz
+    is_activated boolean, sent timestamptz, delayed_until timestamptz
 ) language plpgsql stable security definer {pinned} as $$
 #variable_conflict use_column
 declare
@@ -1227,8 +1227,9 @@ begin
         'and conversation_handle = $3 limit $4) m', one.queue_id)
        into messages, oldest, error using one.priority, one.conversation_group_id, handle,
              servicebroker.counted(most);
-    select count(*), coalesce((array_agg(t.transmission_status order by t.message_sequence_number))[1], ''), min(t.enqueue_time)
-      into waits, status, sent
+    select count(*), coalesce((array_agg(t.transmission_status order by t.message_sequence_number))[1], ''), min(t.enqueue_time),
+           (array_agg(t.delayed_until order by t.message_sequence_number))[1]
+      into waits, status, sent, delayed_until
       from (select w.* from servicebroker.transmission_queue w
              where w.conversation_handle = handle limit servicebroker.counted(most)) t;
     select f.failures, f.last_error, f.held_until into failures, last_error, held_until

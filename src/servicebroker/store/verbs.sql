@@ -418,9 +418,6 @@ begin
     if not found then refusal := array['8426', handle::text];
     elsif sender.state not in ('SO', 'CO') then refusal := array['8429', sender.state];
     elsif sender.lifetime <= clock_timestamp() then refusal := array['8429', 'ER'];
-    elsif until > sender.lifetime then
-        refusal := array['402', 'the delay', format('one until %s', until),
-                         format('a time before the lifetime ends, %s', sender.lifetime)];
     end if;
     if refusal is not null then return; end if;
 
@@ -442,8 +439,11 @@ begin
       from servicebroker.queues q where q.queue_id = sender.queue_id;
     if own.is_retention_enabled and not own.is_enqueue_enabled then
         refusal := array['9618', own.name];
-        return;
+    elsif until > sender.lifetime then
+        refusal := array['402', 'the delay', format('one until %s', until),
+                         format('a time before the lifetime ends, %s', sender.lifetime)];
     end if;
+    if refusal is not null then return; end if;
     if own.is_retention_enabled then
         execute format(
             'insert into servicebroker.retained_%s (status, priority, conversation_group_id, conversation_handle, '
@@ -591,14 +591,19 @@ create or replace function servicebroker.set_schedule(
 ) returns boolean language plpgsql as $$
 #variable_conflict use_variable
 begin
-    insert into servicebroker.schedules as s (queue_id, name, conversation_handle, rule, time_zone, missed, next_time)
+    insert into servicebroker.schedules (queue_id, name, conversation_handle, rule, time_zone, missed, next_time)
     values (queue, schedule, handle, rule, time_zone, missed, next_time)
-        on conflict on constraint schedules_pkey do update
-       set conversation_handle = excluded.conversation_handle, rule = excluded.rule, time_zone = excluded.time_zone,
-           missed = excluded.missed, next_time = excluded.next_time
-     where s.conversation_handle = excluded.conversation_handle or not exists (
-           select from servicebroker.conversation_endpoints e
-            where e.conversation_handle = s.conversation_handle and e.queue_id = s.queue_id and e.state = 'SO');
+        on conflict on constraint schedules_pkey do nothing;  -- it waits for another first start
+    if not found then  -- a statement of its own, whose snapshot has the conversation of that start
+        perform from servicebroker.schedules s where s.queue_id = queue and s.name = schedule for update;
+        update servicebroker.schedules s
+           set conversation_handle = handle, rule = set_schedule.rule, time_zone = set_schedule.time_zone,
+               missed = set_schedule.missed, next_time = set_schedule.next_time
+         where s.queue_id = queue and s.name = schedule and (
+               s.conversation_handle = handle or not exists (
+               select from servicebroker.conversation_endpoints e
+                where e.conversation_handle = s.conversation_handle and e.queue_id = s.queue_id and e.state = 'SO'));
+    end if;
     if not found then
         return false;
     end if;

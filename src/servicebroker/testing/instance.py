@@ -226,7 +226,7 @@ class Database(Verbs):
         Several groups in one transaction get a call each. `poison` judges an exception; without it, it undoes the
         transaction and reaches the test.
 
-        Returns the number of processed messages when the queue is empty.
+        Returns the number of messages taken when the queue is empty. One that the policy puts back counts each time.
         """
         check_procedure(procedure, may_be_async=False)
         check_groups(groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -21,6 +21,7 @@ from servicebroker.cli.main import app as command
 from servicebroker.engine.delivery import delayed_messages
 from servicebroker.model import waiting
 from servicebroker.store.connection import connect
+from servicebroker.store.embedded import EmbeddedServer
 from support import (
     CONTRACT,
     ORDER,
@@ -30,9 +31,11 @@ from support import (
     STOCK,
     STOCK_QUEUE,
     Clock,
+    as_role,
     begin,
     bodies,
     define_standard_set,
+    let_in,
     query,
     refused,
 )
@@ -156,6 +159,43 @@ def test_no_time(course: Course, given: dict[str, Any]) -> None:
     with refused(402):
         course.database.send([handle], ORDER, b"x", **given)
     course.database.end_conversation(handle)
+
+
+@pytest.fixture(scope="module")
+def senders(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[list[Any]]:
+    """A database of the engine, the same for a restricted role, and one of the double."""
+    url, role = make_instance_url(), "delays_clerk"
+    with let_in(server.url, role), sb.open(url, upkeep=None) as instance:
+        owner = define_standard_set(instance.database("Shop", create=True))
+        with instance.connection() as connection:
+            connection.execute(f"create role {role} login")  # type: ignore[call-overload]
+        instance.grant_rights(role, database="Shop", receive=[ORDERS_QUEUE], send=[STOCK])
+        owner.grant("REFERENCES", "public", contract=CONTRACT)
+        with sb.open(as_role(url, role), upkeep=None) as restricted:
+            yield [owner, restricted.database("Shop"), of_double().database]
+        with instance.connection() as connection:
+            connection.execute(f"drop owned by {role} cascade; drop role {role}")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("delay", [None, 10, 100, -1])
+@pytest.mark.parametrize("message_type", [ORDER, REPLY, "//test/Missing", sb.DEFAULT])
+def test_refusals_have_one_order(senders: list[Any], message_type: str, delay: int | None) -> None:
+    """Of a SEND with several faults, engine, restricted role and double tell the same one."""
+    for conversations in ("open", "over", "missing", "open open", "open over", "over open"):
+        told = []
+        for database in senders:
+            handles = []
+            for kind in conversations.split():
+                handle = uuid4() if kind == "missing" else begin(database, lifetime=50)
+                if kind == "over":
+                    database.end_conversation(handle)
+                handles.append(handle)
+            try:
+                result = database.send(handles if len(handles) > 1 else handles[0], message_type, b"x", delay=delay)
+            except sb.BrokerError as refusal:
+                result = refusal.number
+            told.append(result)
+        assert told[0] == told[1] == told[2], conversations
 
 
 def test_other_conversations_overtake_and_the_timer_is_free(course: Course) -> None:

@@ -190,6 +190,21 @@ def test_keys_of_a_restricted_role(fenced: tuple[sb.Database, sb.Database]) -> N
             assert refusal[0] == "402", choice
 
 
+def test_a_repeated_begin_needs_the_right_to_begin(database: sb.Database) -> None:
+    database.create_user("Alice")
+    database.grant("RECEIVE", "Alice", queue=ORDERS_QUEUE)
+    database.grant("REFERENCES", "Alice", contract=CONTRACT)
+    alice = as_user(database, "Alice")
+    first = begin(alice, idempotency_key=KEY)
+    assert begin(alice, idempotency_key=KEY) == first
+    database.deny("RECEIVE", "Alice", queue=ORDERS_QUEUE)
+    with pytest.raises(sb.BrokerError, match="permission"):
+        begin(alice, idempotency_key=KEY)
+    database.revoke("RECEIVE", "Alice", queue=ORDERS_QUEUE)
+    database.grant("RECEIVE", "Alice", queue=ORDERS_QUEUE)
+    assert begin(alice, idempotency_key=KEY) == first
+
+
 # ---------------------------------------------------------------- priority
 
 
@@ -284,7 +299,9 @@ def test_callers_that_try_again_send_once(database: sb.Database, seeded_random: 
 
     def terminate() -> None:
         with psycopg.connect(database.instance.url, autocommit=True) as connection:
-            while not over.wait(seeded_random.uniform(0, 0.01)):
+            for _ in range(150):  # an end to them, also where the callers are slow
+                if over.wait(seeded_random.uniform(0, 0.01)):
+                    return
                 connection.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
                     "and pid <> pg_backend_pid() and application_name = 'servicebroker' order by random() limit 1"
@@ -298,7 +315,8 @@ def test_callers_that_try_again_send_once(database: sb.Database, seeded_random: 
         over.set()
         killer.result(10)
     assert len(set(handles)) == len(keys_to_send)
-    sent = [message.message_body for message in received(database)]
+    with sb.open(database.instance.url, upkeep=None) as instance:  # its connections live
+        sent = [message.message_body for message in received(instance.database(database.name))]
     assert sorted(body.decode() for body in sent if body) == sorted(keys_to_send)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +49,20 @@ def test_a_queue_that_cannot_be_seen_is_not_empty() -> None:
     opened: Any = SimpleNamespace(look=lambda subject, steps, otherwise: otherwise)
     told, sentence, is_empty = watch._Queue(opened, 1, "Shop", "dbo.Q").look()
     assert (told["messages"], told["is_on"], sentence, is_empty) == (None, None, "dbo.Q: messages not seen", False)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
+def test_an_interval_is_a_number_of_seconds(seconds: str) -> None:
+    result = CliRunner().invoke(command, ["watch", STOCK_QUEUE, "--database", "D", "--every", seconds])
+    assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
+
+
+def test_completion_waits_a_second_for_a_silent_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none"
+        began = time.monotonic()
+        assert completion.complete_database(SimpleNamespace(params={"instance": url}), "") == []  # type: ignore[arg-type]
+        assert 0.9 < time.monotonic() - began < 2
 
 
 def test_a_conversation_is_watched_until_it_is_over(database: sb.Database, run: Run) -> None:

@@ -90,6 +90,20 @@ def test_a_retry_that_succeeds(place: Place) -> None:
     assert answers(place) == [("Reply", b"answer to x"), ("Reply", b"answer to 2")]
 
 
+def test_each_delivery_is_counted(place: Place) -> None:
+    send(place, b"x", b"2")
+    assert process(place, Handler(2), lambda failure: sb.Retry()) == 4
+    send(place, b"x", b"2", b"3")
+    assert process(place, Handler(1), lambda failure: sb.Ignore(), top=3) == 6
+
+
+def test_numbers_of_dead_letters_are_checked(place: Place) -> None:
+    assert place.database.set_aside_messages(after=0) == []
+    for after in (False, -1, "1", 0.0, None):
+        with refused(402, "after"):
+            place.database.set_aside_messages(after=after)
+
+
 def test_a_retry_waits_for_its_time_and_others_do_not(place: Place) -> None:
     send(place, b"x", b"2")
     send(place, b"3")

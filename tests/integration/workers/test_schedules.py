@@ -16,6 +16,7 @@ import pytest
 import servicebroker as sb
 import servicebroker.testing as double
 from servicebroker.api.working import _handle
+from servicebroker.model.handlers.schedules import Schedule
 from servicebroker.operations.schedules import KeepSchedule, TakeTurn
 from support import ORDER, STOCK_QUEUE, Clock, begin, define_standard_set, eventually, in_thread, query, refused
 
@@ -267,6 +268,19 @@ def test_the_asyncio_double() -> None:
 
 
 @pytest.mark.both_faces
+def test_first_starts_at_the_same_time_agree(database: sb.Database) -> None:
+    """The second waits for the first, and ends the conversation that it has begun itself."""
+    keep = KeepSchedule(STOCK_QUEUE, "job", Schedule("*/5 * * * *", "UTC", "once"))
+    with database.transaction() as first:
+        first.run(keep)
+        second = in_thread(database.run, keep)
+        waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        eventually(lambda: query(database, waits)[0][0])
+    second.result(30)
+    assert query(database, "select count(*) from servicebroker.schedules") == [(1,)]
+    assert query(database, "select count(*) from servicebroker.conversation_endpoints") == [(1,)]
+
+
 def test_workers_in_threads(database: sb.Database) -> None:
     """Two workers of the same schedule; each second fires once."""
     fired: list[datetime] = []

@@ -28,6 +28,7 @@ from servicebroker.engine.diagnosis.fact_types import (
     UnseenFacts,
     WaitFacts,
 )
+from servicebroker.engine.diagnosis.findings import Severity
 from servicebroker.engine.diagnosis.judgement import judge, judge_schema, judge_unseen
 from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
@@ -110,6 +111,10 @@ def test_all_is_well() -> None:
     assert said(processes=[REPLACED._replace(last_time=NOW - timedelta(hours=2))]) == []
     assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
     assert of_talk() == []
+    later = TALK._replace(waits=2, status=waiting.DELAYED, sent=AGO, delayed_until=NOW + timedelta(minutes=1))
+    assert [finding.severity for finding in judge_conversation(later)] == [Severity.NOTE]
+    overdue = judge_conversation(later._replace(delayed_until=AGO))
+    assert [finding.severity > Severity.NOTE for finding in overdue] == [True]
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
     assert said(certificates=[UsedCertificate("", "", "a", True, NOW + timedelta(days=31))]) == []
     assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago

@@ -139,7 +139,7 @@ class AsyncDatabase(
                 several messages that fail together each is tried alone.
 
         Returns:
-            How many messages were processed.
+            How many messages were taken. One that the policy puts back counts each time.
 
         Raises:
             BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy gave no verdict.

@@ -15,11 +15,12 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from servicebroker.api.database import Database
+from servicebroker.api.instance import CONNECTION_TIMEOUT_S
 from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli import shutdown
 from servicebroker.cli.existing_instance import open_existing
-from servicebroker.cli.health import health_served
+from servicebroker.cli.health import BEAT_TIMEOUT_S, health_served
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import HEALTH_VARIABLE, HealthOption, PatienceOption
 from servicebroker.cli.programs import POLL_S, RETRY_PAUSE_S, Running, end
@@ -31,6 +32,9 @@ from servicebroker.model.messages import Message
 from servicebroker.model.named_files import read_argument
 from servicebroker.model.toml import parse_toml
 from servicebroker.operations.receive import Receive
+
+# of a turn: if no connection is free, its first RECEIVE and the one after the wait each wait for one
+TURN_TIMEOUT_S = 2 * CONNECTION_TIMEOUT_S + BEAT_TIMEOUT_S
 
 _log = logging.getLogger("servicebroker.activator")
 
@@ -198,7 +202,7 @@ def activator(
     with open_existing(config.instance) as instance:
         found = Activator(instance.database(config.database), config, patience)
         shutdown.at_signal(found.stop, found.hurry, patience=patience)
-        with health_served(health, found.is_stopped) as program:
+        with health_served(health, found.is_stopped, TURN_TIMEOUT_S) as program:
             _log.info("Programs are started as the notifications in %s say.", config.queue)
             program.begin(instance.url)
             found.run(program.beat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import isfinite
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -42,6 +43,8 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each look.")] = False,
 ) -> None:
     """Watch a queue (depth, age, rates, failures) or a conversation (states, and why it waits) until Ctrl-C."""
+    if not isfinite(every):
+        raise typer.BadParameter("--every is a number of seconds")
     handle = _handle(target)
     with diagnose(instance, "servicebroker watch") as opened:
         database_id = opened.look("the database", opened.engine.find_database(database, create=False), None)

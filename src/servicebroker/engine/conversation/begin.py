@@ -127,7 +127,9 @@ def begin_at(
     if rows:
         begun: UUID = rows[0][0]
         return begun
-    rows = yield SQL("begin_at.first", (own.service_id, *key))
+    # a permission may have changed: the first handle is for a caller that may begin
+    own_side = (database_id, own.contract_id, own.catalog_version)
+    rows = yield SQL("begin_at.first", (own.service_id, *key, *own_side))
     return RepeatedHandle.of(rows[0][0]) if rows else None
 
 

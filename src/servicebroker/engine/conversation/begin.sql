@@ -18,6 +18,7 @@ join servicebroker.services s using (service_id) where g.conversation_group_id =
 -- name: begin_at.first
 select conversation_handle from servicebroker.idempotency_keys
 where service_id = $1 and principal_id = $2 and key = $3 and expires_at > $4
+and servicebroker.own_queue($5, $1, $6, $7::bigint) is not null
 
 -- name: forget_keys
 delete from servicebroker.idempotency_keys where ctid = any (array(

@@ -47,12 +47,11 @@ def send_multicast(
     the others get the message.
     """
     content = operation.content(maximum_body)
-    handles, message_type = operation.handles, operation.message_type
+    handles, message_type, until = operation.handles, operation.message_type, operation.due(now)
     if catalog.user is not None:
         yield from authorize(catalog.user, Send.permission, conversation(*handles))
     verdicts: Verdicts = {}
-    until = operation.due(now)
-    yield from _lock(catalog, handles, message_type, content, verdicts, now, is_delayed=until is not None)
+    yield from _lock(catalog, handles, message_type, content, verdicts, now, until)
     endpoints = yield from find_endpoints(handles)
     near = {}
     for handle in handles:
@@ -87,8 +86,7 @@ def _lock(
     content: bytes | None,
     verdicts: Verdicts,
     now: datetime,
-    *,
-    is_delayed: bool,
+    until: datetime | None,
 ) -> Steps[None]:
     """Take every lock that a SEND on any of the handles takes, in the order of all who lock several endpoints."""
     endpoints = yield from find_endpoints(handles)
@@ -96,11 +94,13 @@ def _lock(
     for handle in handles:
         endpoint = endpoints[handle]
         yield from check_own_side(catalog, endpoint, message_type, now)
+        if until is not None:
+            check_delay(endpoint, until)
         if endpoint.far_handle and not (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
             wanted.append(endpoint.far_handle)  # the Error goes to both sides
     for service in sorted({endpoint.far_service for endpoint in endpoints.values() if not endpoint.has_peer}):
         yield lock_service(service)
-    if is_delayed or any(endpoint.is_blocked for endpoint in endpoints.values()):
+    if until is not None or any(endpoint.is_blocked for endpoint in endpoints.values()):
         yield lock_parking()
     yield SQL("lock", (wanted,))
 

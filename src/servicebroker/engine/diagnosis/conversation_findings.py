@@ -62,7 +62,14 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         yield ConversationFinding(
             "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
         )
-    if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
+    if facts.delayed_until is not None and facts.now - facts.delayed_until <= UNEXPLAINED_WAIT:
+        what = counted(facts.waits, f"message to {facts.far_service} is", f"messages to {facts.far_service} are")
+        yield ConversationFinding(
+            f"{what} delayed until {facts.delayed_until:%Y-%m-%d %H:%M:%S} UTC.",
+            "servicebroker delayed list shows them, and delayed cancel takes them back.",
+            Severity.NOTE,
+        )
+    elif facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > UNEXPLAINED_WAIT):
         said = about_instance(facts.status or NO_REASON)
         far = facts.far_service
         what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")

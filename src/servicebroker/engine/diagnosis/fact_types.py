@@ -293,6 +293,7 @@ class ConversationFacts(NamedTuple):
     readers: int
     is_activated: bool
     sent: datetime | None = None  # the time of the oldest undelivered message
+    delayed_until: datetime | None = None  # the delay of the first undelivered message, behind which the others wait
     peer_is_on: bool = True
     peer_readers: int = 0
     peer_is_activated: bool = False

@@ -456,7 +456,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     waits = yield Statement(
         "facts.gather_conversation.find_transmission_queue",
         "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], ''), "
-        "min(enqueue_time) "
+        "min(enqueue_time), (array_agg(delayed_until order by message_sequence_number))[1] "
         f"from (select * from servicebroker.transmission_queue where conversation_handle = $1 limit {COUNT_LIMIT}) t",
         (handle,),
     )
@@ -468,7 +468,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         (found.group,),
     )
     failures = yield SQL("gather_conversation.find_failures", (handle,))
-    (messages, oldest), (waiting, status, sent) = own[0], waits[0]
+    (messages, oldest), (waiting, status, sent, delayed_until) = own[0], waits[0]
     count, last_error, held_until = failures[0] if failures else (0, "", None)
     return ConversationFacts(
         now,
@@ -492,6 +492,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         found.readers,
         found.is_activated,
         sent,
+        delayed_until,
         found.peer_is_on,
         found.peer_readers,
         found.peer_is_activated,

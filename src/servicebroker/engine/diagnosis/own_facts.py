@@ -22,7 +22,7 @@ def gather_own(now: datetime) -> Steps[Facts]:
 
 _COLUMNS = (  # of own_conversation, the names of facts
     *("state", "far_service", "lifetime", "queue", "is_on", "messages", "oldest", "waits", "status"),
-    *("failures", "last_error", "held_until", "error", "readers", "is_activated", "sent"),
+    *("failures", "last_error", "held_until", "error", "readers", "is_activated", "sent", "delayed_until"),
 )
 
 
