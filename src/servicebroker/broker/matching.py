@@ -13,10 +13,13 @@ from servicebroker.broker.store_operations import Store
 from servicebroker.broker.transport.links import Link, Links
 from servicebroker.engine.remote.departing import Claimed
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.model.errors import RULES
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.dialog_security import Security
+from servicebroker.protocol.envelope import BrokerFailure
 from servicebroker.protocol.on_its_way import UNCLAIMED, UNSETTLED, Event
 from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local
+
+_END_FIRST = BrokerError(11277)
 
 
 class Matching:
@@ -55,6 +58,8 @@ class Matching:
             for handle, one in decisions.items()
             if isinstance(one.destination, Elsewhere)
         }
+        for handle in self._end_unsent(store, [entries[handle] for handle in away]):
+            del entries[handle], decisions[handle], away[handle]
         linked = {handle for handle, way in away.items() if not isinstance(self._reach(way), str)}
         ready = {
             handle: chosen.broker_instance
@@ -73,9 +78,25 @@ class Matching:
             elif handle in ready:  # somebody sends on it just now, or its target was made here
                 self._conversations.happens(entry, Event.BUSY)
 
+    def _end_unsent(self, store: Store, leaving: Iterable[Entry]) -> list[UUID]:
+        """End the conversations of which nothing but their end would leave: no broker takes an end as first message.
+
+        Returns those that have ended. One that a session holds is left for another round.
+        """
+        refused = BrokerFailure(-_END_FIRST.number, _END_FIRST.text)
+        unsent = {one.endpoint.conversation_handle: refused for one in leaving if one.endpoint.is_end_unsent}
+        ended = store.fail(unsent) if unsent else []
+        for handle in ended:
+            self._conversations.forget(handle)
+        return ended
+
     def _claim(self, store: Store, ready: dict[UUID, str | None]) -> tuple[set[UUID], dict[UUID, str]]:
         """Which of them are ours to send, secured as they have to be; and why others cannot be secured."""
-        entries = {handle: entry for handle in ready if (entry := self._conversations.get(handle)) is not None}
+        entries = {
+            handle: entry
+            for handle in ready
+            if (entry := self._conversations.get(handle)) is not None and not entry.endpoint.is_end_unsent
+        }
         undecided = [one.endpoint for one in entries.values() if one.endpoint.security is None]
         decided = self._security.begin(store, undecided) if undecided else {}
         for endpoint in undecided:

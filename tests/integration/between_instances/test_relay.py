@@ -412,3 +412,21 @@ def test_what_is_not_whole_or_before_its_turn_is_seen_and_not_received(pair: Pai
     assert query(east.database, shown) == [("CO", "CONVERSING")]
     assert bodies(east.database.receive(STOCK_QUEUE)) == [large, b"small"]
     assert query(east.database, seen) == []
+
+
+@pytest.mark.parametrize("is_held", [False, True], ids=["free", "held by a session"])
+def test_an_end_of_which_nothing_has_left_is_told_nobody(pair: Pair, is_held: bool) -> None:
+    """No broker takes EndDialog as the first message of a conversation."""
+    west = pair.west.database
+    handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    west.send(handle, ORDER, b"x", delay=600)
+    west.end_conversation(handle)
+    assert west.cancel_delayed(handle) == 1
+    if is_held:
+        with west.transaction() as tx:
+            tx.connection.execute("select from servicebroker.conversation_endpoints for update")
+            pair.rounds(2)
+        pair.pass_time(60)
+    pair.rounds()
+    assert not any(leftovers(pair.west).values())
+    assert not any(leftovers(pair.east).values())

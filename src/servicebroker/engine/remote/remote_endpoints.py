@@ -10,6 +10,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.security.session_keys import Keys
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.incoming import Kept, impossible
 from servicebroker.store.rows import build_row
@@ -58,6 +59,12 @@ class RemoteEndpoint(NamedTuple):
     by_service_master_key: bytes | None = None
     receive_token: bytes | None = None  # of the last message that has arrived in order
     is_end_waiting: bool = False
+
+    @property
+    def is_end_unsent(self) -> bool:
+        """True if this side has ended before it has sent anything: all its messages were delayed, then cancelled."""
+        is_first = self.is_initiator and self.first == 0 and self.send_sequence == 1
+        return is_first and self.state == EndpointState.DISCONNECTED_OUTBOUND
 
 
 _SELECT = (
