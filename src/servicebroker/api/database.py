@@ -25,6 +25,7 @@ from servicebroker.api.transaction import (
     Transaction,
     find_reason,
     raise_in_our_words,
+    translate,
     translated,
 )
 from servicebroker.api.verbs import Verbs
@@ -103,12 +104,13 @@ class Database(
         if self._within is not None:
             yield self._within
             return
-        with (
-            self.instance.connection() as connection,
-            translated(also_theirs=True),
-            Transaction(self, connection) as transaction,
-        ):
-            yield transaction
+        with self.instance.connection() as connection:
+            try:
+                with Transaction(self, connection) as transaction:
+                    yield transaction
+            except psycopg.Error as problem:
+                translate(problem)
+                raise
 
     def process(
         self,
@@ -331,7 +333,7 @@ class Database(
                 raise
 
     def _refuse_transaction(self, statement: str) -> None:
-        if self._within is not None or self.instance.open_transactions[current_work()]:
+        if self._within is not None or self.instance.open_transactions.get(current_work()):
             raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     def _received(self, queue_id: int, transaction: int) -> None:

@@ -48,7 +48,7 @@ class Turn:
 
     def undo(self) -> None:
         """Undo what the procedure did. Its messages stay received."""
-        self.transaction._new.drop()
+        self.transaction._drop_what_waits()
         run_command(self.transaction.connection, _UNDO)
 
     def put_back(self, steps: Steps[None] | None = None) -> None:

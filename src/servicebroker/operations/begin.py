@@ -124,10 +124,12 @@ class BeginDialog(Operation[UUID]):
             raise BrokerError(8417)
         names.checked("service", self.to_service, names.MAXIMUM_SERVICE_NAME)
         self._check_lifetime()
-        arguments.broker_instance(self.broker_instance)
+        if self.broker_instance is not None:
+            arguments.broker_instance(self.broker_instance)
         arguments.check_switch("ENCRYPTION", self.encryption)
         self._check_relation()
-        arguments.check_priority(self.priority)
+        if self.priority is not None:
+            arguments.check_priority(self.priority)
         arguments.check_idempotency(self.idempotency_key, self.idempotency_ttl)
         names.checked("service", self.from_service)
         names.checked("service contract", self.contract)

@@ -91,7 +91,7 @@ class PreparedStatements:
         `then` is a command that is sent right after it.
         """
         result, transformer = yield from self._result_steps(connection, sql, parameters, then)
-        if result.status != ExecStatus.TUPLES_OK:
+        if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
             return []
         return _load(connection, result, transformer)
 
@@ -232,11 +232,14 @@ class PreparedStatements:
             if then:
                 pgconn.send_query_params(then, None)
             pgconn.pipeline_sync()
-            results = yield from _replies(pgconn, [done for _, done in ahead])
-            self._ahead += _to_begin(ahead[len(results) - 1 :]) if _is_refused(results[-1]) else ()
+            results = yield from _replies(pgconn, ahead)
+            if results[-1].status == ExecStatus.FATAL_ERROR:
+                self._ahead += _to_begin(ahead[len(results) - 1 :])
         finally:
-            with contextlib.suppress(psycopg.Error):  # a lost connection has left pipeline mode
+            try:  # noqa: SIM105 # `suppress` is three calls more for each RECEIVE
                 pgconn.exit_pipeline_mode()
+            except psycopg.Error:  # a lost connection has left pipeline mode
+                pass
         _checked(connection, results)
         return results[len(ahead)]
 
@@ -288,7 +291,9 @@ class DirectConnection(psycopg.Connection[Row]):
 
     def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
         """Run protocol steps after the deferred ones; the driver runs everything through this method."""
-        return super().wait(behind(self, gen), interval or self.interval, timeout)
+        if self.ahead or self.waiting.verbs is not None:
+            gen = behind(self, gen)
+        return super().wait(gen, interval or self.interval, timeout)
 
 
 class Due(Protocol):
@@ -474,14 +479,14 @@ def _load(connection: AnyConnection, result: PGresult, transformer: Any) -> list
     return rows
 
 
-def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGen[list[PGresult]]:
+def _replies(pgconn: PGconn, ahead: Sequence[QueuedCommand]) -> PQGen[list[PGresult]]:
     """Return the server's replies to a pipeline, up to the first failure; calls `done` of each successful COMMIT."""
     yield from generators.send(pgconn)
     results: list[PGresult] = []
     while True:
         answer = yield from generators.fetch_many(pgconn)
         if not answer:
-            if results and _is_refused(results[-1]):
+            if results and results[-1].status == ExecStatus.FATAL_ERROR:
                 return results
             raise psycopg.OperationalError("the connection is lost")
         result = answer[-1]
@@ -489,14 +494,10 @@ def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGe
             return results
         if result.status == ExecStatus.PIPELINE_ABORTED:
             continue
-        done = ahead[len(results)] if len(results) < len(ahead) else None
+        done = ahead[len(results)].done if len(results) < len(ahead) else None
         results.append(result)
         if done and result.status == ExecStatus.COMMAND_OK:
             done()
-
-
-def _is_refused(result: PGresult) -> bool:
-    return result.status == ExecStatus.FATAL_ERROR
 
 
 def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult:

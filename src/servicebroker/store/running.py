@@ -108,7 +108,11 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
     try:
         counts, began = counts_of(connection), perf_counter()
         try:
-            rows = _fetched(connection, statement)
+            if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
+                text = text_of(statement.name, statement.sql)
+                rows: Rows = connection.run_prepared(text, statement.parameters, statement.then)
+            else:
+                rows = _fetched(connection, statement)
         finally:
             counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
@@ -123,14 +127,11 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
 
 
 def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Run a statement and return its rows; rows may have no columns (`select from ...`).
+    """Run a statement on a cursor and return its rows; rows may have no columns (`select from ...`).
 
     Raises:
         InstanceError: the application has a pipeline open, so results of RECEIVE would come too late.
     """
-    if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
-        text = text_of(statement.name, statement.sql)
-        return connection.run_prepared(text, statement.parameters, statement.then)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in psycopg's pipeline mode, which returns results too late for a verb: leave the "

@@ -76,6 +76,7 @@ PASSED_ON = {  # the name that it has already
     ("sql_files.py", "__call__"),
     ("running.py", "execute"),
     ("running.py", "fetch"),
+    ("running.py", "_rows"),
     ("running.py", "_fetched"),
     ("direct.py", "_counted"),
     ("__init__.py", "_make_anew"),

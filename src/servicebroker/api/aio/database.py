@@ -24,6 +24,7 @@ from servicebroker.api.aio.transaction import (
     AsyncTransaction,
     find_reason,
     raise_in_our_words,
+    translate,
     translated,
 )
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -102,12 +103,13 @@ class AsyncDatabase(
         if self._within is not None:
             yield self._within
             return
-        async with (
-            self.instance.connection() as connection,
-            translated(also_theirs=True),
-            AsyncTransaction(self, connection) as transaction,
-        ):
-            yield transaction
+        async with self.instance.connection() as connection:
+            try:
+                async with AsyncTransaction(self, connection) as transaction:
+                    yield transaction
+            except psycopg.Error as problem:
+                translate(problem)
+                raise
 
     async def process(
         self,
@@ -332,7 +334,7 @@ class AsyncDatabase(
                 raise
 
     def _refuse_transaction(self, statement: str) -> None:
-        if self._within is not None or self.instance.open_transactions[current_work()]:
+        if self._within is not None or self.instance.open_transactions.get(current_work()):
             raise BrokerError(226, statement, hint=ASK_THE_DATABASE)
 
     def _received(self, queue_id: int, transaction: int) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
@@ -142,7 +142,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
         self._process = forked.process_id
         self._is_closed = False
-        self.open_transactions: Counter[object] = Counter()  # of each thread, or task
+        self.open_transactions: defaultdict[object, int] = defaultdict(int)  # of each thread, or task
         self.watchers = AsyncWatchers()
 
     def __del__(self) -> None:

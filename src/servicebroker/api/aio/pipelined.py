@@ -113,9 +113,6 @@ class AsyncWaitingDialogs:
         self._engine: OwnerVerbs | None = None  # the engine of the dialogs that wait
         self._clear()
 
-    def __bool__(self) -> bool:
-        return bool(self._dialogs)
-
     async def run(self, engine: OwnerVerbs, operation: Operation[Any]) -> list[Any]:
         """Let an operation wait, and return its result in a list. If the list is empty, the operation must be run.
 
@@ -167,8 +164,9 @@ class AsyncWaitingDialogs:
     @property
     def is_one_statement(self) -> bool:
         """Return whether something waits that leaves in one statement, unless the catalog has changed."""
-        engine, pending = self._engine, Pending([*self._dialogs.values()], self._sends)
-        return bool(self._dialogs) and engine is not None and engine.is_one_statement(pending)
+        if not self._dialogs or self._engine is None:
+            return False
+        return self._engine.is_one_statement(Pending([*self._dialogs.values()], self._sends))
 
     def take(self) -> Steps[None]:
         """Return the steps of what waits. The caller runs them; nothing waits any more."""
@@ -202,8 +200,11 @@ class AsyncWaitingDialogs:
     def _steps(self, dialogs: list[DeferredDialog]) -> Steps[None]:
         engine, messages, pending, is_done = self._engine, self._messages, Pending(dialogs, self._sends), False
         assert engine is not None
-        left = self._dialogs.keys() - {dialog.identity.handle for dialog in dialogs}
-        self._clear({handle: dialog for handle, dialog in self._dialogs.items() if handle in left})
+        if len(dialogs) == len(self._dialogs):
+            self._clear()
+        else:
+            left = self._dialogs.keys() - {dialog.identity.handle for dialog in dialogs}
+            self._clear({handle: dialog for handle, dialog in self._dialogs.items() if handle in left})
         try:
             yield from engine.in_broker(engine.begin_deferred(pending))
             is_done = True

@@ -149,7 +149,6 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
         self._owner = current_work()
         self.instance.open_transactions[self._owner] += 1
-        self._new = AsyncWaitingDialogs(self.database.instance, self.connection)
         self.connection.ahead.append(_BEGIN)
         return self
 
@@ -167,7 +166,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             await finish(release_kept(self.connection))
             return
         if kind is not None:
-            self._new.drop()
+            self._drop_what_waits()
         if self.connection.ahead and not self.connection.waiting.verbs:  # no statement was run
             self.connection.ahead.pop()
             await finish(send_ahead(self.connection))  # the COMMIT of the transaction before, perhaps
@@ -189,7 +188,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             known, error = False, problem
             raise
         finally:
-            if not self._is_counted or is_full_disk(error):
+            if not self._is_counted or (error is not None and is_full_disk(error)):
                 self._taken.clear()
             await finish(self._clean_up(committed=committed, known=known))
 
@@ -200,9 +199,10 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             await connection.rollback()
             raise psycopg.errors.InFailedSqlTransaction
         try:
-            if self._new.is_one_statement and connection.ahead and connection.ahead[-1] is _BEGIN:
+            new = self._new
+            if new is not None and new.is_one_statement and connection.ahead and connection.ahead[-1] is _BEGIN:
                 connection.ahead.pop()
-                await run_alone(connection, self._new.take())
+                await run_alone(connection, new.take())
             else:
                 await run_command(connection, b"commit")
         except psycopg.OperationalError as problem:
@@ -237,19 +237,20 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
         if self._pipeline is None and not self._ended:
-            waiting: list[UUID] = await self._new.begin(self.engine, begin, group)
+            waiting: list[UUID] = await self._new_dialogs.begin(self.engine, begin, group)
             if waiting:
-                self.database.instance.check_process()
-                self._works()
+                self.instance.check_process()
+                self._has_worked = True
                 return waiting[0]
         return await super()._begin_in(begin, group)
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
         pipeline = self._pipeline
-        if pipeline is None and not self._ended and (found := await self._new.run(self.engine, operation)):
-            self.database.instance.check_process()
-            self._works()
+        may_wait = pipeline is None and not self._ended and (self._new is not None or type(operation) is BeginDialog)
+        if may_wait and (found := await self._new_dialogs.run(self.engine, operation)):
+            self.instance.check_process()
+            self._has_worked = True
             result: T = found[0]
             return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
@@ -264,8 +265,14 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             await self._send_what_waits()
         return cast(T, place)
 
+    @property
+    def _new_dialogs(self) -> AsyncWaitingDialogs:
+        """The new conversations that wait: one object, also if threads share the transaction."""
+        return self._new or vars(self).setdefault("_new", AsyncWaitingDialogs(self.instance, self.connection))
+
     def _drop_what_waits(self) -> None:
-        self._new.drop()
+        if self._new is not None:
+            self._new.drop()
 
     async def _send_what_waits(self) -> None:
         await send_what_waits(self.connection)
@@ -318,7 +325,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     async def _clean_up(self, *, committed: bool, known: bool) -> None:
         self.connection.waiting.verbs = None
-        if not is_idle(self.connection):
+        if not committed and not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 await self.connection.rollback()
         await release_kept(self.connection)
@@ -356,6 +363,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self._has_worked = True
 
     _ended = False
+    _new: AsyncWaitingDialogs | None = None  # made for the first BEGIN DIALOG
     _pipeline: AsyncPipeline | None = None
     _has_worked = False
     _commit_travels = False
@@ -365,7 +373,9 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     _savepoint = b""
 
     async def _do(self, steps: Steps[T]) -> T:
-        self._check_open()
+        self.instance.check_process()
+        if self._ended:
+            self._check_open()
         if self._savepoint:
             steps = with_savepoint(steps, self._savepoint)
         if is_idle(self.connection):
@@ -413,9 +423,9 @@ async def _in_utf8(connection: psycopg.AsyncConnection[Any], encoding: str) -> A
             await finish(connection.execute(f"{change} client_encoding to '{encoding}'".encode()))
 
 
-def is_full_disk(error: BaseException | None) -> bool:
+def is_full_disk(error: BaseException) -> bool:
     """Return whether the disk was full, for which no message is to blame: poison detection does not count it."""
-    return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
+    return isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
 def raise_in_our_words(problem: psycopg.Error) -> NoReturn:
@@ -473,6 +483,11 @@ class _Translated(AbstractAsyncContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, psycopg.Error):
-            said = in_our_words(error, only_of_the_transaction=self._also_theirs)
-            if said is not None:
-                raise said from error
+            translate(error, also_theirs=self._also_theirs)
+
+
+def translate(problem: psycopg.Error, *, also_theirs: bool = True) -> None:
+    """Raise the broker's error for one of PostgreSQL, if there is one."""
+    said = in_our_words(problem, only_of_the_transaction=also_theirs)
+    if said is not None:
+        raise said from problem

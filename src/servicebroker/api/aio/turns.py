@@ -48,7 +48,7 @@ class AsyncTurn:
 
     async def undo(self) -> None:
         """Undo what the procedure did. Its messages stay received."""
-        self.transaction._new.drop()
+        self.transaction._drop_what_waits()
         await run_command(self.transaction.connection, _UNDO)
 
     async def put_back(self, steps: Steps[None] | None = None) -> None:

@@ -130,11 +130,10 @@ def defer_begin(
 
 def find_path(catalog: Catalog, database_id: int, operation: BeginDialog) -> DeliveryPath | DeparturePath | None:
     """Return the cached path of a new conversation; None if it is not cached."""
-    if not all(isinstance(name, str) for name in (operation.from_service, operation.to_service, operation.contract)):
+    own, target, contract = operation.from_service, operation.to_service, operation.contract
+    if not (isinstance(own, str) and isinstance(target, str) and isinstance(contract, str)):
         return None
-    return catalog.paths.find(
-        database_id, operation.from_service, operation.to_service, operation.contract, operation.target_broker
-    )
+    return catalog.paths.find(database_id, own, target, contract, operation.target_broker)
 
 
 def contents_of(operation: Send[int] | SendBatch, maximum_body: int) -> Sequence[bytes | None]:

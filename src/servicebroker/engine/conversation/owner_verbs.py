@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import UUID
 
@@ -217,7 +217,7 @@ class OwnerVerbs:
             if dialog.path is not None:
                 self.catalog.paths.forget(dialog.path)
 
-    @property
+    @cached_property
     def _stepwise(self) -> StepwiseVerbs:
         return StepwiseVerbs(
             partial(_begin_dialog, self), partial(_begin_conversation_timer, self), partial(_send_any, self)

@@ -81,7 +81,8 @@ def receive(
         InstanceError: a pipeline reads the queue.
     """
     operation.check()
-    yield from find_labels(catalog, queue.database_id)  # first, so that received rows only need names
+    if queue.database_id not in catalog.labels:
+        yield from find_labels(catalog, queue.database_id)  # first, so that received rows only need names
     most, handle, group = limits(operation)
     is_of_many = operation.groups > 1 or operation.leaves
     arguments = (most, now, operation.groups, operation.leaves) if is_of_many else (most, now, handle, group)

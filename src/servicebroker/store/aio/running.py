@@ -110,7 +110,11 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
     try:
         counts, began = counts_of(connection), perf_counter()
         try:
-            rows = await _fetched(connection, statement)
+            if statement.prepared and isinstance(connection, AsyncDirectConnection) and is_direct(connection):
+                text = text_of(statement.name, statement.sql)
+                rows: Rows = await connection.run_prepared(text, statement.parameters, statement.then)
+            else:
+                rows = await _fetched(connection, statement)
         finally:
             counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
@@ -125,14 +129,11 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
 
 
 async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
-    """Run a statement and return its rows; rows may have no columns (`select from ...`).
+    """Run a statement on a cursor and return its rows; rows may have no columns (`select from ...`).
 
     Raises:
         InstanceError: the application has a pipeline open, so results of RECEIVE would come too late.
     """
-    if statement.prepared and isinstance(connection, AsyncDirectConnection) and is_direct(connection):
-        text = text_of(statement.name, statement.sql)
-        return await connection.run_prepared(text, statement.parameters, statement.then)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in psycopg's pipeline mode, which returns results too late for a verb: leave the "
