@@ -94,7 +94,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Stage.LINKED, Event.REROUTED): Step(Stage.CLAIMED, _OFF_LINK + _AWAY),",
         "(Stage.LINKED, Event.REROUTED): Step(Stage.LINKED, _AWAY),",
-        15,
+        192,
     ),
     Mutant(
         "who has lost its link keeps it",
@@ -146,7 +146,7 @@ MUTANTS = [
         "touched: set[UUID] = set()\n"
         "        for endpoint in store.endpoints_of(unknown) if unknown else ():\n"
         "            self._conversations.enter(endpoint)\n",
-        598,
+        513,
     ),
     Mutant(
         "a changed route is not seen",
@@ -199,7 +199,7 @@ MUTANTS = [
         "            done = store.fail(failed)\n"
         "            self._failed = {handle: failed[handle] for handle in done}\n"
         "            for handle in done:\n",
-        5,
+        51,
     ),
     Mutant(
         "a dialog is remade without what has arrived",
@@ -354,7 +354,7 @@ MUTANTS = [
         "broker.mirrors",
         '        self._told = dict.fromkeys(self._pairs, "")\n',
         "        self._told.clear()\n",
-        7172,
+        1308,
     ),
     Mutant(
         "who is under way does not follow the principal",
@@ -389,7 +389,7 @@ MUTANTS = [
         "broker.arrivals",
         "                    self._diverged[handle] = event\n",
         "                    pass\n",
-        5,
+        35,
     ),
     Mutant(
         "nobody says why messages wait",
@@ -507,7 +507,7 @@ MUTANTS = [
         "protocol.on_its_way",
         "(Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED, (Act.MATCH_SOON,)),",
         "(Stage.MATCHED, Event.BUSY): Step(Stage.MATCHED, (Act.MATCH_NOW,)),",
-        444,
+        108,
     ),
     Mutant(
         "what is given up for want of room is not rolled back",

@@ -49,6 +49,7 @@ class Faults(NamedTuple):
     hostile: float = 0.0  # somebody with a certificate tries to pass for others, looked at every second
     hoarded: float = 0.0  # a forwarder brings openings again when their targets have gone
     skewed: float = 0.0  # clocks of instances differ, by hours or days
+    outages: float = 0.0  # a database is away while routes change, looked at every ten seconds and when faults stop
 
     @classmethod
     def draw(cls, random: Random) -> Faults:
@@ -89,6 +90,7 @@ class Faults(NamedTuple):
         drawn = drawn._replace(scattered=apart.random() if apart.random() < 0.5 and is_plain else 0.0)
         drawn = drawn._replace(hoarded=1.0 if apart.random() < 0.5 else 0.0)
         drawn = drawn._replace(skewed=1.0 if apart.random() < 0.2 else 0.0)
+        drawn = drawn._with_outages(Random(sum(drawn) + 1))  # beside that, for the same reason
         if not drawn.divided:
             return drawn
         drawn = drawn._replace(processes=1.0 if apart.random() < 0.7 else 0.0)
@@ -98,6 +100,15 @@ class Faults(NamedTuple):
         drawn = drawn._replace(retired=apart.random() * 0.5 if apart.random() < 0.5 else 0.0)
         drawn = drawn._replace(contended=1.0 if apart.random() < 0.6 else 0.0)
         return drawn._replace(unproved=apart.random() * 0.5 if drawn.contended else 0.0)
+
+    def _with_outages(self, random: Random) -> Faults:
+        """Databases are away in one run of ten; of these half have routes that lead nowhere, and half mirrored ones."""
+        if random.random() >= 0.1:
+            return self
+        drawn = self._replace(outages=0.3 + 0.7 * random.random())
+        if random.random() < 0.5:
+            drawn = drawn._replace(nowhere=0.2 + 0.3 * random.random())
+        return drawn if random.random() < 0.5 else drawn._replace(promoted=0.1 + 0.4 * random.random())
 
 
 def draw_limits(random: Random) -> Limits:

@@ -14,6 +14,7 @@ from uuid import UUID
 from servicebroker.model.security.dialog_security import Binding
 from servicebroker.model.states import EndpointState
 from servicebroker.protocol.envelope import Content
+from servicebroker_lab.simulation.database_outages import DatabaseOutages
 from servicebroker_lab.simulation.faults import Faults, draw_limits
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.hostile_peer import HostilePeer
@@ -76,14 +77,17 @@ class Run:
             instances=[],
             parted=set(),
             proves=faults.hostile > 0,
-            forwarder=[],
+            keepers=[],
             serve=DividedDaemon if faults.divided else Daemon,
             in_processes=faults.processes > 0,
             contends=faults.contended > 0,
         )
         self._forwarder = HoardingForwarder(self.world)
         if faults.hoarded:
-            self.world.forwarder.append(self._forwarder)
+            self.world.keepers.append(self._forwarder)
+        self._outages = DatabaseOutages(self.world)
+        if faults.outages:
+            self.world.keepers.append(self._outages)
         self.loop.trace("run", self.world.limits)
         self._generations: Counter[int] = Counter()  # of the certificate of each instance
         self._routes = Routes(self.world)
@@ -147,12 +151,13 @@ class Run:
         """
         self.loop.run(self._seconds)
         self.loop.trace("run", "faults stop")
+        self._lose_databases()
         self._routes.settle(detours=self.world.network.faults.detour > 0)
         self.world.network.heal()
         self.loop.after(ASKING_TIME_S, self._ask)
         self.loop.run(self._seconds + CALM_TIME_S)
         self._judge()
-        if opened := self._forwarder.bring_all() if self.world.forwarder else []:
+        if opened := self._forwarder.bring_all() if self._forwarder in self.world.keepers else []:
             raise Lost("\n".join(opened))
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
         corrupted = sum(daemon.links.corrupted for one in self.world.instances for daemon in one.daemons)
@@ -171,6 +176,7 @@ class Run:
             return
         faults = self.world.network.faults
         self.world.network.partition()
+        self._lose_databases()
         self._routes.change()
         instance = self.loop.random.choice(self.world.instances)
         if not self.world.parted and self.loop.happens(faults.old_copy):
@@ -192,6 +198,12 @@ class Run:
         if self.loop.happens(faults.clock):
             instance.step = timedelta(seconds=self.loop.random.uniform(-300, 300))
         self.loop.after(10.0, self._look_around)
+
+    def _lose_databases(self) -> None:
+        """Just before routes change, take the databases of some instances away."""
+        for instance in self.world.instances:
+            if self.loop.happens(self.world.network.faults.outages):
+                self._outages.begin(instance)
 
     def _poll(self) -> None:
         """Readers look now and then, also when nobody has woken them."""

@@ -40,6 +40,7 @@ from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker_lab.simulation.contenders import Contender
+from servicebroker_lab.simulation.database_outages import RECONNECT_DELAY_S, DatabaseOutages
 from servicebroker_lab.simulation.faults import budgets_of
 from servicebroker_lab.simulation.hoarding_forwarder import HoardingForwarder
 from servicebroker_lab.simulation.links import Links, NetworkEvent, address_of
@@ -51,7 +52,6 @@ from servicebroker_lab.simulation.store import Endpoint, Key, Lost, MemoryStore,
 
 ROUND_DELAY_S = 0.005  # seconds until a round begins that something asks for
 MAX_HASTY_ROUNDS = 100  # rounds: in 1,500 runs there are at most 13 in a row
-RECONNECT_DELAY_S = 1.0  # seconds until the database is there again
 
 
 class Killed(Exception):
@@ -74,7 +74,7 @@ class World(NamedTuple):
     instances: list[Instance]
     parted: set[UUID]  # conversations of an instance that has gone back to an old copy
     proves: bool  # connections prove who is at their ends
-    forwarder: list[HoardingForwarder]  # one, or none
+    keepers: list[HoardingForwarder | DatabaseOutages]  # they bring messages again that came before
     serve: Callable[[Instance, int], Daemon]  # makes a daemon that remembers so many conversations
     in_processes: bool  # shares have processes of their own
     contends: bool  # several processes want to serve an instance
@@ -223,8 +223,8 @@ class Daemon:
         def arrive(body: bytes = came.body) -> None:
             self.take(link, body, is_forwarded=came.is_forwarded)
 
-        for forwarder in self.instance.world.forwarder:
-            forwarder.keep(self.instance, link, came)
+        for keeper in self.instance.world.keepers:
+            keeper.keep(self.instance, link, came)
         if happens(faults.loss):
             return
         if happens(faults.replay):
@@ -336,6 +336,7 @@ class Instance:
         self._timeline = 1
         self.step = timedelta()  # of the server's clock
         self.skew = timedelta()  # by which it is ahead all the time
+        self.away_until = 0.0  # daemons cannot reach the database
         self.corrupted = 0
         self._pending: list[tuple[UUID, Callable[[], None]]] = []  # changes that applications are about to commit
 
@@ -526,7 +527,7 @@ class Instance:
         """Before and after an operation of a daemon's round."""
         loop, faults = self.world.loop, self.world.network.faults
         daemon.seam(store, name)
-        if loop.happens(faults.lost):
+        if self.away_until > loop.now or loop.happens(faults.lost):
             raise psycopg.OperationalError(f"at {name}")
         daemon.interleave()
         if self._pending and loop.happens(0.3):

@@ -33,9 +33,9 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.adjacent import Myself
 from servicebroker.protocol.division import Division
 from servicebroker.protocol.mirroring import IN_DOUBT, Standing
+from servicebroker_lab.simulation.database_outages import RECONNECT_DELAY_S
 from servicebroker_lab.simulation.links import Links
 from servicebroker_lab.simulation.simulated_instance import (
-    RECONNECT_DELAY_S,
     ROUND_DELAY_S,
     Daemon,
     FaultyStore,
