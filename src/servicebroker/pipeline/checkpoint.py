@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID
+
+import msgspec
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
@@ -79,16 +82,28 @@ def _readable(table: Target) -> Iterator[None]:
         raise InstanceError(f"The table '{table.location or table.folder}' cannot be read: {problem}.") from None
 
 
+class _Metadata(msgspec.Struct):
+    """Spark's file `metadata` in a checkpoint."""
+
+    id: UUID
+
+
 def _query(folder: Path) -> str | None:
-    """Return the id of the query that a checkpoint belongs to; None without a checkpoint."""
+    """Return the id of the query that a checkpoint belongs to, as Spark writes it; None without a checkpoint."""
     try:
-        return str(json.loads(read_file(folder / "metadata").decode().splitlines()[0])["id"])
+        return str(msgspec.json.decode(read_file(folder / "metadata").splitlines()[0], type=_Metadata).id)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError) as problem:
+    except (OSError, ValueError, LookupError, RecursionError) as problem:
         raise InstanceError(f"The checkpoint '{folder}' cannot be read: {problem}.") from None
 
 
 def _last_planned(folder: Path) -> int:
     """Return the last batch in the checkpoint, -1 without one."""
-    return max((int(note.name) for note in (folder / "offsets").glob("[0-9]*") if note.name.isdecimal()), default=-1)
+    return max(batch_numbers(folder / "offsets"), default=-1)
+
+
+def batch_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the batches in a folder of a checkpoint. Spark ignores files with other names."""
+    names = [file.name for file in folder.glob("[0-9]*")]
+    return [int(name) for name in names if re.fullmatch(r"[0-9]{1,18}", name)]  # Spark reads 64 bits

@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.decoding import UTF_8, Column, Decoder, RegisteredDecoder, check_arguments, decoder
+from servicebroker.model.wording import shown
+from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column, Decoder, RegisteredDecoder, check_arguments, decoder
 from servicebroker.pipeline.decoding.kinds import is_nested
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 
@@ -21,6 +22,7 @@ BAD_BODY_ACTIONS = ("go on", "end conversation", "stop")
 UNCONFIGURED_ACTIONS = ("bronze", "quarantine", "stop")
 TABLE_FORMATS = ("delta", "parquet", "iceberg")
 ANALYTICS = "analytics"  # the table that `servicebroker pipeline report` writes
+MAX_CHECKPOINT_NAME = 200  # characters; file systems take 255 bytes, and files beside it have longer names
 MAX_BODY_BYTES = 16 * 1024 * 1024  # default of a rule's `maximum_body`; a larger body goes to quarantine
 
 # Columns that every table of a rule has after its own; `partition_by` may name them.
@@ -184,6 +186,11 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.queues:
             raise DefinitionError("a pipeline needs at least one queue")
+        _check_choice(self.format, TABLE_FORMATS, "pipeline", "format")
+        _check_choice(self.unconfigured, UNCONFIGURED_ACTIONS, "pipeline", "unconfigured")
+        if self.bronze:
+            _check_table(self.bronze, "pipeline", "bronze")
+        _check_table(self.quarantine, "pipeline", "quarantine")
         if (self.format == "iceberg") != bool(self.catalog and self.namespace):
             raise DefinitionError(
                 "tables of Iceberg need both catalog and namespace, and others neither", "pipeline", "format"
@@ -214,6 +221,17 @@ class Pipeline:
         """Return the rule of a message type, None without one."""
         return next((rule for rule in self.messages if rule.message_type == message_type), None)
 
+    def queue_labelled(self, label: str) -> QueueRule:
+        """Return the queue with a label.
+
+        Raises:
+            InstanceError: the pipeline has none.
+        """
+        for queue in self.queues:
+            if queue.label == label:
+                return queue
+        raise InstanceError(f"The pipeline has no queue {shown(label)}.")
+
     def folder(self, table: str) -> Folder:
         """Return the folder of a table."""
         return self.warehouse / table
@@ -221,6 +239,11 @@ class Pipeline:
     def checkpoint(self, queue: QueueRule) -> Path:
         """Return the folder of the Spark checkpoint for a queue."""
         safe = re.sub(r"[^A-Za-z0-9_.-]", "_", queue.label)
+        if len(safe) > MAX_CHECKPOINT_NAME or not safe.strip("."):
+            raise DefinitionError(
+                f"{shown(queue.label)} cannot be the name of a checkpoint's folder: give the queue another name",
+                *("queue", self.queues.index(queue)),
+            )
         folder = self.checkpoints or self.warehouse / "_checkpoints"
         if isinstance(folder, StoreFolder):
             raise DefinitionError(
@@ -248,7 +271,7 @@ class Pipeline:
         """
         try:
             values = msgspec.json.decode(text, type=_text_type())
-        except msgspec.MsgspecError as problem:
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as problem:
             raise InstanceError(
                 f"The option 'pipeline' of the sink is not one that this version of servicebroker writes: {problem}. "
                 "Start the query with 'servicebroker pipeline run'."
@@ -270,11 +293,40 @@ def _text_type() -> type[Any]:
     """Return the type of the JSON from `Pipeline.to_text`: the fields of `Pipeline`, with folders as text."""
     hints = get_type_hints(Pipeline) | _FOLDERS
     return msgspec.defstruct(
-        "PipelineText", [(attribute.name, hints[attribute.name]) for attribute in fields(Pipeline)]
+        "PipelineText",
+        [(attribute.name, hints[attribute.name]) for attribute in fields(Pipeline)],
+        forbid_unknown_fields=True,
     )
 
 
+def _check_choice(value: str, choices: tuple[str, ...], *place: str | int) -> None:
+    if value not in choices:
+        raise DefinitionError(f"'{place[-1]}' must be one of {', '.join(choices)}, not {shown(value)}", *place)
+
+
+def _check_table(name: str, *place: str | int) -> None:
+    """Refuse a name that is no name of a folder in the warehouse."""
+    if not TABLE_NAME.fullmatch(name):
+        raise DefinitionError(f"{shown(name)} is not a table name: use letters, digits, _ and -", *place)
+
+
 def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
+    _check_choice(rule.format, FORMATS, "message", number, "format")
+    _check_choice(rule.when_bad, BAD_BODY_ACTIONS, "message", number, "when_bad")
+    _check_table(rule.table, "message", number, "table")
+    if rule.maximum_body < 1:
+        raise DefinitionError("'maximum_body' must be a number from 1 on", "message", number, "maximum_body")
+    if rule.maximum_quarantined is not None and rule.maximum_quarantined < 0:
+        raise DefinitionError(
+            "'maximum_quarantined' must be a whole number from 0 on", "message", number, "maximum_quarantined"
+        )
+    if rule.registry:
+        from servicebroker.pipeline.schema_registry import checked_url
+
+        try:
+            checked_url(rule.registry)
+        except ValueError as problem:
+            raise DefinitionError(str(problem), "message", number, "registry") from None
     try:
         columns = rule.decoder().columns
     except ValueError as problem:

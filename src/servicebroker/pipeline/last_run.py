@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
@@ -88,11 +91,38 @@ def last_run_path(pipeline: Pipeline) -> Path:
     return pipeline.checkpoint(pipeline.queues[0]).parent / FILE_NAME
 
 
+class _QueueText(msgspec.Struct):
+    """The state of a queue in the file. Earlier versions wrote no counts of the quarantine."""
+
+    queue: str
+    state: str
+    messages: int
+    restarts: int
+    reason: str | None
+    quarantined: int = 0
+    quarantined_by_rule: dict[str, dict[str, int]] = {}
+
+
+class _RunText(msgspec.Struct):
+    """The content of the file, as far as it is read."""
+
+    host: str
+    process: Annotated[int, Meta(ge=1, lt=2**31)]
+    began: str
+    ended: str | None
+    error: str | None
+    queues: list[_QueueText]
+
+
 def read_last_run(pipeline: Pipeline) -> dict[str, Any] | None:
-    """Return the state of the last run, None without one. A killed run cannot write its end: `error` then tells so."""
+    """Return the state of the last run, None without one. A killed run cannot write its end: `error` then tells so.
+
+    Also None if the file has something else.
+    """
     try:
         content: dict[str, Any] = json.loads(read_file(last_run_path(pipeline)))
-    except (OSError, ValueError):
+        msgspec.convert(content, _RunText)
+    except (OSError, ValueError, RecursionError):
         return None
     if content["ended"] is None and content["host"] == socket.gethostname() and not _is_alive(content["process"]):
         content["error"] = f"It was killed: its process {content['process']} is gone, and has noted no end."

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import shown
 
 MAX_CLAIM_TIMEOUT_S = (2**31 - 1) // 1000  # PostgreSQL's lock_timeout counts milliseconds in 32 bits
 MAX_DEFAULT_PARTITIONS = 8  # each partition scans the whole range for its conversation groups
@@ -228,11 +229,13 @@ def _queues(values: Mapping[str, str]) -> dict[str, str]:
         raise InstanceError("The options 'queue' and 'queuePattern' exclude each other: give one of them.")
     try:
         re.compile(pattern)
-    except re.error as problem:
+    except (re.error, OverflowError) as problem:
         raise InstanceError(f"The option 'queuePattern' is no regular expression: {problem}.") from None
+    except RecursionError:
+        raise InstanceError("The option 'queuePattern' is a regular expression nested too deeply.") from None
     listed = [name.strip().lower() for name in names.split(",")]
     if not pattern and ("" in listed or len(set(listed)) < len(listed)):
-        raise InstanceError(f"The option 'queue' names a queue twice, or none between two commas: '{names}'.")
+        raise InstanceError(f"The option 'queue' names a queue twice, or none between two commas: {shown(names)}.")
     return {"queue": names, "queue_pattern": pattern}
 
 
@@ -245,7 +248,7 @@ def _seconds(values: Mapping[str, str], name: str, default: int) -> int:
     text = values.get(name.lower(), str(default)).strip().lower()
     match = re.fullmatch(r"(\d{1,9})\s*([smh]?)", text)
     if not match:
-        raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not '{text}'.")
+        raise InstanceError(f"The option '{name}' must be a time such as 30s, 15m or 1h, not {shown(text)}.")
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
@@ -260,12 +263,16 @@ def known_options(
     """Return the options, their names in lower case.
 
     Raises:
-        InstanceError: an unknown option, or a required one without a value.
+        InstanceError: an unknown option, one given twice, or a required one without a value.
     """
     values = {name.lower(): value for name, value in raw_options.items()}
     for name in raw_options:
         if name.lower() not in {option.lower() for option in known_names}:
-            raise InstanceError(f"The servicebroker {format_} has no option '{name}'; it has {', '.join(known_names)}.")
+            raise InstanceError(
+                f"The servicebroker {format_} has no option {shown(name)}; it has {', '.join(known_names)}."
+            )
+    if len(values) < len(raw_options):
+        raise InstanceError(f"An option of the servicebroker {format_} is given twice: case makes no difference.")
     for name in required_names:
         if not values.get(name.lower(), "").strip():
             raise InstanceError(f"The servicebroker {format_} needs the option '{name}'.")
@@ -280,7 +287,7 @@ def one_of(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
     """
     value = values.get(name.lower(), choices[0]).strip().lower()
     if value not in choices:
-        raise InstanceError(f"The option '{name}' must be {' or '.join(choices)}, not '{values[name.lower()]}'.")
+        raise InstanceError(f"The option '{name}' must be {' or '.join(choices)}, not {shown(values[name.lower()])}.")
     return value
 
 
@@ -298,7 +305,9 @@ def whole_number(values: Mapping[str, str], name: str, default: int, lowest: int
     except ValueError:
         number = lowest - 1
     if not lowest <= number <= highest:
-        raise InstanceError(f"The option '{name}' must be a whole number from {lowest} to {highest}, not '{text}'.")
+        raise InstanceError(
+            f"The option '{name}' must be a whole number from {lowest} to {highest}, not {shown(text)}."
+        )
     return number
 
 

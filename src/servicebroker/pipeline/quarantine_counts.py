@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.wording import counted
@@ -115,12 +117,29 @@ def check_limits(counts: Counts, limits: Mapping[str, int], table: str, *, allow
         )
 
 
+class _CountsText(msgspec.Struct):
+    """The content of the file: the last batch, its counts, and those of all batches."""
+
+    last: int
+    counts: list[tuple[str, str, int]]
+    batches: list[tuple[str, str, int]]
+
+
 def _read(path: Path) -> dict[str, Any]:
+    """Return the content of the file.
+
+    Raises:
+        InstanceError: the file has something else.
+    """
     try:
-        content = json.loads(read_file(path))
+        content = msgspec.json.decode(read_file(path), type=_CountsText)
     except FileNotFoundError:
         return {"last": -1, "counts": Counter(), "batches": Counter()}
-    return {"last": content["last"], "counts": _counts(content["counts"]), "batches": _counts(content["batches"])}
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InstanceError(
+            f"The counts of the quarantine, '{path}', cannot be read: {problem}. Remove the file; it is made anew."
+        ) from None
+    return {"last": content.last, "counts": _counts(content.counts), "batches": _counts(content.batches)}
 
 
 def _without_last(known: Mapping[str, Any]) -> Counts:
@@ -132,5 +151,5 @@ def _rows(counts: Counts) -> list[tuple[str, str, int]]:
     return [(*key, number) for key, number in sorted(counts.items())]
 
 
-def _counts(rows: list[list[Any]]) -> Counts:
+def _counts(rows: list[tuple[str, str, int]]) -> Counts:
     return Counter({(message_type, reason): number for message_type, reason, number in rows})

@@ -80,6 +80,25 @@ def test_a_start_before_the_acknowledged_offset_is_refused(feed, stream):
     assert feed.left() == 0
 
 
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_an_offset_ahead_of_what_was_given_deletes_nothing(feed, stream, lenient):
+    """As after a restored server, or edited by hand: what nobody has read stays in the queue."""
+    said(feed, *range(5))
+    reader = stream(failOnDataLoss=lenient)
+    start = reader.initialOffset()
+    first = reader.latestOffset(start, ReadMaxRows(2))
+    edited = first | {"queuing_order": 5}
+    again = stream(failOnDataLoss=lenient)
+    uses = again.commit, lambda offset: again.latestOffset(offset, ALL), lambda offset: again.partitions(start, offset)
+    for use in uses:
+        with pytest.raises(InstanceError, match=f"The checkpoint is ahead of what the queue '{feed.queue}'"):
+            use(edited)
+    assert feed.left() == 5
+    final = stream()
+    assert bodies(final, start, final.latestOffset(start, ReadMaxRows(2))) == [b"0", b"1"]
+    assert bodies(final, first, final.latestOffset(first, ALL)) == [b"2", b"3", b"4"]
+
+
 def test_a_batch_that_comes_again_is_refused_when_later_ones_were_acknowledged(feed, stream):
     reader = stream()
     start = at = reader.initialOffset()

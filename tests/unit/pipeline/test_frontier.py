@@ -33,11 +33,48 @@ def test_an_offset_survives_the_checkpoint():
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 2}, {"more": 1}, {"version": None}, {"lo": "0)"}, {"hi": None}, {"queue": 5}, {"queuing_order": 1.5}],
+    [
+        {"version": 2},
+        {"more": 1},
+        {"version": None},
+        {"lo": "0)"},
+        {"hi": None},
+        {"queue": 5},
+        {"queuing_order": 1.5},
+        {"lo": -1},
+        {"lo": 5, "hi": 4},
+        {"hi": 2**63},
+        {"queuing_order": -1},
+        {"queuing_order": 1},
+        {"queuing_order": 2**63},
+    ],
 )
 def test_a_foreign_offset_is_refused(change):
     with pytest.raises(InstanceError, match="checkpoint"):
         Frontier.from_json(HERE.to_json() | change)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        [],
+        None,
+        "offset",
+        {"version": 2},
+        {"version": 2, "queues": [1]},
+        {"version": 2, "queues": {"Q": 1}},
+        {"version": 1, "lo": "x" * 10_000},
+    ],
+    ids=str,
+)
+def test_json_of_another_shape_is_no_offset(stored):
+    """No server is asked."""
+    from servicebroker.pipeline.stream.reader import QueueStreamReader
+
+    reader = QueueStreamReader(source_options(GIVEN))
+    with pytest.raises(InstanceError, match="not one of the servicebroker source") as refusal:
+        Frontier.from_json(reader._split(stored)["Q"])
+    assert len(str(refusal.value)) < 500
 
 
 def test_an_offset_that_lacks_a_field_is_refused():

@@ -1,5 +1,7 @@
 """The pipeline file: what it may say, and where it says what it may not. No Spark, no server."""
 
+import json
+
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -9,7 +11,7 @@ from servicebroker.cli import output
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.file import line_of, read_pipeline
+from servicebroker.pipeline.file import line_of, parse_pipeline, read_pipeline
 from servicebroker.pipeline.queue_run import QueueRun
 from servicebroker.pipeline.variables import masked
 
@@ -288,3 +290,64 @@ def test_a_pipeline_needs_a_queue(write):
 def test_lines_are_found_behind_dotted_headers_and_quoted_keys():
     assert line_of('[a]\n[[b]]\n[[b]]\n[b.c]\n"d e" = 1\n', ("b", 1, "c", "d e")) == 5
     assert line_of("a = 1\n", ("z",)) == 1
+
+
+SMALL = """
+[pipeline]
+name = "small"
+warehouse = "tables"
+[[queue]]
+instance = "postgresql://shop/app"
+database = "Shop"
+queue = "Q"
+[[message]]
+type = "T"
+format = "text"
+table = "t"
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"warehouse": "s3://user:secret@bucket/x"}, "credentials belong in the environment"),
+        ({"warehouse": "/tables/\0"}, "the path of a folder has no NUL"),
+        ({"warehouse": "file://elsewhere/tables"}, "not of 'elsewhere'"),
+        ({"bronze": "../bronze"}, "is not a table name"),
+        ({"quarantine": "/etc"}, "is not a table name"),
+        ({"format": "code"}, "'format' must be one of delta"),
+        ({"unconfigured": "run"}, "'unconfigured' must be one of"),
+        ({"code": "print()"}, "not one that this version of servicebroker writes"),
+        ({("messages", 0, "table"): "../../orders"}, "is not a table name"),
+        ({("messages", 0, "format"): "pickle"}, "'format' must be one of json"),
+        ({("messages", 0, "when_bad"): "run"}, "'when_bad' must be one of"),
+        ({("messages", 0, "registry"): "file:///etc/passwd"}, "is no URL of a registry"),
+        ({("messages", 0, "maximum_body"): -1}, "'maximum_body' must be"),
+        ({("messages", 0, "maximum_quarantined"): -1}, "'maximum_quarantined' must be"),
+        ({("queues", 0, "name"): ".."}, "cannot be the name of a checkpoint's folder"),
+        ({("queues", 0, "name"): "x" * 300}, "cannot be the name of a checkpoint's folder"),
+    ],
+    ids=range(16),
+)
+def test_the_option_of_the_sink_is_checked_as_the_file_is(tmp_path, change, message):
+    """The option may come from somebody else's query."""
+    values = json.loads(parse_pipeline(SMALL, tmp_path).to_text())
+    for path, value in change.items():
+        *inner, key = (path,) if isinstance(path, str) else path
+        place = values
+        for part in inner:
+            place = place[part]
+        place[key] = value
+    with pytest.raises(InstanceError, match=message):
+        Pipeline.from_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("text", ["", "gASVBQAAAAAAAAA=", "[" * 100_000, "\ud800", "null"], ids=range(5))
+def test_an_option_of_the_sink_that_is_no_pipeline_is_refused(text):
+    with pytest.raises(InstanceError, match="not one that this version of servicebroker writes"):
+        Pipeline.from_text(text)
+
+
+def test_a_sink_for_a_queue_that_the_pipeline_lacks_is_refused(tmp_path):
+    with pytest.raises(InstanceError, match=r"The pipeline has no queue 'Q\\x1b'"):
+        parse_pipeline(SMALL, tmp_path).queue_labelled("Q\x1b")

@@ -1,11 +1,11 @@
-"""Numbers among the options of the Spark formats."""
+"""Options of the Spark formats: numbers, and values that somebody hostile has chosen."""
 
 from __future__ import annotations
 
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.options import whole_number
+from servicebroker.pipeline.options import source_options, whole_number
 
 
 @pytest.mark.parametrize(("text", "number"), [("3", 3), ("7", 7), (" 5 ", 5)])
@@ -21,3 +21,27 @@ def test_other_values_are_refused(text: str) -> None:
 
 def test_an_option_that_is_left_out_has_its_default() -> None:
     assert whole_number({}, "claimTimeout", 4, 3, 7) == 4
+
+
+GIVEN = {"instance": "./data", "database": "D"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queuePattern": "a{99999999999}"}, "'queuePattern' is no regular expression: the repetition number"),
+        ({"queuePattern": "(" * 5000}, "'queuePattern' is "),
+        ({"queue": "Q", "maxMessagesPerTrigger": "9" * 5000}, "must be a whole number from 1 to 2147483647, not '9999"),
+        ({"queue": "Q", "ack": "x\n" * 5000}, r"must be delete or archive, not 'x\\nx"),
+        ({"queue": "Q", "x\x1b[31m" * 5000: "1"}, r"has no option 'x\\x1b"),
+        ({"queue": "Q", "Queue": "R"}, "given twice"),
+        ({"queue": "Q," * 5000}, "'queue' names a queue twice"),
+    ],
+    ids=range(7),
+)
+def test_an_option_that_is_refused_is_shown_on_one_short_line(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InstanceError, match=message) as refusal:
+        source_options(GIVEN | options)
+    text = str(refusal.value)
+    assert len(text) < 1000
+    assert text.isprintable()

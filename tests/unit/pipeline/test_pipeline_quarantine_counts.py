@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pipeline_tables import QUEUE, batch, message, order, pipeline
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import DefinitionError, Pipeline
 from servicebroker.pipeline.file import parse_pipeline
-from servicebroker.pipeline.last_run import LastRun, describe, read_last_run
+from servicebroker.pipeline.last_run import LastRun, describe, last_run_path, read_last_run
 from servicebroker.pipeline.metrics import Metrics
 from servicebroker.pipeline.quarantine_counts import (
     TooManyQuarantined,
@@ -169,3 +170,16 @@ def test_a_rule_says_how_many_messages_may_be_in_quarantine():
     for wrong in ("-1", "1.5", "true", '"some"'):
         with pytest.raises(DefinitionError, match="'maximum_quarantined' must be a whole number"):
             written(f"maximum_quarantined = {wrong}")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"last": 1}', '{"last": 0, "counts": [[1]], "batches": []}'])
+def test_a_damaged_file_is_one_sentence_for_a_run_and_no_run_for_status(tmp_path, content):
+    pipe = pipeline(tmp_path)
+    path = counts_path(pipe, QUEUE)
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    last_run_path(pipe).write_text(content)
+    for use in (read_counts, lambda path: write_counts(path, 1, Counter())):
+        with pytest.raises(InstanceError, match=r"cannot be read: .* Remove the file"):
+            use(path)
+    assert describe(read_last_run(pipe)) == ["There was no run yet."]

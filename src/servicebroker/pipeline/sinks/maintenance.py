@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import BrokerError, InstanceError, Unreachable
 from servicebroker.model.named_files import read_file
+from servicebroker.pipeline.checkpoint import batch_numbers
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import source_options
@@ -110,13 +111,13 @@ def unknown_types(pipeline: Pipeline) -> list[str]:
 
 def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
     """Return the last batch that Spark has recorded as committed, and its end; -1 and None for none."""
-    committed = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    committed = batch_numbers(checkpoint / "commits")
     if not committed:
         return -1, None
     try:
         *_, offset = read_file(checkpoint / "offsets" / str(max(committed))).decode().splitlines()
         return max(committed), Frontier.from_json(json.loads(offset))
-    except (OSError, ValueError, TypeError):  # TypeError: JSON that is no object
+    except (OSError, ValueError, TypeError, RecursionError):  # TypeError: JSON that is no object
         raise InstanceError(f"The checkpoint '{checkpoint}' is damaged.") from None
 
 

@@ -47,8 +47,14 @@ def folder_at(text: str, base: Path) -> Folder:
     Raises:
         ValueError: tables cannot be there, or the URL holds credentials.
     """
+    if "\0" in text:
+        raise ValueError("the path of a folder has no NUL")
     parts = urlsplit(text)
     if parts.scheme == "file":
+        if parts.hostname not in (None, "localhost"):
+            raise ValueError(f"a file URL names a folder of this machine, not of '{parts.hostname}'")
+        if "%00" in parts.path:
+            raise ValueError("the path of a folder has no NUL")
         return Path(unquote(parts.path))
     scheme = _SCHEME.match(text)
     if scheme is None:

@@ -60,8 +60,7 @@ class WarehouseSink(DataSource):
                 "The servicebroker_warehouse sink is only for pipelines of servicebroker, and only appends."
             )
         pipeline = Pipeline.from_text(self._text)
-        (queue,) = (rule for rule in pipeline.queues if rule.label == self._label)
-        return WarehouseWriter(pipeline, queue)
+        return WarehouseWriter(pipeline, pipeline.queue_labelled(self._label))
 
 
 class WarehouseWriter(DataSourceStreamArrowWriter):

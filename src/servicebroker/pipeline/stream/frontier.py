@@ -19,9 +19,11 @@ import msgspec
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import shown
 from servicebroker.store.queue import retain_gone
 
 OFFSET_VERSION = 1
+MAX_BIGINT = 2**63 - 1  # of transaction ids and numbers of arrival in PostgreSQL
 PRIORITIES = range(1, 11)
 _EVERY_PRIORITY = f"{{{','.join(map(str, PRIORITIES))}}}"  # as an array of SQL
 SYSTEM_TYPES = (names.ERROR_ID, names.END_DIALOG_ID, names.DIALOG_TIMER_ID)
@@ -63,11 +65,13 @@ class Frontier:
         try:
             if fields.keys() - cls.__slots__:
                 raise msgspec.ValidationError("unknown fields")
-            return msgspec.convert(fields, cls)
+            offset = msgspec.convert(fields, cls)
         except msgspec.ValidationError:
-            raise InstanceError(
-                f"The checkpoint holds an offset that is not one of the servicebroker source: {stored!r}."
-            ) from None
+            raise foreign_offset_error(stored) from None
+        last_order = 0 if offset.is_initial else MAX_BIGINT
+        if not (0 <= offset.lo <= offset.hi <= MAX_BIGINT and 0 <= offset.queuing_order <= last_order):
+            raise foreign_offset_error(stored)
+        return offset
 
     @property
     def is_initial(self) -> bool:
@@ -81,6 +85,13 @@ class Frontier:
     def read_to(self, queuing_order: int) -> Frontier:
         """Return a later point of the same window."""
         return replace(self, queuing_order=queuing_order)
+
+
+def foreign_offset_error(stored: object) -> InstanceError:
+    """Return the error for an offset in a checkpoint that this source has not written."""
+    return InstanceError(
+        f"The checkpoint holds an offset that is not one of the servicebroker source: {shown(stored)}."
+    )
 
 
 class QueuePosition(NamedTuple):

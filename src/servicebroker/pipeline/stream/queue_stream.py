@@ -143,7 +143,7 @@ class QueueStream:
         self._target = self._owned_queue().position().frontier
 
     def is_known(self, offset: dict[str, Any]) -> bool:
-        """True if a stream at `offset` has read everything that has left the queue.
+        """True if the queue has given everything up to `offset` and nothing behind it, as recorded.
 
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time.
@@ -154,6 +154,10 @@ class QueueStream:
         queue = self._owned_queue()
         known = self._continue_from(Frontier.from_json(offset), queue.position())
         return known is None or self._stream_offsets().is_known(known)
+
+    def refusal(self, offset: dict[str, Any]) -> InstanceError:
+        """Return the error for an offset that is not known."""
+        return self._stream_offsets().refusal(Frontier.from_json(offset), self._owned_queue().queue_name)
 
     def planned_from(self, start: dict[str, Any] | None) -> BatchPlan | None:
         """Return the batch that was planned from `start` before and never acknowledged, to plan it again.

@@ -18,9 +18,9 @@ from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.pipeline.queue_lease import QueueLease, find_existing_queues, find_queues
 from servicebroker.pipeline.stream import rows
-from servicebroker.pipeline.stream.frontier import slice_between
+from servicebroker.pipeline.stream.frontier import foreign_offset_error, slice_between
 from servicebroker.pipeline.stream.queue_stream import BatchPlan, Budget, QueueStream, divide_into_parts
-from servicebroker.pipeline.stream.stream_offsets import digest, is_last_end, old_checkpoint_error
+from servicebroker.pipeline.stream.stream_offsets import digest, is_last_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +96,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets = self._split(start)
         streams = self._existing_streams()
         self._check_gone(offsets, streams)
-        self._check_old({name: offset for name, offset in offsets.items() if name in streams}, start)
+        self._check_known({name: offset for name, offset in offsets.items() if name in streams}, start)
         plans = self._planned(offsets, streams) or self._plans(offsets, streams, self._budget(limit))
         if not plans or self._must_wait(plans, is_all=isinstance(limit, ReadAllAvailable)):
             return start
@@ -129,7 +129,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         before, after = self._split(start), self._split(end)
         changed = self._existing([name for name, offset in after.items() if before.get(name) != offset])
-        self._check_old({name: after[name] for name in changed}, start, end)
+        self._check_known({name: after[name] for name in changed}, start, end)
         count = max(1, -(-self._options.min_partitions // max(1, len(changed))))
         parts: list[rows.Part] = []
         for name in changed:
@@ -146,7 +146,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Acknowledge everything up to `end`, since the sink has it. Mostly `latestOffset` has done so already."""
         offsets = self._split(end)
         existing = self._existing([*offsets])
-        self._check_old({name: offsets[name] for name in existing}, end)
+        self._check_known({name: offsets[name] for name in existing}, end)
         for name in existing:
             self._stream(name).commit(offsets[name])
 
@@ -216,20 +216,20 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         return digest(f"{options.database} {options.queue or options.queue_pattern}".lower())
 
-    def _check_old(self, offsets: Mapping[str, Any], *of_checkpoint: dict[str, Any]) -> None:
-        """Refuse offsets of queues that have given more since.
+    def _check_known(self, offsets: Mapping[str, Any], *of_checkpoint: dict[str, Any]) -> None:
+        """Refuse offsets that are not where their queues are.
 
         An offset of the checkpoint that ends the last batch of some query is accepted: it is no old copy.
 
         Raises:
-            InstanceError: the checkpoint is older than what a queue has given.
+            InstanceError: the checkpoint is older than what a queue has given, or ahead of that.
         """
-        old = [name for name, offset in offsets.items() if not self._stream(name).is_known(offset)]
-        if not old:
+        unknown = [name for name, offset in offsets.items() if not self._stream(name).is_known(offset)]
+        if not unknown:
             return
         connection = self._database().connection
         if not any(is_last_end(connection, self._source, digest(offset)) for offset in of_checkpoint):
-            raise old_checkpoint_error(old[0])
+            raise self._stream(unknown[0]).refusal(offsets[unknown[0]])
 
     def _planned(self, offsets: Mapping[str, Any], streams: Mapping[str, QueueStream]) -> dict[str, BatchPlan]:
         """Return the batch that was planned from this start before and never acknowledged, with all its queues."""
@@ -291,11 +291,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset of each queue. A query may go on with a part of the queues of its checkpoint.
 
         Raises:
-            InstanceError: the offset is of a single queue, but the options name several.
+            InstanceError: the offset is of a single queue, but the options name several; or of another source.
         """
+        if not isinstance(offset, dict):
+            raise foreign_offset_error(offset)
         if offset.get("version") == MULTI_QUEUE_VERSION:
-            names = {name.lower(): name for name in self._options.queues}
-            return {names.get(name.lower(), name): queue_offset for name, queue_offset in offset["queues"].items()}
+            names: dict[str, str] = {name.lower(): name for name in self._options.queues}
+            offsets: dict[str, Any] | None = offset.get("queues")
+            if not isinstance(offsets, dict) or not all(isinstance(inner, dict) for inner in offsets.values()):
+                raise foreign_offset_error(offset)
+            return {names.get(name.lower(), name): queue_offset for name, queue_offset in offsets.items()}
         if not self._options.is_of_one_queue:
             raise InstanceError(
                 "The checkpoint was written by a query that reads one queue, and this one reads several: start it with "

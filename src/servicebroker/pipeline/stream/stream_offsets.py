@@ -4,8 +4,9 @@ A checkpoint is a folder: it can be copied, restored, or lose its end. Spark the
 batch that the sink has. The sink takes them for that batch, and the next plan deletes them. Two tables prevent that.
 
 * `stream_offsets` has the acknowledged offset of each queue, and the batch planned after it. The process that plans a
-  stream owns the queue, so it alone writes the row. A start that has not read what was acknowledged is refused. A start
-  that was planned from before gets the same end again.
+  stream owns the queue, so it alone writes the row. An offset that is none of them is refused: an older one has not
+  read what was acknowledged, and a later one would acknowledge messages that nobody has read. A start that was planned
+  from before gets the same end again.
 * `stream_batches` has the last batch of each query, by a digest of its end offset. The tasks that read a batch write
   the row, since Spark tells only them the query's id and the batch number. A number that comes again with another end
   is refused, whatever the sink is. A start that ends some query's last batch is no old copy, whatever another stream
@@ -28,10 +29,11 @@ from servicebroker.store.statements import text_of
 
 BATCH_RETENTION_DAYS = 400  # a query that has read nothing for longer is forgotten
 
-_REMEDY = (
-    "The checkpoint is an old copy, has lost its end, or is used by two queries. Nothing is lost: the queue keeps its "
-    "messages. Start the query with a new checkpoint location, after checking in the target which messages it holds."
+_NEW_CHECKPOINT = (
+    "Nothing is lost: the queue keeps its messages. Start the query with a new checkpoint location, after checking in "
+    "the target which messages it holds."
 )
+_REMEDY = f"The checkpoint is an old copy, has lost its end, or is used by two queries. {_NEW_CHECKPOINT}"
 
 
 class StreamOffsets:
@@ -54,10 +56,25 @@ class StreamOffsets:
         self._planned = (start, end) if start and end else None
 
     def is_known(self, offset: Frontier) -> bool:
-        """True if a stream at `offset` has read everything that has left the queue, or reads it from its beginning."""
-        if offset.is_initial or self._acknowledged is None or has_read(offset, self._acknowledged):
-            return True
-        return self._planned is not None and any(_is_same(offset, planned) for planned in self._planned)
+        """True if a stream at `offset` is where the record says, or reads the queue from its beginning.
+
+        Also true without a record, as for a checkpoint of a version that kept none.
+        """
+        recorded_offsets = [known for known in (self._acknowledged, *(self._planned or ())) if known is not None]
+        return offset.is_initial or not recorded_offsets or any(_is_same(offset, known) for known in recorded_offsets)
+
+    def refusal(self, offset: Frontier, queue_name: str) -> InstanceError:
+        """Return the error for an offset that is not known."""
+        if self._acknowledged is not None and not has_read(offset, self._acknowledged):
+            return InstanceError(
+                f"The checkpoint is older than what the queue '{queue_name}' has given: messages behind its offset "
+                f"were read and acknowledged. {_REMEDY}"
+            )
+        return InstanceError(
+            f"The checkpoint is ahead of what the queue '{queue_name}' has given: messages before its offset were "
+            "never read, and would be deleted. The server was restored from a backup, has lost its last commits, or "
+            f"the checkpoint is not of this queue. {_NEW_CHECKPOINT}"
+        )
 
     def planned_from(self, start: Frontier) -> Frontier | None:
         """Return the end of the batch that was planned from `start` and not acknowledged; None without one."""
@@ -94,14 +111,6 @@ class StreamOffsets:
             _text(end),
         )
         self._planned = start, end
-
-
-def old_checkpoint_error(queue_name: str) -> InstanceError:
-    """Return the error for a checkpoint that has not read everything that has left a queue."""
-    return InstanceError(
-        f"The checkpoint is older than what the queue '{queue_name}' has given: messages behind its offset were read "
-        f"and acknowledged. {_REMEDY}"
-    )
 
 
 def is_last_end(connection: psycopg.Connection[Any], source: str, end: str) -> bool:
