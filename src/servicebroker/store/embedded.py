@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Self
 
 from servicebroker.model.errors import InstanceError, NoInstance
+from servicebroker.model.hidden_passwords import without_password
+from servicebroker.model.wording import LONGEST_SHOWN, cut
 from servicebroker.store.cluster import HOME_FILE, Cluster, LostLog, server_user, unusable, user_name
 
 CHECK_INTERVAL_S = 0.5  # seconds between two checks of the server
@@ -121,9 +123,15 @@ class EmbeddedServer:
 
         Raises:
             NoInstance: none has been.
+            InstanceError: the folder cannot be reached, or its path is too long.
         """
-        if not cls.exists(folder):
-            raise NoInstance(f"There is no instance in '{folder}': make one with servicebroker init.")
+        try:
+            exists = cls.exists(folder)
+        except OSError as error:
+            raise unusable(Path(cut(str(folder), LONGEST_SHOWN)), error) from error
+        if not exists:
+            place = without_password(str(folder))  # perhaps a mistyped URL
+            raise NoInstance(f"There is no instance in '{place}': make one with servicebroker init.")
 
     @staticmethod
     def exists(folder: Path | str) -> bool:

@@ -10,6 +10,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from servicebroker.model.errors import InstanceError, Unreachable
+from servicebroker.model.hidden_passwords import without_password, without_quoted_secrets
+from servicebroker.model.names import is_encodable
 from servicebroker.store import lost_sessions
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 
@@ -46,15 +48,17 @@ def is_url(target: str) -> bool:
     """Check whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder.
 
     Raises:
-        InstanceError: it looks like a URL, but not of PostgreSQL: it is unlikely to be meant as a folder.
+        InstanceError: it looks like a URL, but not of PostgreSQL: it is unlikely to be meant as a folder. Or it has a
+            NUL, behind which libpq reads nothing, or half of a surrogate pair.
     """
+    if "\0" in target or not is_encodable(target):
+        raise InstanceError("The URL or folder of an instance has a NUL or half of a surrogate pair, and names none.")
     if re.match(r"postgres(ql)?://|\w+ *=", target):
         return True
     if _URL_PATTERN.match(target):
-        shown = re.sub(r":(?!//)[^:@]*@", ":...@", target)  # hides the password
         raise InstanceError(
-            f"'{shown}' is no URL of PostgreSQL: write postgresql://user@host:port/database, or ./ before the name of "
-            "a folder."
+            f"'{without_password(target)}' is no URL of PostgreSQL: write postgresql://user@host:port/database, or ./ "
+            "before the name of a folder."
         )
     return False
 
@@ -76,7 +80,8 @@ async def connect(
         )
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
-        raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
+        reason = without_quoted_secrets(one_line(problem), url)
+        raise Unreachable(f"Cannot connect to PostgreSQL: {reason}{advice}") from None
     if connection.info.server_version < _MINIMUM_SERVER:
         version = connection.info.server_version // 10000
         await connection.close()
