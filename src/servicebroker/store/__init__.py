@@ -25,7 +25,7 @@ functions that translated T-SQL calls.
 
 **Where.** The embedded server: `embedded.py`, `cluster.py`. Connections and pools: `connection.py`. Locks beyond a
 savepoint: `session_locks.py`. NOTIFY: `listener.py`. Keys: `keys/key_files.py`, `keys/opened_keys.py`,
-`keys/sealing.py`. Domains: `keys/domain_folder.py`, `membership.py`. Changed definitions: `expected_objects.py`. Views
-that an upgrade drops: `tsql/dependent_views.py`. Explained errors of PostgreSQL: `server_errors.py`. Begin with
-`statements.py`, then `running.py`.
+`keys/sealing.py`. Domains: `keys/domain_folder.py`, `membership.py`. Changed definitions: `expected_objects.py`.
+Catalog views in an upgrade: `migrations/catalog_views.py`, and views that read them: `tsql/dependent_views.py`.
+Explained errors of PostgreSQL: `server_errors.py`. Begin with `statements.py`, then `running.py`.
 """

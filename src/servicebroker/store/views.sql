@@ -1,8 +1,8 @@
 -- The catalog views, with the names and columns of Service Broker. They show the broker database that the setting
 -- servicebroker.database names, all of them while it is unset; the last column says which one a row belongs to.
 -- Each runs with the rights of whoever reads it: without rights on the tables there is an error, and no rows.
--- Made anew after every migration. Grants on a view, and views of others that read it, survive that; a migration
--- that changes more than the end of its column list drops the view first.
+-- Made anew after every migration (store/migrations/catalog_views.py), in another form, too. Grants on a view, and views of
+-- others that read it, survive that. A new column stands before the last one.
 
 -- What has come from another instance and cannot be received yet: it is not whole, and has no body then, or not in turn. A part
 -- of the view of each queue, apart from them, since a queue is made in half the time so.

@@ -98,6 +98,31 @@ def test_views_on_the_catalog_outlive_an_upgrade(make_instance_url: Callable[[],
     assert found == (True, True, "told")
 
 
+def test_a_catalog_view_changes_its_columns_in_an_upgrade(make_instance_url: Callable[[], str]) -> None:
+    """A view has lost a column before its last one. Its grants, and views that read it, stay."""
+    url = make_instance_url()
+    new = entries(url)
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "drop view sys.service_contracts cascade; "
+            "create view sys.service_contracts as select null::text as name, null::text as broker_database; "
+            "grant select on sys.service_contracts, sys.services to pg_monitor with grant option; "
+            "create view public.contracts as select name from sys.service_contracts; "
+            "grant select on public.contracts to pg_monitor; "
+            "delete from servicebroker.migrations where number = 496"
+        )
+    sb.open(url, upkeep=None).close()
+    with psycopg.connect(url) as connection:
+        (found,) = connection.execute(
+            "select count(*) > 0, has_table_privilege('pg_monitor', 'public.contracts', 'select'), "
+            "has_table_privilege('pg_monitor', 'sys.service_contracts', 'select with grant option'), "
+            "has_table_privilege('pg_monitor', 'sys.services', 'select with grant option') from public.contracts"
+        ).fetchall()
+        assert found == (True, True, True, True)
+        connection.execute("revoke all on sys.service_contracts, sys.services from pg_monitor")
+    assert entries(url) == new
+
+
 @pytest.mark.parametrize("last", [7, BASELINE_NUMBER - 1])
 def test_an_instance_from_before_the_baseline_is_left_alone(
     make_instance_url: Callable[[], str], make_url: Callable[[], str], tmp_path: Path, last: int

@@ -29,6 +29,7 @@ from servicebroker.store import locks
 from servicebroker.store.connection import one_line
 from servicebroker.store.expected_objects import is_foreign, record, trust_queues
 from servicebroker.store.lock_functions import close_where_allowed
+from servicebroker.store.migrations.catalog_views import make_views
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
 from servicebroker.store.server_errors import explain_lock_refusal, in_our_words
@@ -267,7 +268,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         "migrations.make_anew",
         "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues",
     )
-    connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
+    make_views(connection)
     for queue in queues:
         statement = renewed_objects(*queue)
         execute(connection, statement.name, statement.sql)
