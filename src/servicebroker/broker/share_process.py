@@ -7,6 +7,7 @@ at once.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -137,6 +138,7 @@ def main(descriptor: int) -> None:
         begin: Begin = daemon.hear()
         logging.basicConfig(handlers=[DaemonsLog(daemon)], level=logging.WARNING)
         logging.getLogger("servicebroker").setLevel(begin.level)
+        gc.freeze()  # imported modules are no garbage: collections need not visit them
         try:
             ShareServer(daemon, begin).serve()
         except Exception as problem:

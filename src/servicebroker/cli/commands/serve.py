@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 import time
@@ -136,6 +137,7 @@ def serve(
                             )
                             ending.host = running.enter_context(readers)
                         ending.again()  # for a signal that came before daemon and host existed
+                        gc.freeze()  # imported modules are no garbage: collections need not visit them
                         daemon.run()
                     return
             except Unreachable as problem:
