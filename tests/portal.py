@@ -84,6 +84,8 @@ class StandIn:
             poison=worker.poison,
             concurrency=worker.concurrency,
             rate=worker.rate,
+            global_concurrency=worker.global_concurrency,
+            global_rate=worker.global_rate,
         )
         for message_type, handler in worker._handlers.items():
 

@@ -25,7 +25,7 @@ import psycopg
 
 from servicebroker.api.failure_policy import FailureHandler
 from servicebroker.api.shared import tracing
-from servicebroker.api.shared.rate_limit import RateLimit
+from servicebroker.api.throttle import Throttle
 from servicebroker.api.transaction import Transaction, translated
 from servicebroker.api.turns import Procedure, hold
 from servicebroker.model.errors import InstanceError
@@ -33,7 +33,7 @@ from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
-from servicebroker.store.concurrency import Event, StopDetector
+from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.server_errors import undoes_all
 
@@ -66,36 +66,30 @@ def process(
 
     def drain() -> int:
         nonlocal total
-        processed, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
+        processed, goes_on = drain_within_limits()
         while goes_on and not should_stop():
             if throttle is not None:
                 throttle.pause()
-            more, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
+            more, goes_on = drain_within_limits()
             processed += more
         total += processed
         return processed
 
+    def drain_within_limits() -> tuple[int, bool]:
+        if throttle is None:
+            return _drain(database, receive, procedure, guard, should_stop, None)
+        queue_id = (database._find(operation.queue)).queue_id
+        if not throttle.begin(queue_id):
+            return 0, True
+        processed = 0
+        try:
+            processed, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
+        finally:
+            throttle.end(queue_id, processed)
+        return processed, goes_on
+
     database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
     return total
-
-
-class Throttle:
-    """The rate limit of a worker, as one of its readers uses it."""
-
-    def __init__(self, limit: RateLimit, over: Event) -> None:
-        self.settle = limit.settle
-        self._limit = limit
-        self._over = over
-        self._pause_s = 0.0
-
-    def take(self) -> bool:
-        """Take a token for one message. Return False if the reader must `pause` first."""
-        self._pause_s = self._limit.take()
-        return not self._pause_s
-
-    def pause(self) -> None:
-        """Wait until `take` can succeed, or the worker ends."""
-        self._over.wait(self._pause_s)
 
 
 def _never() -> bool:
@@ -146,6 +140,8 @@ def _drain(
                 return _take_groups(database, connection, operation, run)
             return _take(database, connection, operation, run)
 
+        if throttle is not None and not throttle.enter(connection, queue.queue_id):
+            return 0, True
         try:
             while throttle is None or throttle.take():
                 processed = process_next()
@@ -167,6 +163,8 @@ def _drain(
                 connection.close()
             raise
         finally:
+            if throttle is not None:
+                throttle.leave(connection, queue.queue_id)
             database.instance.poison.unanswered(connection)
     return done, False
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servicebroker.api.failure_policy import FailureHandler
-from servicebroker.api.processing import Throttle, process
+from servicebroker.api.processing import process
 from servicebroker.api.shared.rate_limit import RateLimit
+from servicebroker.api.throttle import limit_of, throttle_of
 from servicebroker.api.transaction import Transaction
-from servicebroker.model.arguments import check_count
+from servicebroker.model.arguments import MAXIMUM_SLOTS, check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
 from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message, read_error
@@ -57,7 +58,7 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
             with database.transaction() as transaction:
                 transaction.run(KeepSchedule(worker.queue, name, schedule))
     over = Event()
-    limits = [None if worker.per_second is None else RateLimit(worker.per_second) for worker in workers]
+    limits = [limit_of(worker) for worker in workers]
     readers = [
         Background(
             partial(_read, database, worker, over, limit),
@@ -65,7 +66,7 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
             partial(_is_replaced, worker, over),
         )
         for worker, limit in zip(workers, limits, strict=True)
-        for _ in range(worker.concurrency or concurrency)
+        for _ in range(min(worker.concurrency or concurrency, worker.global_concurrency or MAXIMUM_SLOTS))
     ]
     try:
         yield
@@ -104,7 +105,7 @@ def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | No
                 partial(_handle, worker),
                 stopping=over.is_set,
                 guard=guard,
-                throttle=None if limit is None else Throttle(limit, over),
+                throttle=throttle_of(database, worker, limit, over),
             )
             pause = _PAUSES[0]
         except BaseException as problem:

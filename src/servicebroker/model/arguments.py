@@ -23,6 +23,7 @@ HIGHEST_MAX_BODY_BYTES = 900 * 1024 * 1024  # bytes; PostgreSQL fails at 1 GB, w
 MAXIMUM_DESCRIPTION = 3000  # characters
 MAXIMUM_KEY = 256  # characters of an idempotency key: an entry of its index has 2,700 bytes at most
 MAXIMUM_GROUPS = 60  # in a transaction: one subtransaction each; PostgreSQL keeps 64 of a backend in memory
+MAXIMUM_SLOTS = 1_000  # of the workers of a queue: a reader that waits tries each
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock, and the server's lock table is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
 NAME_TAKEN = 2714
@@ -203,15 +204,15 @@ def check_count(name: str, count: object) -> None:
         raise BrokerError(402, name, shown(count), "an int of 1 or more")
 
 
-def messages_per_second(rate: object) -> float:
-    """Return the number of a rate such as "100/s", "30/min" or "1000/h".
+def messages_per_second(name: str, rate: object) -> float:
+    """Return the number of a rate such as "100/s", "30/min" or "1000/h". `name` is that of the argument.
 
     Raises:
         BrokerError: 402 another value, or none above 0.
     """
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if found is None or not float(found["count"]):
-        raise BrokerError(402, "rate", shown(rate), 'a number above 0 of messages by s, min or h: "100/s"')
+        raise BrokerError(402, name, shown(rate), 'a number above 0 of messages by s, min or h: "100/s"')
     return float(found["count"]) / _UNIT_S[found["unit"]]
 
 
@@ -245,6 +246,13 @@ def check_groups(groups: object) -> None:
     check_count("groups", groups)
     if groups > MAXIMUM_GROUPS:  # type: ignore[operator]
         raise BrokerError(402, "groups", shown(groups), f"at most {MAXIMUM_GROUPS}: each costs a subtransaction")
+
+
+def check_slots(slots: object) -> None:
+    """Refuse a value that is no number of handlers at once of all workers of a queue."""
+    check_count("global_concurrency", slots)
+    if slots > MAXIMUM_SLOTS:  # type: ignore[operator]
+        raise BrokerError(402, "global_concurrency", shown(slots), f"at most {MAXIMUM_SLOTS}")
 
 
 def check_error_code(code: object) -> None:

@@ -8,7 +8,14 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
-from servicebroker.model.arguments import check_count, check_groups, check_policy, check_switch, messages_per_second
+from servicebroker.model.arguments import (
+    check_count,
+    check_groups,
+    check_policy,
+    check_slots,
+    check_switch,
+    messages_per_second,
+)
 from servicebroker.model.errors import BodyError, BrokerError, InstanceError
 from servicebroker.model.handlers import check_kind, check_parameters
 from servicebroker.model.handlers.schedules import Missed, Schedule, name_of
@@ -75,6 +82,9 @@ class Worker:
         concurrency: the number of messages that each process handles at a time; None for that of `working` or of the
             command.
         rate: the most messages that each process handles in a time, spread evenly, as "100/s", "30/min" or "1000/h".
+        global_concurrency: the number of handlers at a time, at most 1,000, of all workers of the queue that state this
+            limit, in all processes.
+        global_rate: the most messages in a time, as `rate`, of all workers of the queue that state this limit.
     """
 
     def __init__(
@@ -87,6 +97,8 @@ class Worker:
         poison: Policy = by_default,
         concurrency: int | None = None,
         rate: str | None = None,
+        global_concurrency: int | None = None,
+        global_rate: str | None = None,
     ) -> None:
         if not isinstance(queue, str):
             raise BrokerError(402, "queue", type(queue).__name__, "str, the name of a queue")
@@ -99,7 +111,10 @@ class Worker:
         check_policy(poison)
         if concurrency is not None:
             check_count("concurrency", concurrency)
-        self.per_second = None if rate is None else messages_per_second(rate)
+        if global_concurrency is not None:
+            check_slots(global_concurrency)
+        self.per_second = None if rate is None else messages_per_second("rate", rate)
+        self.global_per_second = None if global_rate is None else messages_per_second("global_rate", global_rate)
         self.queue = queue
         self.batch = batch
         self.groups = groups
@@ -107,6 +122,8 @@ class Worker:
         self.poison = poison
         self.concurrency = concurrency
         self.rate = rate
+        self.global_concurrency = global_concurrency
+        self.global_rate = global_rate
         self._handlers: dict[str, Handler] = {}
         self._middleware: list[Middleware] = []
         self._schedules: dict[str, ScheduledHandler] = {}

@@ -475,6 +475,41 @@ begin
     end if;
 end $$;
 
+-- Limits of workers (api/aio/throttle.py), for who may receive from the queue.
+create or replace function servicebroker_fence.take_slot(
+    queue integer, slots integer, me uuid default servicebroker_fence.me(), out slot integer, out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue);
+    if refusal is null then slot := servicebroker.take_slot(queue, slots); end if;
+end $$;
+
+create or replace function servicebroker_fence.release_slot(
+    queue integer, slot integer, me uuid default servicebroker_fence.me(), out is_done boolean, out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    is_done := exists (select from servicebroker.fenced_roles f where f.key = me) and servicebroker.release_slot(queue, slot);
+end $$;
+
+create or replace function servicebroker_fence.take_place(
+    queue integer, seconds double precision, me uuid default servicebroker_fence.me(), out wait double precision,
+    out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue);
+    if refusal is null then wait := servicebroker.take_place(queue, seconds); end if;
+end $$;
+
+create or replace function servicebroker_fence.settle_place(
+    queue integer, seconds double precision, me uuid default servicebroker_fence.me(), out is_done boolean,
+    out refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue);
+    if refusal is null then perform servicebroker.settle_place(queue, seconds); end if;
+    is_done := refusal is null;
+end $$;
+
 -- Schedules of workers (engine/conversation/schedules.py), for who may receive from the queue.
 create or replace function servicebroker_fence.find_schedule(
     queue integer, schedule text, me uuid default servicebroker_fence.me(), out handle uuid, out rule text,

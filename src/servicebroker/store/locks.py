@@ -12,6 +12,7 @@ CONVERSATION_MOVE = 0x53420012  # a conversation being moved; second: uuid_hash(
 TSQL_KEY = 0x53420020  # a key of a table that T-SQL reads with HOLDLOCK; second: hashtext of both
 BROKER_DAEMON = 0x53420013  # the daemon that serves the instance; second: 0
 QUEUE_ACTIVATION = 0x53420014  # runs the monitor of a queue; second: queue_id
+QUEUE_SLOT = 0x53420015  # one of the handlers at once of a queue's workers; second: of queue and slot, see verbs.sql
 ROUTE_REQUEST = 0x53420019  # the dynamic routing service being asked; second: hashtext(service), see missing_routes.py
 TSQL_APPLICATION = 0x53420022  # sp_getapplock; second: hashtext of the database's id and the name
 TSQL_IDENTITY = 0x53420023  # the sequence of an IDENTITY is set to a written number; second: its oid

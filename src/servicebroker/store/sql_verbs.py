@@ -15,6 +15,7 @@ from servicebroker.model.arguments import (
     MAXIMUM_DESCRIPTION,
     MAXIMUM_HANDLES,
     MAXIMUM_KEY,
+    MAXIMUM_SLOTS,
 )
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_types import BROKER_QUEUE_DISABLED
@@ -94,6 +95,8 @@ def _values() -> dict[str, object]:
         "service_lock": locks.SERVICE_NAME,
         "pipeline_lock": locks.PIPELINE_QUEUE,
         "move_lock": locks.CONVERSATION_MOVE,
+        "slot_lock": locks.QUEUE_SLOT,
+        "maximum_slots": MAXIMUM_SLOTS,
         "delivery_channel": DELIVERY_CHANNEL,
         "monitors_channel": MONITORS_CHANNEL,
         "default_priority": DEFAULT_LEVEL,

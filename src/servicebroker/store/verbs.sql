@@ -624,6 +624,51 @@ create or replace function servicebroker.set_next_time(handle uuid, next_time ti
     update servicebroker.conversation_endpoints e set dialog_timer = $2 where e.conversation_handle = $1 and e.state = 'SO';
 $$;
 
+-- Limits of all workers of a queue together (api/aio/throttle.py). A slot is a lock of the session, which ends with the session.
+create or replace function servicebroker.slot_key(queue integer, slot integer) returns integer language sql immutable as $$
+    select ((queue::bigint * {maximum_slots} + slot) % 2147483648)::integer
+$$;
+
+-- Take one of the slots; null if others have all of them.
+create or replace function servicebroker.take_slot(queue integer, slots integer) returns integer language plpgsql as $$
+declare
+    first integer := floor(random() * slots);
+begin
+    for place in 0 .. least(slots, {maximum_slots}) - 1 loop
+        if pg_try_advisory_lock({slot_lock}, servicebroker.slot_key(queue, (first + place) % slots)) then
+            return (first + place) % slots;
+        end if;
+    end loop;
+    return null;
+end $$;
+
+create or replace function servicebroker.release_slot(queue integer, slot integer) returns boolean language sql as $$
+    select pg_advisory_unlock({slot_lock}, servicebroker.slot_key(queue, slot))
+$$;
+
+-- Take the place of one message of a rate: the seconds until the next place is free, 0 if it was taken.
+create or replace function servicebroker.take_place(queue integer, seconds double precision) returns double precision
+language plpgsql as $$
+declare
+    free timestamptz := (select r.next_time from servicebroker.queue_rates r where r.queue_id = queue);
+begin
+    if free is null or free <= clock_timestamp() then
+        insert into servicebroker.queue_rates as r (queue_id, next_time)
+        values (queue, clock_timestamp() + make_interval(secs => seconds))
+            on conflict (queue_id) do update
+           set next_time = greatest(r.next_time, clock_timestamp() - interval '50 ms') + make_interval(secs => seconds)
+         where r.next_time <= clock_timestamp();
+        if found then return 0; end if;
+        free := (select r.next_time from servicebroker.queue_rates r where r.queue_id = queue);
+    end if;
+    return greatest(0.001, extract(epoch from free - clock_timestamp()));
+end $$;
+
+-- Count the further messages that were received on a place; fewer than none give the place back.
+create or replace function servicebroker.settle_place(queue integer, seconds double precision) returns void language sql as $$
+    update servicebroker.queue_rates r set next_time = r.next_time + make_interval(secs => seconds) where r.queue_id = queue
+$$;
+
 -- What tells whether somebody has written the objects of a queue again: which there are, and in which transactions PostgreSQL's
 -- catalogs were told of them. What the broker itself changes there (relfilenode, statistics) is left out.
 create or replace function servicebroker.fingerprint(queue integer) returns bigint language plpgsql stable as $$

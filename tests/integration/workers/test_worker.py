@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
+from servicebroker.store import locks
 from servicebroker.store.statement_counts import StatementCounts
 from support import (
     CONTRACT,
@@ -28,6 +29,7 @@ from support import (
     eventually,
     far_handle,
     open_dialog,
+    query,
     queue_number,
     refused,
     state,
@@ -302,6 +304,70 @@ def test_a_worker_that_pauses_ends_soon(database: sb.Database) -> None:
         began = time.monotonic()
     assert time.monotonic() - began < 4
     assert len(database.receive(STOCK_QUEUE)) == 1  # the first one is committed, and the second one still there
+
+
+def slots(database: sb.Database) -> int:
+    held = "select count(*) from pg_locks where locktype = 'advisory' and classid = %s"
+    return int(query(database, held, locks.QUEUE_SLOT)[0][0])
+
+
+def test_a_global_concurrency_holds_for_all_workers_of_a_queue(database: sb.Database) -> None:
+    """Two instances are two processes for the server. A slot of a session that dies is free again."""
+    at_work, most = Counter[str](), Counter[str]()
+    lock = threading.Lock()
+    worker = sb.Worker(STOCK_QUEUE, global_concurrency=2)
+
+    @worker.on()
+    def handler(tx: sb.Transaction, message: sb.Message) -> None:
+        with lock:
+            at_work["now"] += 1
+            most["now"] = max(most["now"], at_work["now"])
+        time.sleep(0.05)
+        with lock:
+            at_work["now"] -= 1
+            most["done"] += 1
+
+    with sb.open(database.instance.url, upkeep=None) as other, other.connection() as lost:
+        lost.execute("select servicebroker.take_slot(%s, 1)", (queue_number(database, STOCK_QUEUE),))
+        for _ in range(12):
+            begin_with(database, b"1")
+        with database.working(worker, concurrency=3), other.database(database.name).working(worker, concurrency=3):
+            eventually(lambda: most["done"] >= 2)
+            assert most["now"] == 1
+            lost.close()
+            eventually(lambda: most["done"] == 12)
+            begin_with(database, b"1")
+            eventually(lambda: most["done"] == 13)
+    assert most["now"] == 2
+    eventually(lambda: not slots(database))
+
+
+def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) -> None:
+    times: list[float] = []
+    worker = sb.Worker(STOCK_QUEUE, global_rate="20/s", global_concurrency=4)
+    worker.on()(lambda tx, message: times.append(time.monotonic()))
+    for _ in range(8):
+        begin_with(database, b"1")
+    with (
+        sb.open(database.instance.url, upkeep=None) as other,
+        database.working(worker, concurrency=2),
+        other.database(database.name).working(worker, concurrency=2),
+    ):
+        eventually(lambda: len(times) == 8)
+    assert max(times) - min(times) > 6.5 / 20
+
+
+def test_an_idle_worker_uses_up_no_place(database: sb.Database) -> None:
+    done = threading.Event()
+    worker = sb.Worker(STOCK_QUEUE, global_rate="1/h")
+    worker.on()(lambda tx, message: done.set())
+    with database.working(worker, concurrency=2):
+        time.sleep(0.3)
+        begin_with(database, b"1", b"2")
+        assert done.wait(60)
+        began = time.monotonic()
+    assert time.monotonic() - began < 4
+    assert len(database.receive(STOCK_QUEUE)) == 1
 
 
 def test_a_worker_may_have_a_concurrency_of_its_own(database: sb.Database) -> None:

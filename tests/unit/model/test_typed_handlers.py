@@ -422,7 +422,7 @@ def test_refused_middleware() -> None:
     ("rate", "expected"), [("100/s", 100), ("30/min", 0.5), ("1800/h", 0.5), ("0.5/s", 0.5), ("7/s", 7)]
 )
 def test_rates(rate: str, expected: float) -> None:
-    assert messages_per_second(rate) == expected
+    assert messages_per_second("rate", rate) == expected
     assert sb.Worker("Q", rate=rate).rate == rate
 
 
@@ -430,6 +430,8 @@ def test_rates(rate: str, expected: float) -> None:
 def test_refused_rates(rate: Any) -> None:
     with refused(402, "rate"):
         sb.Worker("Q", rate=rate)
+    with refused(402, "global_rate"):
+        sb.Worker("Q", global_rate=rate)
 
 
 def test_refused_concurrency() -> None:

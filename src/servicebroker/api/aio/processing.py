@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servicebroker.api.aio.failure_policy import AsyncFailureHandler
+from servicebroker.api.aio.throttle import AsyncThrottle
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
 from servicebroker.api.aio.turns import Procedure, hold
 from servicebroker.api.shared import tracing
-from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.handlers import check_result
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
-from servicebroker.store.aio.concurrency import Event, StopDetector
+from servicebroker.store.aio.concurrency import StopDetector
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.server_errors import undoes_all
 
@@ -65,36 +65,30 @@ async def process(
 
     async def drain() -> int:
         nonlocal total
-        processed, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
+        processed, goes_on = await drain_within_limits()
         while goes_on and not should_stop():
             if throttle is not None:
                 await throttle.pause()
-            more, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
+            more, goes_on = await drain_within_limits()
             processed += more
         total += processed
         return processed
 
+    async def drain_within_limits() -> tuple[int, bool]:
+        if throttle is None:
+            return await _drain(database, receive, procedure, guard, should_stop, None)
+        queue_id = (await database._find(operation.queue)).queue_id
+        if not await throttle.begin(queue_id):
+            return 0, True
+        processed = 0
+        try:
+            processed, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
+        finally:
+            await throttle.end(queue_id, processed)
+        return processed, goes_on
+
     await database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
     return total
-
-
-class AsyncThrottle:
-    """The rate limit of a worker, as one of its readers uses it."""
-
-    def __init__(self, limit: RateLimit, over: Event) -> None:
-        self.settle = limit.settle
-        self._limit = limit
-        self._over = over
-        self._pause_s = 0.0
-
-    def take(self) -> bool:
-        """Take a token for one message. Return False if the reader must `pause` first."""
-        self._pause_s = self._limit.take()
-        return not self._pause_s
-
-    async def pause(self) -> None:
-        """Wait until `take` can succeed, or the worker ends."""
-        await self._over.wait(self._pause_s)
 
 
 def _never() -> bool:
@@ -145,6 +139,8 @@ async def _drain(
                 return await _take_groups(database, connection, operation, run)
             return await _take(database, connection, operation, run)
 
+        if throttle is not None and not await throttle.enter(connection, queue.queue_id):
+            return 0, True
         try:
             while throttle is None or throttle.take():
                 processed = await process_next()
@@ -166,6 +162,8 @@ async def _drain(
                 await connection.close()
             raise
         finally:
+            if throttle is not None:
+                await throttle.leave(connection, queue.queue_id)
             database.instance.poison.unanswered(connection)
     return done, False
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servicebroker.api.aio.failure_policy import AsyncFailureHandler
-from servicebroker.api.aio.processing import AsyncThrottle, process
+from servicebroker.api.aio.processing import process
+from servicebroker.api.aio.throttle import limit_of, throttle_of
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.api.shared.rate_limit import RateLimit
-from servicebroker.model.arguments import check_count
+from servicebroker.model.arguments import MAXIMUM_SLOTS, check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
 from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message, read_error
@@ -56,7 +57,7 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
             async with database.transaction() as transaction:
                 await transaction.run(KeepSchedule(worker.queue, name, schedule))
     over = Event()
-    limits = [None if worker.per_second is None else RateLimit(worker.per_second) for worker in workers]
+    limits = [limit_of(worker) for worker in workers]
     readers = [
         Background(
             partial(_read, database, worker, over, limit),
@@ -64,7 +65,7 @@ async def working(database: AsyncDatabase, workers: Sequence[Worker], concurrenc
             partial(_is_replaced, worker, over),
         )
         for worker, limit in zip(workers, limits, strict=True)
-        for _ in range(worker.concurrency or concurrency)
+        for _ in range(min(worker.concurrency or concurrency, worker.global_concurrency or MAXIMUM_SLOTS))
     ]
     try:
         yield
@@ -103,7 +104,7 @@ async def _read(database: AsyncDatabase, worker: Worker, over: Event, limit: Rat
                 partial(_handle, worker),
                 stopping=over.is_set,
                 guard=guard,
-                throttle=None if limit is None else AsyncThrottle(limit, over),
+                throttle=throttle_of(database, worker, limit, over),
             )
             pause = _PAUSES[0]
         except BaseException as problem:

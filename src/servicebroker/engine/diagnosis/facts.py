@@ -291,13 +291,14 @@ _LOCK_WORDS = {
 _ALL_LOCK_WORDS = _LOCK_WORDS | {  # locks without waiters, or with rules of T-SQL
     locks.BROKER_DAEMON: "the daemon",
     locks.QUEUE_ACTIVATION: "a queue monitor",
+    locks.QUEUE_SLOT: "a limit of workers",
     locks.TSQL_KEY: "a key of a T-SQL table",
     locks.TSQL_APPLICATION: "sp_getapplock",
     locks.TSQL_IDENTITY: "an IDENTITY",
     locks.TSQL_SESSION: "a T-SQL session",
 }
 # locks that our functions take for a session of any role: exclusive ones, and shared ones
-_EXCLUSIVE_IN_VERBS = (locks.CONVERSATION_GROUP, locks.CONVERSATION_MOVE)
+_EXCLUSIVE_IN_VERBS = (locks.CONVERSATION_GROUP, locks.CONVERSATION_MOVE, locks.QUEUE_SLOT)
 _SHARED_IN_VERBS = (
     locks.PARKED_DELIVERY,
     locks.SERVICE_NAME,

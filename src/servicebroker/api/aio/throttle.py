@@ -1,0 +1,120 @@
+"""The limits of a worker for one reader: its own in this process, and those of all workers of the queue.
+
+The limits of this process are objects that its readers share. Those of all processes are in the database. A slot is a
+lock of the reader's session, so a process that dies has none. The rate is a row with the time of the next message. Only
+workers that state such a limit ask the server (decision 66).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from servicebroker.api.shared.rate_limit import RateLimit
+from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.workers import Worker
+from servicebroker.store.aio.concurrency import Event, finish
+from servicebroker.store.aio.direct import AsyncDirectConnection
+from servicebroker.store.aio.running import run_alone
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.database import AsyncDatabase
+
+MAX_PAUSE_S = 1.0  # a place that another reader takes may be given back at once, as its queue was empty
+SLOT_PAUSE_S = 0.5  # until a reader without a slot tries again: a slot of a process that died is taken within it
+
+
+def limit_of(worker: Worker) -> RateLimit | None:
+    """Return the rate limit that the readers of a worker share in this process; None without one.
+
+    A process does not ask for places of a global rate more often than the rate itself.
+    """
+    rates = [rate for rate in (worker.per_second, worker.global_per_second) if rate is not None]
+    return RateLimit(min(rates)) if rates else None
+
+
+def throttle_of(database: AsyncDatabase, worker: Worker, limit: RateLimit | None, over: Event) -> AsyncThrottle | None:
+    """Return the limits for a reader of a worker, None if it has none. `over` ends its pauses."""
+    if limit is None and worker.global_concurrency is None:
+        return None
+    return AsyncThrottle(database, worker, limit, over)
+
+
+class AsyncThrottle:
+    """The limits for one reader, which pauses without a connection until it may receive again or the worker ends."""
+
+    def __init__(self, database: AsyncDatabase, worker: Worker, limit: RateLimit | None, over: Event) -> None:
+        self._database = database
+        self._limit = limit
+        self._over = over
+        self._slots = worker.global_concurrency
+        self._slot: int | None = None
+        self._place_s = None if worker.global_per_second is None else 1 / worker.global_per_second
+        self._has_place = False  # one of the global rate, for the next RECEIVE
+        self._pause_s = 0.0
+
+    async def begin(self, queue_id: int) -> bool:
+        """Take a place of the global rate, before the reader has a connection. Return False if it is to pause first."""
+        if self._place_s is None:
+            return True
+        engine = self._database.engine
+        if not self._take_own():
+            return False
+        ((wait_s,),) = await self._database._do(engine.call("take_place", queue_id, self._place_s))
+        self._has_place = not wait_s
+        if not self._has_place:
+            self.settle(0)
+            self._pause_s = wait_s
+        return self._has_place
+
+    async def end(self, queue_id: int, received: int) -> None:
+        """Count the messages that were received on the place of `begin`: none gives the place back."""
+        if self._place_s is None or received == 1:
+            return
+        engine = self._database.engine
+        await finish(self._database._do(engine.call("settle_place", queue_id, (received - 1) * self._place_s)))
+
+    async def enter(self, connection: AsyncDirectConnection, queue_id: int) -> bool:
+        """Take a slot for the session. Return False if others have all of them, and the reader is to pause first."""
+        if self._slots is None:
+            return True
+        ((self._slot,),) = await run_alone(connection, self._database.engine.call("take_slot", queue_id, self._slots))
+        if self._slot is None:
+            if self._has_place:
+                self._has_place = False
+                self.settle(0)
+            self._pause_s = SLOT_PAUSE_S
+        return self._slot is not None
+
+    async def leave(self, connection: AsyncDirectConnection, queue_id: int) -> None:
+        """Release the slot. A session that cannot is closed, which releases it too."""
+        slot, self._slot = self._slot, None
+        if slot is None or connection.closed:
+            return
+        try:
+            await finish(run_alone(connection, self._database.engine.call("release_slot", queue_id, slot)))
+        except (psycopg.Error, ServiceBrokerError):
+            await connection.close()
+
+    def take(self) -> bool:
+        """Take the place of one message. Return False if the reader is to pause first."""
+        if self._place_s is None:
+            return self._take_own()
+        has_place, self._has_place = self._has_place, False
+        return has_place
+
+    def settle(self, received: int) -> None:
+        """Count the messages that were received on a place of this process."""
+        if self._limit is not None:
+            self._limit.settle(received)
+
+    async def pause(self) -> None:
+        """Wait until the reader may try again."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        if pause_s:
+            await self._over.wait(min(pause_s, MAX_PAUSE_S))
+
+    def _take_own(self) -> bool:
+        self._pause_s = 0.0 if self._limit is None else self._limit.take()
+        return not self._pause_s
