@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import landed_copy
 import servicebroker as sb
 from servicebroker.cli.main import app as command
+from servicebroker.store import migrations
 from servicebroker.store.cluster import programs
 from servicebroker.store.migrations import BASELINE_NUMBER
 
@@ -78,8 +79,10 @@ def test_a_view_with_for_xml_outlives_an_upgrade(make_instance_url: Callable[[],
         assert connection.execute("select from pg_proc where proname = 'refuse_zero'").fetchall() == []
 
 
-def test_views_on_the_catalog_outlive_an_upgrade(make_instance_url: Callable[[], str]) -> None:
-    """The order of their making does not count. Rights and comments stay, too."""
+def test_views_on_the_catalog_outlive_an_upgrade(
+    make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of their making does not count. Rights, comments and indexes stay, too."""
     url = make_instance_url()
     with psycopg.connect(url) as connection:
         connection.execute(
@@ -87,14 +90,24 @@ def test_views_on_the_catalog_outlive_an_upgrade(make_instance_url: Callable[[],
             "create view public.first as select name from tsql.objects; "
             "create or replace view public.second as select name from public.first; "
             "grant select on public.second to pg_monitor; comment on view public.second is 'told'; "
-            "delete from servicebroker.migrations where number = 496"
+            "create materialized view public.kept as select name from tsql.objects; "
+            "create index of_kept on public.kept (name); comment on materialized view public.kept is 'told, too'; "
+            "create view public.served as select name from sys.services"
         )
+    known = migrations.migrations()
+    later = migrations.Migration(9001, "later.sql", "drop view sys.services cascade")
+    monkeypatch.setattr(migrations, "migrations", lambda: [*known, later])
     sb.open(url, upkeep=None).close()
     with psycopg.connect(url) as connection:
+        (kept,) = connection.execute(
+            "select (select count(*) > 0 from public.kept), to_regclass('public.of_kept') is not null, "
+            "obj_description('public.kept'::regclass), (select count(*) > 0 from public.served)"
+        ).fetchall()
         (found,) = connection.execute(
             "select count(*) > 0, has_table_privilege('pg_monitor', 'public.second', 'select'), "
             "obj_description('public.second'::regclass) from public.second"
         ).fetchall()
+    assert kept == (True, True, "told, too", True)
     assert found == (True, True, "told")
 
 

@@ -35,7 +35,7 @@ from servicebroker.store.running import execute, run
 from servicebroker.store.server_errors import explain_lock_refusal, in_our_words
 from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
-from servicebroker.store.tsql.dependent_views import find_views, restore_views
+from servicebroker.store.tsql.dependent_views import DependentView, find_views, restore_views
 
 BASELINE_NUMBER = 296  # the number of the schema that `baseline/` makes
 # the files of the baseline, in the order of their references
@@ -101,10 +101,11 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             if not done:
                 _check_free(connection)
             _set_path(connection)
+            views = find_views(connection)  # before the steps, which may drop a view
             for step in new:
                 _apply(connection, step)
             if new:
-                _make_anew(connection)
+                _make_anew(connection, views)
                 _check_owners(connection)
                 run(connection, record())
                 run(connection, trust_queues())
@@ -260,8 +261,8 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
     )
 
 
-def _make_anew(connection: psycopg.Connection[object]) -> None:
-    kept = find_views(connection)
+def _make_anew(connection: psycopg.Connection[object], views: list[DependentView]) -> None:
+    """Recreate views and functions of this version, and those of these views of applications that are gone."""
     connection.execute(sql.SQL(verbs()))
     queues = execute(
         connection,
@@ -274,7 +275,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         execute(connection, statement.name, statement.sql)
     for text in library():
         connection.execute(sql.SQL(text))
-    restore_views(connection, kept)
+    restore_views(connection, views)
     connection.execute(sql.SQL(audit()))
     connection.execute(sql.SQL(trail()))
     connection.execute(sql.SQL(fence()))
@@ -291,7 +292,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
         with connection.transaction():
             execute(connection, "migrations.mend", "select pg_advisory_xact_lock($1, 0)", locks.SCHEMA_MIGRATION)
             _set_path(connection)
-            _make_anew(connection)
+            _make_anew(connection, find_views(connection))
             if run(connection, is_foreign()):
                 run(connection, record())
             run(connection, trust_queues())

@@ -1,4 +1,4 @@
-"""Views of applications on views of the catalog: a migration drops those of the schema tsql, and these with them.
+"""Views of applications on views of the catalog: a migration that drops one of these drops them with it.
 
 `find_views` remembers them before, and `restore_views` makes those that are gone again.
 """
@@ -18,7 +18,7 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class DependentView(NamedTuple):
-    """A view of an application: its name, and the statements that make it."""
+    """A view or materialized view of an application: its name, and the statements that make it."""
 
     name: str
     statements: list[str]
@@ -35,13 +35,16 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
         "  join pg_depend d on d.refclassid = 'pg_class'::regclass and d.refobjid = p.oid "
         "  and d.classid = 'pg_rewrite'::regclass join pg_rewrite r on r.oid = d.objid), "
         "views as (select c.*, format('%I.%I', c.relnamespace::regnamespace::text, c.relname) as name "
-        "  from readers join pg_class c using (oid) where c.relkind = 'v' and oid not in (select oid from ours)) "
+        "  from readers join pg_class c using (oid) where c.relkind in ('v', 'm') "
+        "  and oid not in (select oid from ours)), "
+        "forms as (select v.*, case relkind when 'm' then 'materialized view' else 'view' end as kind from views v) "
         "select v.name, array_remove(array["
-        "  format('create view %s%s as %s', v.name, ' with (' || array_to_string(v.reloptions, ', ') || ')', "
-        "         pg_get_viewdef(v.oid)), "
-        "  'comment on view ' || v.name || ' is ' || quote_literal(obj_description(v.oid, 'pg_class')), "
+        "  format('create %s %s%s as %s', v.kind, v.name, ' with (' || array_to_string(v.reloptions, ', ') || ')', "
+        "    rtrim(pg_get_viewdef(v.oid), ';') || case when not v.relispopulated then ' with no data' else '' end), "
+        "  format('comment on %s %s is ', v.kind, v.name) || quote_literal(obj_description(v.oid, 'pg_class')), "
         "  case when v.relowner <> current_user::regrole "
-        "       then format('alter view %s owner to %s', v.name, v.relowner::regrole) end] "
+        "       then format('alter %s %s owner to %s', v.kind, v.name, v.relowner::regrole) end] "
+        "|| array(select pg_get_indexdef(i.indexrelid) from pg_index i where i.indrelid = v.oid) "
         "|| array(select format('comment on column %s.%I is %L', v.name, a.attname, col_description(v.oid, a.attnum)) "
         "  from pg_attribute a where a.attrelid = v.oid and col_description(v.oid, a.attnum) is not null) "
         "|| array(select format('grant %s on %s to %s%s', g.privilege_type, v.name, "
@@ -49,7 +52,7 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
         "    case when g.is_grantable then ' with grant option' else '' end) "
         "  from aclexplode(v.relacl) g where g.grantee <> v.relowner) "
         "|| array(select pg_get_triggerdef(t.oid) from pg_trigger t where t.tgrelid = v.oid and not t.tgisinternal), "
-        "null) from views v order by v.oid",
+        "null) from forms v order by v.oid",
     )
     return [DependentView(*row) for row in rows]
 
