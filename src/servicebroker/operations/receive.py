@@ -105,7 +105,7 @@ class Receive(Operation[list[Message]]):
 class Hold(Receive):
     """The first half of a RECEIVE from many groups: it locks them, and reads the messages, which stay in the queue.
 
-    The second half, `Direct.take` in engine/conversation/owner_verbs.py, deletes those of one group.
+    The second half, `OwnerVerbs.take` in engine/conversation/owner_verbs.py, deletes those of one group.
     """
 
     leaves: ClassVar[bool] = True
