@@ -22,6 +22,7 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
+    as_user,
     begin,
     bodies,
     far_handle,
@@ -472,6 +473,26 @@ DEPARTURE_CHANGES: dict[str, tuple[Callable[[sb.Database], object], Callable[[sb
     "new broker": (lambda db: db.alter(new_broker=True), lambda db: None),
     "no service of ours": (lambda db: db.drop_service(ORDERS), lambda db: None),
 }
+
+
+def test_a_principal_s_conversations_leave_in_one_statement_while_it_may_begin_them(departing: sb.Database) -> None:
+    departing.create_user("clerk")
+    rights = [("RECEIVE", {"queue": ORDERS_QUEUE}, 8494), ("REFERENCES", {"contract": CONTRACT}, 229)]
+    for permission, on, _ in rights:
+        departing.grant(permission, "clerk", **on)
+    clerk = as_user(departing, "clerk")
+    for permission, on, refusal in rights:
+        for _ in range(2):
+            ask(clerk, to=AWAY)
+        assert done(clerk, lambda: ask(clerk, to=AWAY)) == {"deferred_dialogs.departing": 1}
+        departing.deny(permission, "clerk", **on)
+        with refused(refusal):
+            ask(clerk, to=AWAY)
+        departing.grant(permission, "clerk", **on)
+    ask(clerk, to=AWAY)
+    with refused(8494, ORDERS), clerk.transaction() as tx:
+        handle = tx.begin_dialog(ORDERS, AWAY, contract=CONTRACT)
+        tx.begin_conversation_timer(handle, 5)  # needs SEND on the own service
 
 
 def test_what_was_altered_meanwhile_holds_on_the_way_out(departing: sb.Database) -> None:

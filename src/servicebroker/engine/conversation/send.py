@@ -471,8 +471,8 @@ def _remember_target(
 
 
 def _remember_departure(catalog: Catalog, begun: Endpoint, routes_version: int, near: Usages) -> None:
-    """Cache that conversations of these services leave the instance, for those of a principal that may always send."""
-    if catalog.user is None and not begun.retains:
+    """Cache that conversations of these services leave the instance. Who may begin one may send its first messages."""
+    if not begun.retains:
         target = RemoteSide(routes_version, begun.far_broker_instance, near)
         catalog.paths.remember_target(
             begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
