@@ -25,6 +25,15 @@ fsync = off  # nobody pulls the plug
 servicebroker.allow_data_loss = on
 synchronous_standby_names = '{synchronous}'
 """
+ARCHIVE = """
+archive_mode = on
+archive_command = 'cp %p ../archive/%f'
+"""
+RECOVERY = """
+restore_command = 'cp ../archive/%f %p'
+recovery_target_name = '{point}'
+recovery_target_action = promote
+"""
 
 
 class Server:
@@ -33,8 +42,7 @@ class Server:
     def __init__(self, folder: Path, of: Path | None = None) -> None:
         self.folder, self.data, self._programs = folder, folder / "data", of or programs()
         self.user = pwd.getpwnam(ROOT_STAND_IN) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
-        folder.mkdir()
-        os.chown(folder, self.user.pw_uid, self.user.pw_gid)
+        self._make_folder(folder)
 
     @property
     def url(self) -> str:
@@ -56,6 +64,38 @@ class Server:
             file.write("synchronous_standby_names = ''\n")
         self._set("")
 
+    def archive(self) -> None:
+        """Keep all WAL from the next start on, for `recover`."""
+        self._make_folder(self.folder / "archive")
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write(ARCHIVE)
+
+    def back_up(self) -> None:
+        """Make a base backup, which only the archive completes."""
+        connection = f"host={self.folder} user={ROLE}"
+        self._run("pg_basebackup", "-D", "backup", "-d", connection, "-X", "none", "-c", "fast", "--no-sync")
+
+    def mark(self, point: str) -> None:
+        """Give the present state a name, for `recover`."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("select pg_create_restore_point(%s)", (point,))
+
+    def is_archived(self) -> bool:
+        """Return whether the archive has all WAL up to now."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("select pg_switch_wal()")
+            text = "select last_archived_wal >= pg_walfile_name(pg_current_wal_lsn() - 1) from pg_stat_archiver"
+            return connection.execute(text).fetchone() == (True,)
+
+    def recover(self, point: str) -> None:
+        """Put the base backup in the place of a server that has crashed, and replay the archive up to the point."""
+        shutil.rmtree(self.data)
+        (self.folder / "backup").rename(self.data)
+        with (self.data / "postgresql.auto.conf").open("a") as file:
+            file.write(RECOVERY.format(point=point))
+        (self.data / "recovery.signal").touch()
+        self.start()
+
     def start(self) -> None:
         self._run("pg_ctl", "start", "-D", "data", "-s", "-w", "-l", "log", "-t", "60")
 
@@ -75,6 +115,10 @@ class Server:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("alter system set primary_conninfo = ''")
             connection.execute("select pg_reload_conf()")
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir()
+        os.chown(folder, self.user.pw_uid, self.user.pw_gid)
 
     def close(self) -> None:
         if (self.data / "postmaster.pid").exists():

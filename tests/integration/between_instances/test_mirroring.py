@@ -11,8 +11,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-from uuid import UUID
 
 import prometheus_client
 import psycopg
@@ -20,9 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
-from daemons import Served, Serving, Site
+from daemons import Served, Site
 from fault_proxy import FaultProxy
-from mirrored_servers import ROLE, Server
+from mirrored_servers import ROLE
+from replaced_servers import CONVERSATION_COUNT, TIMEOUT_S, Half, Load, Reader, errors_of, lost_at
 from servicebroker.broker import metrics
 from servicebroker.cli import main
 from servicebroker.cli.commands import route
@@ -31,41 +30,14 @@ from support import (
     ORDER,
     ORDERS,
     ORDERS_QUEUE,
-    REPLY,
     STOCK,
     STOCK_QUEUE,
-    errors,
     eventually,
     query,
-    standard_database,
-    waiting_messages,
 )
 
-CONVERSATION_COUNT = 4
 LOCAL = "//test/Local"  # a service of the pair's own
 MESSAGES_EACH = 150  # messages of each
-TIMEOUT_S = 60.0  # for what takes one or two
-
-
-class Half(Serving):
-    """One of the two: a server and the daemon on its host."""
-
-    def __init__(self, folder: Path, keys: Path) -> None:
-        super().__init__()
-        self.server, self.keys = Server(folder), keys
-
-    def serve(self) -> None:
-        self.daemons.append(
-            Served(self.server.url, self.keys, "--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
-        )
-
-    def rows(self, text: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.server.url, autocommit=True) as connection:
-            return connection.execute(text).fetchall()  # type: ignore[call-overload, no-any-return]
-
-    def close(self) -> None:
-        super().close()
-        self.server.close()
 
 
 class Mirrored:
@@ -76,15 +48,7 @@ class Mirrored:
         self.primary, self.standby = self.halves
         self.primary.server.make(synchronous="")
         self.primary.server.start()
-        with sb.open(self.primary.server.url, upkeep=None) as instance:
-            database = standard_database(instance)
-            database.drop_service(ORDERS)
-            database.grant("SEND", "public", service=STOCK)
-            database.create_route("ToOrders", service_name=ORDERS, address=west.address)
-            with instance.connection() as connection:
-                connection.execute("create table taken (place bigserial, conversation uuid, number int)")
-            text = "select service_broker_guid::text from sys.databases where broker_database = 'Test'"
-            ((self.broker,),) = query(database, text)
+        self.broker = self.primary.make_service(west.address)
         self.make_standby()
         west.database.drop_service(STOCK)
         for half in self.halves:
@@ -115,12 +79,10 @@ class Mirrored:
 
     def taken(self) -> list[list[int]]:
         """Return the numbers that the application has noted, for each conversation in its order."""
-        text = "select array_agg(number order by place) from taken group by conversation"
-        return [numbers for (numbers,) in self.primary.rows(text)]
+        return self.primary.taken()
 
     def is_settled(self) -> bool:
-        waiting = self.primary.rows("select count(*) from servicebroker.transmission_queue")
-        return waiting == [(0,)] and waiting_messages(self.west.database) == 0
+        return self.primary.is_settled(self.west.database)
 
     def close(self) -> None:
         for half in self.halves:
@@ -140,77 +102,6 @@ def mirrored(make_instance_url: Callable[..., str], tmp_path_factory: pytest.Tem
         west.close()
         both.close()
         shutil.rmtree(folder)
-
-
-class Reader:
-    """An application beside the principal: it notes each message, answers it, and moves with the principal."""
-
-    def __init__(self, half: Half) -> None:
-        self.half = half
-        self.over = threading.Event()
-        self.problems: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self.over.set()
-        self._thread.join(TIMEOUT_S)
-        assert self.problems == []
-
-    def _run(self) -> None:
-        try:
-            while not self.over.is_set():
-                try:
-                    self._read(self.half)
-                except (psycopg.Error, sb.InstanceError):  # its server has gone
-                    self.over.wait(0.1)
-        except BaseException as problem:
-            self.problems.append(problem)
-
-    def _read(self, half: Half) -> None:
-        with sb.open(half.server.url, upkeep=None) as instance:
-            database = instance.database("Test")
-            while half is self.half and not self.over.is_set():
-                with database.transaction() as transaction:
-                    messages = transaction.receive(STOCK_QUEUE, top=40, wait=0.2)
-                    for message in messages:
-                        assert message.message_body is not None
-                        transaction.connection.execute(
-                            "insert into taken (conversation, number) values (%s, %s)",
-                            (message.conversation_handle, int(message.message_body)),
-                        )
-                        transaction.send(message.conversation_handle, REPLY, message.message_body)
-
-
-class Load:
-    """Numbered messages on some conversations, and their answers."""
-
-    def __init__(self, database: sb.Database) -> None:
-        self.database = database
-        self.handles = [
-            database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(CONVERSATION_COUNT)
-        ]
-        self.answered: dict[UUID, list[int]] = {handle: [] for handle in self.handles}
-        self.sent = 0
-
-    def send(self, count: int) -> None:
-        """Send more messages of each conversation, five in a transaction."""
-        for first in range(self.sent, self.sent + count, 5):
-            for handle in self.handles:
-                self.database.send_batch(
-                    handle, ORDER, [b"%d" % n for n in range(first, min(first + 5, self.sent + count))]
-                )
-        self.sent += count
-
-    def answers(self) -> int:
-        """Take what has come; how many there were until now."""
-        for message in self.database.receive(ORDERS_QUEUE, top=1000):
-            assert message.message_body is not None
-            self.answered[message.conversation_handle].append(int(message.message_body))
-        return sum(map(len, self.answered.values()))
-
-    def is_answered(self) -> bool:
-        return self.answers() >= self.sent * CONVERSATION_COUNT
 
 
 def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
@@ -340,8 +231,8 @@ def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
     finally:
         reader.stop()
         listener.close()
-    assert load.answered == {handle: list(range(load.sent)) for handle in load.handles}
-    assert mirrored.taken() == [list(range(load.sent))] * CONVERSATION_COUNT
+    assert load.answered == {handle: list(range(100)) for handle in load.handles}
+    assert mirrored.taken() == [list(range(100))] * CONVERSATION_COUNT
     eventually(mirrored.is_settled, TIMEOUT_S)
 
 
@@ -477,21 +368,3 @@ def test_the_loss_of_an_asynchronous_standby_is_named_at_both_ends(mirrored: Mir
     assert all("This database has gone back to an old copy" in one for one in lost_at(new.server.url))
     with sb.open(new.server.url, upkeep=None) as instance:
         assert errors_of(instance.database("Test"), STOCK_QUEUE) == [-9719] * CONVERSATION_COUNT
-
-
-def errors_of(database: sb.Database, queue: str) -> list[int]:
-    """Take the Error of each conversation, and return their codes."""
-    found: list[int] = []
-
-    def have_all_come() -> bool:
-        found.extend(errors(database.receive(queue, top=1000)))
-        return len(found) >= CONVERSATION_COUNT
-
-    eventually(have_all_come, TIMEOUT_S)
-    return found
-
-
-def lost_at(url: str) -> list[str]:
-    """Return doctor's findings about databases that have lost what was acknowledged."""
-    done = CliRunner().invoke(main.app, ["doctor", "--json", "--instance", url])
-    return [one["problem"] for one in json.loads(done.output)["findings"] if "old copy" in one["problem"]]
