@@ -56,10 +56,15 @@ class Worker(threading.Thread):
 
 
 class Sender(Worker):
-    """Sends numbered messages on two conversations and notes each, in the same transaction, in a table of its own."""
+    """Sends numbered messages on two conversations and notes each, in the same transaction, in a table of its own.
+
+    Attributes:
+        confirmed: the messages whose COMMIT has returned.
+    """
 
     def __init__(self, number: int, feed: Feed, seed: float) -> None:
         super().__init__([feed], seed)
+        self.confirmed: Sent = []
         self.number, self.feed, self.next = number, feed, 0
         self.handles = [feed.dialog() for _ in range(2)]
 
@@ -73,6 +78,7 @@ class Sender(Worker):
             send(transaction, self.chance.choice(self.handles), self.number, numbers)
             if self.chance.random() < 0.1:
                 raise InterruptedError
+        self.confirmed += [(self.number, n) for n in numbers]
 
 
 def send(transaction: sb.Transaction, handle: UUID, sender: int, numbers: Sequence[int]) -> None:
