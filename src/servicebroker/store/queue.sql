@@ -452,8 +452,8 @@ end $$;
 -- each. The first group is that of a usual RECEIVE, which also does what is due. Others are looked for among the
 -- oldest messages only, by pages, so that a reader never searches a long queue to fill its hands. Returns the columns
 -- of `receive`, all in each row: groups one after the other, the messages of each in any order. With `leaves` the
--- groups are locked and their messages read; `take` deletes those of one group. No row at all: there is nothing, or
--- it may not take.
+-- groups are locked and their messages read; `take` deletes those of one group. A row of nulls says that there is
+-- nothing to take; no row at all, that it may not take.
 create or replace function servicebroker.receive_groups_{id}(
     top integer, at timestamptz, groups integer, leaves boolean default false
 ) returns table (
@@ -480,6 +480,11 @@ begin
     taken := array(select r.conversation_group_id
                      from servicebroker.receive_{id}(least(top, 1), at, only_lock => true) r);
     if taken = '{}' then
+        if top > 0 and (select q.is_receive_enabled from servicebroker.queues q where q.queue_id = {id})
+           and pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
+            return query select null::smallint, null::bytea, null::bigint, null::bigint, null::bigint, null::"char",
+                null::bytea, null::timestamptz, null::uuid, null::integer, null::xid8, null::boolean;
+        end if;
         return;
     end if;
     marks := coalesce(nullif(current_setting('servicebroker.marks_{id}', true), ''), '{0,0,0,0,0,0,0,0,0,0,0}');

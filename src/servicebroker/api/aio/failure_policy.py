@@ -14,6 +14,8 @@ A connection may be lost for other reasons than its message: only the second los
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("servicebroker")
 _UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
 _DEADLOCK_ERROR = 1205
+_SWEEP_INTERVAL_S = 1.0  # a reader that is woken for single messages finds an empty queue after each of them
 _MAX_UNJUDGED = 1000  # failures whose messages have not come again; others may have dealt with these
 
 _Key: TypeAlias = tuple[UUID, int, int]
@@ -82,6 +85,7 @@ class AsyncFailureHandler:
         self._one_by_one = 0  # messages to take singly, since one of a batch has failed
         self._processed: list[Message] = []  # messages whose COMMIT is not confirmed
         self._unjudged: dict[_Key, Exception] = {}  # failures that came after the end of their transaction
+        self._last_swept = -math.inf
         self._suspects: set[_Key] = set()  # messages whose connection was lost while they were processed
 
     async def take(self, connection: AsyncDirectConnection, operation: Receive, procedure: Procedure) -> int:
@@ -121,7 +125,13 @@ class AsyncFailureHandler:
                 raise
 
     async def sweep(self, connection: AsyncDirectConnection) -> None:
-        """If no message is left, forget the failures of messages that others have processed."""
+        """If no message is left, forget the failures of messages that others have processed; at most once a second."""
+        now = time.monotonic()
+        if now >= self._last_swept + _SWEEP_INTERVAL_S:
+            self._last_swept = now
+            await self._sweep_now(connection)
+
+    async def _sweep_now(self, connection: AsyncDirectConnection) -> None:
         await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
     async def _process_groups(
@@ -254,7 +264,7 @@ class AsyncFailureHandler:
             queue_id = await self._queue_id()
             await turn.put_back(self._engine.track_failure(queue_id, message, known, text, float(verdict.after)))
             if transaction._was_put_back:
-                await finish(self.sweep(transaction.connection))
+                await finish(self._sweep_now(transaction.connection))
             return
         try:
             await self._obey(transaction, failure, known, verdict)

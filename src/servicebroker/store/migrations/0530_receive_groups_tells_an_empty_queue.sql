@@ -1,0 +1,2 @@
+-- receive_groups in store/queue.sql returns a row of nulls if there is nothing to take: every migration makes the functions of
+-- queues anew.
