@@ -179,7 +179,7 @@ BOUNDS = {  # the limits that keep a scenario from its goal, below a table that 
     "tenth of the time of procrastinate's worker is less than a bare commit takes.",
     "workers": "processor time: a message costs four times as much of it as a bare insert, in client and server.",
     "storage-crowd": "processor time: 32 processes and their sessions take turns on the processors "
-    "([decision 93](decisions/093-poll-under-load-listen-when-idle.md)).",
+    "([decision 524](decisions/524-poll-under-load-listen-when-idle.md)).",
     "remote-1": "processor time: with two processors both are busy at 97 %, and SEND alone takes two thirds of that. "
     "The rest is the way to the other instance, storing there, and the reader "
     "([decision 58](decisions/058-rounds-of-the-daemon.md)).",

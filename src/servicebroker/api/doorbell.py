@@ -7,8 +7,8 @@ Messages of one group wake one reader of the process, and the readers that wait 
 Woken all at once, sixteen readers would poll sixteen times for each message. If messages of several groups may have
 come, each woken reader wakes the next one as soon as it has found a message. A change of the queue itself wakes all.
 
-If notifications follow each other closely, the process leaves the table. One of its sleeping readers polls instead
-(api/shared/polling_mode.py), until a few polls have found nothing.
+If notifications follow each other closely and find readers at work, the process leaves the table. One of its sleeping
+readers polls instead (api/shared/polling_mode.py), until a few polls have found nothing.
 """
 
 from __future__ import annotations
@@ -213,6 +213,7 @@ class Doorbell:
         changed = queue_id.startswith("-")
         with self._lock:
             bells = self._waiting.get(abs(int(queue_id)), ())
+            were_asleep = bool(bells) and all(bell.is_asleep for bell in bells)
             if changed:
                 self.service_changes.pop(abs(int(queue_id)), None)
             for bell in bells:
@@ -223,7 +224,7 @@ class Doorbell:
                 if not bells and int(queue_id) not in self._polling:
                     return  # anybody may NOTIFY any number
                 mode = self._polling.setdefault(int(queue_id), PollingMode())
-                mode.note_notification(time.monotonic())
+                mode.note_notification(time.monotonic(), were_asleep=were_asleep)
                 if mode.is_on and int(queue_id) in self._registered:
                     self._register()
 

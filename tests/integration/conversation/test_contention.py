@@ -223,10 +223,11 @@ def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch
         if not ends:
             monkeypatch.setattr(polling_mode, "_MAX_INTERVAL_S", math.inf)
             monkeypatch.setattr(polling_mode, "_LAST_INTERVAL_S", math.inf)
-        while query(database, listed) == [(1,)]:
-            sent.append(handles[len(sent) % 3])
-            database.send(sent[-1], ORDER, b"x")
-            eventually(all_taken)
+        while query(database, listed) == [(1,)]:  # many of these find a reader at work
+            for handle in handles:
+                database.send(handle, ORDER, b"x")
+            sent += handles
+        eventually(all_taken)
         for _ in range(20):
             with database.transaction() as transaction:
                 for handle in handles:

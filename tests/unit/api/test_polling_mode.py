@@ -13,18 +13,18 @@ def begun_mode(start: float = 0.0) -> tuple[PollingMode, float]:
     now = start
     while not mode.is_on:
         now += 0.004
-        mode.note_notification(now)
+        mode.note_notification(now, were_asleep=False)
     return mode, now
 
 
 def test_a_few_notifications_or_slow_ones_are_none() -> None:
     mode = PollingMode()
     for number in range(1000):
-        mode.note_notification(number * 0.02)
+        mode.note_notification(number * 0.02, were_asleep=False)
         assert not mode.is_on
     for burst in range(100, 1000):
         for number in range(5):
-            mode.note_notification(burst + number * 0.001)
+            mode.note_notification(burst + number * 0.001, were_asleep=False)
         assert not mode.is_on
 
 
@@ -32,6 +32,14 @@ def test_notifications_that_follow_each_other_closely_are_one() -> None:
     mode, now = begun_mode()
     assert now < 0.1
     assert now < mode.next_poll < now + 0.01
+
+
+def test_notifications_that_find_all_readers_asleep_are_none() -> None:
+    """One of them among others begins the count anew."""
+    mode = PollingMode()
+    for number in range(1000):
+        mode.note_notification(number * 0.001, were_asleep=number % 9 == 0)
+        assert not mode.is_on
 
 
 def test_it_ends_when_some_looks_have_found_nothing() -> None:
@@ -49,7 +57,7 @@ def test_it_ends_when_some_looks_have_found_nothing() -> None:
     assert len(over) == 1
     assert 0.01 < over[0] < 0.1
     assert now - begun > 0.9
-    mode.note_notification(now)
+    mode.note_notification(now, were_asleep=False)
     assert not mode.is_on
 
 

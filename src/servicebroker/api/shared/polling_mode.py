@@ -3,6 +3,9 @@
 NOTIFY takes a lock of the whole server and keeps it until the COMMIT is on disk, so senders that notify commit one
 after the other. At some hundred messages a second, most of a server's time goes into waiting for that lock. One process
 that listens is enough for that. So polling mode lasts as long as messages come, also if other processes take them.
+
+A reader's transaction takes as long as a sender's COMMIT, or longer. So if senders wait for that lock, notifications
+find readers at work. If they find all readers asleep, as single requests do, polling would only add latency.
 """
 
 from __future__ import annotations
@@ -46,9 +49,13 @@ class PollingMode:
     def _is_idle(self) -> bool:
         return self.is_on and not self._has_found and self._interval * 2 > _MAX_INTERVAL_S
 
-    def note_notification(self, now: float) -> None:
-        """Count a notification; the last one of a burst begins polling mode."""
-        self._burst = self._burst + 1 if now - self._last_notified < _BURST_GAP_S else 0
+    def note_notification(self, now: float, *, were_asleep: bool) -> None:
+        """Count a notification; the last one of a burst begins polling mode.
+
+        `were_asleep`: all readers were, so it begins the count anew.
+        """
+        is_close = now - self._last_notified < _BURST_GAP_S
+        self._burst = self._burst + 1 if is_close and not were_asleep else 0
         self._last_notified = now
         if self._burst >= _BURST_LENGTH and not self.is_on:
             self.is_on = True
