@@ -103,6 +103,7 @@ COUNTS = {
     "copied-messages": Count(300, 10_000, "messages to an instance beside which a copy works"),
     "decoder-seconds": Count(6, 60, "how long random bodies are decoded"),
     "worker-kills": Count(3, 20, "how often test_worker_kills.py kills workers on many groups"),
+    "timed-kills": Count(1, 60, "how often test_timed_kills.py kills programs with delays, schedules and keys"),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
 }
 
@@ -158,7 +159,10 @@ def _share(item: pytest.Item, cases: int) -> int:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"random seed: {config.option.seed} (the same again: --seed {config.option.seed})"
+    return (
+        f"random seed: {config.option.seed} (the same again: --seed {config.option.seed})\n"
+        "each process first makes a PostgreSQL server, so the first test ends after half a minute"
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -27,6 +27,7 @@ from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.requesting import Watchers
 from servicebroker.api.rights import Rights
 from servicebroker.api.shared.preparation import prepare
+from servicebroker.api.shared.slow_steps import told_if_slow
 from servicebroker.api.shared.tally import Tally
 from servicebroker.api.transaction import release_kept, translated
 from servicebroker.api.upkeep import Upkeep, tell, tell_statements
@@ -163,7 +164,8 @@ class Instance(Network, Rights):
         self._process = forked.process_id
         self._is_closed = False
         if not is_url(self.url):
-            self._server = in_thread(EmbeddedServer.start, Path(self.url))
+            with told_if_slow(EmbeddedServer.step(self.url)):
+                self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
         try:
             self.engine = in_thread(prepare, self.url, self.clock)

@@ -44,7 +44,7 @@ def must_exist(target: str) -> None:
 
 def opening(target: str) -> str:
     """Return the words for the wait while a command opens an instance."""
-    return "Connecting to PostgreSQL" if is_url(target) else f"Starting PostgreSQL in '{target}'"
+    return "Connecting to PostgreSQL" if is_url(target) else EmbeddedServer.step(target)
 
 
 _KINDS = {
@@ -69,8 +69,7 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     """
     with waiting_for(opening(target)):
         must_exist(target)
-        instance = open_instance(target, upkeep=None, keys=keys)
-    with instance as opened:
+    with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened
 
 

@@ -138,6 +138,15 @@ class EmbeddedServer:
         """Check whether a server has been created in `folder`."""
         return (Path(folder) / "postgresql").is_dir()
 
+    @classmethod
+    def step(cls, folder: Path | str) -> str:
+        """Return the words for `start`: it makes a server in the folder, or starts the one there."""
+        try:
+            is_new = not cls.exists(folder)
+        except OSError:  # `start` tells it
+            is_new = False
+        return f"{'Making' if is_new else 'Starting'} PostgreSQL in '{folder}'"
+
     @staticmethod
     def stop_unused(folder: Path) -> None:
         """Stop the server of a folder unless a process has it open: the last one was killed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import re
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.api.shared import slow_steps
 from servicebroker.cli import output
 from servicebroker.cli.main import app as command
 from servicebroker.cli.tables import Listing, Terminal
@@ -199,3 +201,25 @@ def test_a_terminal_is_told_what_a_command_waits_for(
     with output.waiting_for("Nothing"):
         pass
     assert capsys.readouterr().err == ("Starting ...\n" if is_terminal else "")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_program_is_told_what_it_waits_for(
+    is_terminal: bool,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slow_steps, "SILENCE_S", 0.01)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
+    with caplog.at_level(logging.INFO, "servicebroker"):
+        with slow_steps.told_if_slow("Starting"):
+            time.sleep(0.2)
+        with slow_steps.told_if_slow("Nothing"):
+            pass
+    assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", "Starting ...")]
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
+    monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: logging.lastResort.handle(record))
+    with slow_steps.told_if_slow("Waiting"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ("Waiting ...\n" if is_terminal else "")

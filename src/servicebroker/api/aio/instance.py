@@ -28,6 +28,7 @@ from servicebroker.api.aio.rights import AsyncRights
 from servicebroker.api.aio.transaction import release_kept, translated
 from servicebroker.api.aio.upkeep import Upkeep, tell, tell_statements
 from servicebroker.api.shared.preparation import prepare
+from servicebroker.api.shared.slow_steps import told_if_slow
 from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
@@ -164,7 +165,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._process = forked.process_id
         self._is_closed = False
         if not is_url(self.url):
-            self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
+            with told_if_slow(EmbeddedServer.step(self.url)):
+                self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
         try:
             self.engine = await in_thread(prepare, self.url, self.clock)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from servicebroker.api.shared.slow_steps import told_if_slow
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE, ensure_database
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs, applied_migrations, find_home_of
@@ -31,7 +32,9 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
     Raises:
         InstanceError: the server cannot be reached or used, or is not fit for an instance; the database holds a copy.
     """
-    with connect(url) as connection:
+    with told_if_slow("Connecting to PostgreSQL"):
+        connected = connect(url)
+    with connected as connection:
         check_server(connection, url)
         if clock is not None:
             follow(clock, connection)
@@ -47,7 +50,8 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
             if is_standby:
                 check_whole(applied(connection))
             else:
-                migrate(connection)
+                with told_if_slow("Bringing the schema of the instance up to date"):
+                    migrate(connection)
             if not takes_copies:
                 check_home(find_home(connection), connection.info.dbname)
             if not is_standby:

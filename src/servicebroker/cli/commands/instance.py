@@ -14,9 +14,9 @@ import typer
 from servicebroker.api.shared.open import open_instance
 from servicebroker.api.shared.preparation import prepare
 from servicebroker.cli.diagnosed_instance import diagnose
-from servicebroker.cli.existing_instance import must_exist, open_existing, opening
+from servicebroker.cli.existing_instance import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.cli.output import say, say_json, waiting_for
+from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.engine.diagnosis.adoption import adopt as adopting
 from servicebroker.engine.diagnosis.adoption import check_alone, databases
@@ -64,10 +64,7 @@ def init(
     as_json: JsonOption = False,
 ) -> None:
     """Make an instance, or bring the schema of an existing one up to date."""
-    is_new = not is_url(instance) and not EmbeddedServer.exists(instance)
-    with waiting_for(f"Making a PostgreSQL in '{instance}'" if is_new else opening(instance)):
-        made = open_instance(instance)
-    with made as opened:
+    with open_instance(instance) as opened:
         if database is not None:
             opened.database(database, create=True)
         if as_json:
