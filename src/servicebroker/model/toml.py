@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
+MAX_KEY_PARTS = 100  # of a.b.c; tomllib needs a time that grows with their square
+MAX_DEPTH = 100  # of tables and arrays in each other; who reads them calls itself for each
+_PART = r"(?:[\w-]+|\"[^\"\n]*\"|'[^'\n]*')"
+_PARTS = re.compile(rf"{_PART}(?:[ \t]*+\.[ \t]*+{_PART})*+")
+
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the contents of a TOML text.
+    """Return the contents of a TOML text. A byte order mark, as editors of Windows write it, is skipped.
 
     Raises:
         ValueError: it is no TOML, or has values that Python does not read; the message says which.
     """
+    if any(len(re.findall(_PART, found[0])) > MAX_KEY_PARTS for found in _PARTS.finditer(text)):
+        raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"))
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:
         raise ValueError("a number has too many digits") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if not _is_shallow(content):
+        raise ValueError("it is nested too deeply")
+    return content
+
+
+def _is_shallow(content: dict[str, Any]) -> bool:
+    """True if nothing lies deeper than `MAX_DEPTH`. Goes level by level, since a call for each would be too many."""
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False

@@ -40,6 +40,7 @@ import msgspec
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_argument
+from servicebroker.model.toml import parse_toml
 from servicebroker.operations.contracts import CreateContract
 from servicebroker.operations.message_types import AlterMessageType, CreateMessageType
 from servicebroker.operations.operation import Definition, method_name, written_type
@@ -139,7 +140,7 @@ def read(given: object) -> Application:
     where = f"The definition '{given}'" if isinstance(given, str | Path) else "The definition"
     try:
         if isinstance(given, str | Path):
-            return _read(msgspec.toml.decode(read_argument(Path(given)), type=_TOML))
+            given = parse_toml(read_argument(Path(given)).decode())
         return _read(msgspec.convert(given, _TOML))
     except OSError as problem:
         raise InstanceError(f"{where} cannot be read: {problem.strerror}.") from None

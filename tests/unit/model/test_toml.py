@@ -1,41 +1,55 @@
-"""TOML files that hold what Python does not read: one clear error, whoever reads them."""
+"""TOML that somebody has made to take time or memory, and TOML of an editor of Windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import pytest
 
-from servicebroker.cli.commands.activator import read_config
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.toml import parse_toml
-from servicebroker.operations import application
-from servicebroker.pipeline.file import read_pipeline
+from servicebroker.model.toml import MAX_DEPTH, MAX_KEY_PARTS, parse_toml
+from servicebroker.operations.application import read
 
-UNREADABLE = {
-    "n = " + "9" * 10_000: "too many digits",
-    "n = " + "[" * 100_000: "nested too deeply",
-    "n = " + "{n=" * 5_000: "nested too deeply",
-    "n =": "Invalid value",
-    "\ufeffn = 1": "Invalid statement",
-}
+DEEP = ".a" * (MAX_KEY_PARTS - 1)
 
 
-@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: text[:6])
-def test_what_cannot_be_read_is_said(text: str) -> None:
-    with pytest.raises(ValueError, match=UNREADABLE[text]):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a" + ".a" * 500_000 + " = 1", "more than 100 parts"),
+        ("[a" + " . 'a'" * 200 + "]", "more than 100 parts"),
+        ("a = {" + '"a" . ' * 200 + "a = 1}", "more than 100 parts"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
+        ("a = " + "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deeply"),
+        (f"a{DEEP} = {{ a{DEEP} = {{ a = 1 }} }}", "nested too deeply"),
+        ("a = " + "9" * 100_000, "too many digits"),
+    ],
+    ids=range(7),
+)
+def test_a_text_that_would_take_long_is_refused_at_once(text: str, message: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=message):
         parse_toml(text)
+    assert time.process_time() - begun < 2
 
 
-@pytest.mark.parametrize("read", [application.read, read_config, read_pipeline])
-@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: text[:6])
-def test_a_file_that_cannot_be_read_is_named(read: Callable[[Path], object], text: str, tmp_path: Path) -> None:
-    file = tmp_path / "given.toml"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(InstanceError, match=r"given\.toml"):
+def test_other_dots_are_no_parts_of_keys() -> None:
+    prose = "One sentence. " * 500
+    numbers = ", ".join(["1.5"] * 500)
+    content = parse_toml(f'text = "{prose}"\nnumbers = [{numbers}]\nlong = """\n{prose}\n"""\na{DEEP} = 1\n')
+    assert (content["text"], content["numbers"]) == (prose, [1.5] * 500)
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert parse_toml("\ufeffa = 1") == {"a": 1}
+
+
+def test_a_definition_is_read_with_the_same_bounds(tmp_path: Path) -> None:
+    file = tmp_path / "shop.toml"
+    file.write_text("a" + ".a" * 500_000 + " = 1")
+    with pytest.raises(InstanceError, match="more than 100 parts"):
         read(file)
-
-
-def test_other_files_are_read() -> None:
-    assert parse_toml("n = 5\n[a]\nb = [1]") == {"n": 5, "a": {"b": [1]}}
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InstanceError, match="cannot be used: 'utf-8' codec"):
+        read(file)
