@@ -19,6 +19,12 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from typer.testing import CliRunner
 
 from forked import Command
@@ -187,19 +193,25 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("given", ["certificate", "key", "no PEM", "/dev/zero", "folder"])
+@pytest.mark.parametrize("given", ["certificate", "key", "no PEM", "/dev/zero", "folder", "pipe", "locked"])
 def test_files_that_are_no_certificate_are_refused_in_a_sentence(
     tmp_path: Path, certified: tuple[str, ...], given: str
 ) -> None:
     _, certificate, _, key = certified
     no_pem = tmp_path / "no.pem"
     no_pem.write_text("no PEM")
+    pipe, locked = tmp_path / "pipe", tmp_path / "locked.pem"
+    os.mkfifo(pipe)
+    secret = load_pem_private_key(Path(key).read_bytes(), None)
+    locked.write_bytes(secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
     files = {
         "certificate": (certificate, certificate),
         "key": (key, key),
         "no PEM": (no_pem, no_pem),
         "/dev/zero": ("/dev/zero", "/dev/zero"),
         "folder": (tmp_path, tmp_path),
+        "pipe": (pipe, pipe),
+        "locked": (certificate, locked),
     }
     options = ("--certificate", *files[given][:1], "--key", *files[given][1:])
     done = CliRunner().invoke(command, ["dashboard", "--instance", str(tmp_path), "--port", "0", *map(str, options)])

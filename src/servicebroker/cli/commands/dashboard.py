@@ -21,11 +21,13 @@ from servicebroker.cli.options import DEFAULT_INSTANCE
 from servicebroker.cli.output import say
 from servicebroker.cli.people_file import People, Role
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.named_files import BYTES_PER_MIB, read_file
 
 if TYPE_CHECKING:
     import uvicorn
 
 DEFAULT_PORT = 9401
+_WRONG_PASSWORD = "none"  # of a key that has one: without it OpenSSL asks at the terminal, and waits
 
 
 class RoleName(enum.StrEnum):
@@ -108,7 +110,14 @@ def dashboard(
         hosts=hosts,
         pipelines=pipeline or (),
     )
-    config = configured(app, ssl_certfile=certificate, ssl_keyfile=key, timeout_graceful_shutdown=2)
+    config = configured(
+        app,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        ssl_keyfile_password=_WRONG_PASSWORD,
+        ssl_ciphers=None,  # the ciphers of Python; older versions of uvicorn allow weak ones
+        timeout_graceful_shutdown=2,
+    )
     _load(config, certificate, key)
     with _listening(host, port) as listening:
         scheme = "http" if certificate is None else "https"
@@ -135,6 +144,8 @@ def _load(config: uvicorn.Config, certificate: Path | None, key: Path | None) ->
         InstanceError: they cannot be read, or are no certificate with its key.
     """
     try:
+        for file in filter(None, (certificate, key)):  # OpenSSL would wait for a pipe, and read a device to its end
+            read_file(file, BYTES_PER_MIB)
         config.load()
     except OSError as problem:  # also of OpenSSL
         reason = getattr(problem, "reason", None) or problem.strerror or problem
