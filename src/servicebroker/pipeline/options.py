@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.wording import shown
+from servicebroker.model.wording import shown, storable
 
 MAX_CLAIM_TIMEOUT_S = (2**31 - 1) // 1000  # PostgreSQL's lock_timeout counts milliseconds in 32 bits
+MAX_SEND_ID = 500  # characters; an index of PostgreSQL takes 2,704 bytes
 MAX_DEFAULT_PARTITIONS = 8  # each partition scans the whole range for its conversation groups
 
 
@@ -205,6 +206,11 @@ def writer_options(raw_options: Mapping[str, str]) -> WriterOptions:
         InstanceError: an unknown or missing name, or an invalid value.
     """
     values = known_options("writer", without_spark_options(raw_options), _WRITER_NAMES, _WRITER_NEEDS)
+    if len(values.get("sendid", "")) > MAX_SEND_ID:
+        raise InstanceError(f"The option 'sendId' has more than {MAX_SEND_ID} characters.")
+    for name in _WRITER_NAMES:
+        if storable(value := values.get(name.lower(), "")) != value:
+            raise InstanceError(f"The option '{name}' has a NUL or half of a surrogate pair: {shown(value)}.")
     return WriterOptions(
         instance=values["instance"],
         database=values["database"],

@@ -15,6 +15,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import shown, storable
+
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
@@ -48,7 +51,11 @@ class Cutter:
     _turn: int = 0
 
     def pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
-        """Yield all rows as pieces."""
+        """Yield all rows as pieces.
+
+        Raises:
+            InstanceError: a row has a message type that PostgreSQL cannot store.
+        """
         for batch in batches:
             for slot, message_type, bodies in self._runs(batch):
                 yield from self._add(slot, message_type, bodies)
@@ -112,6 +119,8 @@ class Cutter:
                 yield piece.piece(slot)
                 piece = None
             if piece is None:
+                if storable(message_type) != message_type:
+                    raise InstanceError(f"No message type is named {shown(message_type)}.")
                 piece = self._open[slot] = _OpenPiece(message_type)
             bodies = bodies[piece.take(bodies) :]
 

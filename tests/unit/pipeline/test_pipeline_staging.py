@@ -82,6 +82,11 @@ def test_a_change_of_type_on_one_key_leaves_the_other_slots_alone():
     assert (mine, theirs) == ([("A", [b"1"]), ("B", [b"3", b"5"])], [("A", [b"2", b"4"])])
 
 
+def test_a_type_that_postgresql_cannot_store_is_refused():
+    with pytest.raises(InstanceError, match=r"No message type is named 'Line\\x00'"):
+        cut(batch(message_type_name=["A", "Line\0"], message_body=[b"1", b"2"]), slots=1)
+
+
 def test_large_bodies_make_small_pieces(monkeypatch):
     monkeypatch.setattr(staging, "MAX_PIECE_BYTES", 10)
     found = cut(batch(message_body=[b"x" * 8] * 5), slots=1)
@@ -103,6 +108,9 @@ def test_a_piece_goes_on_over_batches_until_a_body_fills_it(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
+        ({"sendId": "x" * 501}, "'sendId' has more than 500 characters"),
+        ({"messageType": "Line\0"}, "'messageType' has a NUL"),
+        ({"sendId": "\ud800"}, "'sendId' has a NUL or half of a surrogate pair"),
         ({"colour": "red"}, "The servicebroker writer has no option 'colour'"),
         ({"toService": ""}, "The servicebroker writer needs the option 'toService'"),
         ({"conversations": "0"}, "whole number from 1"),
