@@ -1,12 +1,17 @@
--- The fence: what a PostgreSQL role may do that has no rights on our tables. The functions of the schema
--- servicebroker_fence run with the rights of the schema's owner, and ask for the permissions of the principal that the
--- calling role is mapped to; a role has EXECUTE on them by `servicebroker rights grant`. What they send is parked in the
--- transmission queue, and delivered by an instance that the owner has open. Made anew after every migration.
+-- The fence: functions for PostgreSQL roles that have no rights on our tables.
 --
--- Who calls: within such a function `current_user` is the owner, and `session_user` may be somebody whose session runs
--- the caller's code. So `me` says it, a key that only the role itself can read, by a view: what a view shows is computed
--- as the user who reads it. The default of an argument is, too.
--- They return refusals as rows, where the engine calls them: an exception would undo the application's transaction.
+-- The functions of the schema servicebroker_fence are SECURITY DEFINER: they run with the rights of the schema's owner.
+-- Each checks the permissions of the calling role's principal. `servicebroker rights grant` gives a role EXECUTE.
+-- Messages that they send are parked in the transmission queue, and a process that has the instance open as the owner
+-- delivers them. Every migration recreates the functions.
+--
+-- The caller: within a SECURITY DEFINER function `current_user` is the owner. `session_user` is no proof either: the
+-- session of another user may be running the caller's code. So each function takes the argument `me`, a secret key of
+-- the role. Its default reads the view `caller`, which shows only the key of the user who reads it, and a default is
+-- evaluated as the caller.
+--
+-- Functions for the engine return a refusal as a row instead of an exception, which would abort the application's
+-- transaction.
 
 create or replace view servicebroker_fence.caller with (security_barrier) as
 select key from servicebroker.fenced_roles where postgres_role = current_user;
@@ -14,14 +19,15 @@ select key from servicebroker.fenced_roles where postgres_role = current_user;
 create or replace function servicebroker_fence.me() returns uuid language sql stable
 return (select key from servicebroker_fence.caller);
 
--- model/security/permissions.py, as far as the functions below ask for it
+-- the rows of model/security/permissions.py that the functions below need
 delete from servicebroker.needs;
 insert into servicebroker.needs (statement, place, class, permission, number, brought_by, of_roles, denied_to)
 values {needs};
 
--- ---------------------------------------------------------------- who may
+-- ---------------------------------------------------------------- permissions
 
--- The calling principal in a database, with the roles that it is in, provided that it may connect.
+-- Return the calling role's principal in a database, and its identities: itself, public, and the roles that it is a
+-- member of. A refusal if it has no principal there or may not connect.
 create or replace function servicebroker.caller(
     me uuid, database integer, out identities integer[], out refusal text[], out principal_id integer, out name text,
     out is_limited boolean
@@ -61,7 +67,7 @@ begin
     end if;
 end $$;
 
--- Why a role with a budget begins no further conversation; null if it may.
+-- Return the refusal of a further conversation if the role's budget of open conversations is used up, else null.
 create or replace function servicebroker.opening_refusal(me uuid) returns text[] language plpgsql as $$
 declare
     most bigint := (select f.max_conversations from servicebroker.fenced_roles f where f.key = me);
@@ -83,7 +89,8 @@ select f.key, handle from servicebroker.fenced_roles f where f.key = me and f.ma
 on conflict do nothing
 $$;
 
--- Why a role with a budget sends no more on a conversation: nobody has received what it has sent. Null if it may.
+-- Return the refusal of further messages if the role's budget for a conversation is used up, else null. Messages count
+-- until they are received.
 create or replace function servicebroker.sending_refusal(me uuid, handle uuid, bodies bytea[]) returns text[] language plpgsql as $$
 declare
     most record;
@@ -119,7 +126,7 @@ begin
     end;
 end $$;
 
--- Why the caller may not receive from a queue; null when it may.
+-- Return the refusal to receive from a queue, or null if the caller may.
 create or replace function servicebroker.receive_refusal(me uuid, queue_id integer, statement text default 'RECEIVE')
 returns text[] language plpgsql stable as $$
 #variable_conflict use_variable
@@ -135,7 +142,7 @@ begin
         queue.schema_name));
 end $$;
 
--- ---------------------------------------------------------------- finding
+-- ---------------------------------------------------------------- look-ups
 
 create or replace function servicebroker_fence.migrations(me uuid default servicebroker_fence.me())
 returns setof integer language sql stable security definer set search_path = pg_catalog, pg_temp
@@ -143,7 +150,7 @@ begin atomic
     select number from servicebroker.migrations where exists (select from servicebroker.fenced_roles where key = me);
 end;
 
--- store/home.py
+-- The instance's identity, for store/home.py.
 create or replace function servicebroker_fence.home(me uuid default servicebroker_fence.me())
 returns text language sql stable security definer set search_path = pg_catalog, pg_temp
 begin atomic
@@ -191,8 +198,8 @@ begin
     end if;
 end $$;
 
--- The names behind the numbers of received messages: of services whose queue the caller may receive from (kind 1),
--- contracts (2) and message types (3).
+-- The names for the ids in received messages: kind 1 are services whose queue the caller may receive from, 2 contracts,
+-- 3 message types.
 create or replace function servicebroker_fence.labels(database integer, me uuid default servicebroker_fence.me())
 returns table (kind integer, id integer, name text) language plpgsql stable security definer {pinned} as $$
 #variable_conflict use_column
@@ -223,7 +230,7 @@ declare
     who record := servicebroker.caller(me, database);
 begin
     refusal := who.refusal;
-    if refusal is null and who.is_limited and not exists (  -- a repeated BEGIN DIALOG opens nothing
+    if refusal is null and who.is_limited and not exists (  -- a BEGIN DIALOG repeated with its idempotency key begins nothing
         select from servicebroker.idempotency_keys k join servicebroker.services s using (service_id)
          where s.database_id = database and s.name = from_service and k.principal_id = who.principal_id
            and k.key = idempotency_key and k.expires_at > clock_timestamp())
@@ -240,8 +247,9 @@ begin
     end if;
 end $$;
 
--- BEGIN DIALOG and SENDs on the new conversation, with the handle and the group that the caller has drawn; message types and
--- bodies go in pairs. If it is not done, nothing was written: there is a refusal of BEGIN DIALOG, or a SEND of its own says why.
+-- BEGIN DIALOG and the first SENDs in one call, with the handle and the group id that the caller has drawn. Message
+-- types and bodies are pairs. If `is_done` is false, nothing was written. Then `refusal` is that of BEGIN DIALOG;
+-- without one, a separate SEND returns the refusal.
 create or replace function servicebroker_fence.begin_and_send(
     database integer, new_handle uuid, new_group uuid, from_service text, to_service text, contract text, lifetime integer,
     broker_instance text, encryption boolean, message_types text[], bodies bytea[],
@@ -265,7 +273,7 @@ begin
     if refusal is null and who.is_limited then refusal := servicebroker.opening_refusal(me); end if;
     if refusal is not null then return; end if;
     if who.is_limited and servicebroker.sending_refusal(me, new_handle, bodies) is not null then return; end if;
-    -- what SEND may refuse and BEGIN DIALOG does not
+    -- conditions of SEND that BEGIN DIALOG does not check
     if cardinality(bodies) > 0 and (
         array_position(bodies, null) is not null
         or exists (select from unnest(bodies) body where octet_length(body) > {maximum_body})
@@ -287,7 +295,7 @@ begin
     kept := begun.kept;
     if refusal is not null then return; end if;
     if who.is_limited then perform servicebroker.count_opening(me, new_handle); end if;
-    for run in  -- messages of one type that follow each other
+    for run in  -- consecutive messages of one type
         select min(type) as type, array_agg(body order by place) as bodies from (
             select type, body, place, place - row_number() over (partition by type order by place) as number
               from unnest(message_types, bodies) with ordinality m (type, body, place)) numbered
@@ -343,7 +351,7 @@ begin
     end if;
 end $$;
 
--- The refusal for somebody who calls a verb with a handle.
+-- Return the refusal of a statement on a conversation for the calling role, or null.
 create or replace function servicebroker.own_refusal(me uuid, statement text, database integer, handle uuid)
 returns text[] language plpgsql stable as $$
 declare
@@ -355,7 +363,7 @@ begin
              else servicebroker.conversation_refusal(statement, handle, database, who.identities) end);
 end $$;
 
--- The lock of the group that a conversation is in, as `lock_group_of` in engine/conversation/endpoints.py takes it.
+-- Lock the group of a conversation, the same as `lock_group_of` in engine/conversation/endpoints.py.
 create or replace function servicebroker.lock_group_of(handle uuid, out refusal text[], out kept integer[]) language plpgsql as $$
 declare
     wanted uuid;
@@ -375,7 +383,7 @@ end $$;
 
 -- ---------------------------------------------------------------- SEND
 
--- One message on several conversations, or several on one: the first number on each. All are sent, or none.
+-- Send one message on several conversations, or several on one: all or none. Returns the first sequence number on each.
 create or replace function servicebroker_fence.send_all(
     database integer, handles uuid[], message_type text, bodies bytea[], delay double precision, due timestamptz,
     me uuid default servicebroker_fence.me(), out numbers bigint[], out refusal text[]
@@ -406,7 +414,7 @@ begin
         refusal := sent.refusal;
         return;
     end if;
-    -- every lock that a SEND on any of them takes, in the one order of all who lock several
+    -- take the locks of all these SENDs, in the order in which everybody takes several
     foreach handle in array handles loop
         refusal := coalesce(refusal, servicebroker.conversation_refusal('SEND', handle, database, who.identities));
     end loop;
@@ -447,7 +455,7 @@ begin
     return sent.numbers[1];
 end $$;
 
--- Delayed messages of a conversation of the caller's: to list, and to cancel (engine/delivery/delayed_messages.py).
+-- List and cancel delayed messages of the caller's conversations (engine/delivery/delayed_messages.py).
 create or replace function servicebroker_fence.delayed_messages(
     database integer, handle uuid, me uuid default servicebroker_fence.me()
 ) returns table (
@@ -475,7 +483,7 @@ begin
     end if;
 end $$;
 
--- Limits of workers (api/aio/throttle.py), for who may receive from the queue.
+-- Limits of workers (api/aio/throttle.py), for callers who may receive from the queue.
 create or replace function servicebroker_fence.take_slot(
     queue integer, slots integer, me uuid default servicebroker_fence.me(), out slot integer, out refusal text[]
 ) language plpgsql security definer {pinned} as $$
@@ -510,7 +518,7 @@ begin
     is_done := refusal is null;
 end $$;
 
--- Schedules of workers (engine/conversation/schedules.py), for who may receive from the queue.
+-- Schedules of workers (engine/conversation/schedules.py), for callers who may receive from the queue.
 create or replace function servicebroker_fence.find_schedule(
     queue integer, schedule text, me uuid default servicebroker_fence.me(), out handle uuid, out rule text,
     out time_zone text, out missed text, out next_time timestamptz, out is_open boolean, out service text,
@@ -571,7 +579,7 @@ end $$;
 
 -- ---------------------------------------------------------------- RECEIVE, GET CONVERSATION GROUP
 
--- The rows of the queue's own function (queue.sql), or one with a refusal.
+-- Return the rows of the queue's function `receive` (queue.sql), or one row with a refusal.
 create or replace function servicebroker_fence.receive(
     queue_id integer, top integer, handle uuid, in_group uuid, me uuid default servicebroker_fence.me()
 ) returns table (
@@ -591,7 +599,7 @@ begin
         using coalesce(top, {all}), handle, in_group;
 end $$;
 
--- The same of up to so many groups; with `leaves` the first half of it.
+-- Return the rows of the queue's function `receive_groups`, or one row with a refusal.
 create or replace function servicebroker_fence.receive_groups(
     queue_id integer, top integer, groups integer, leaves boolean, me uuid default servicebroker_fence.me()
 ) returns table (
@@ -611,7 +619,7 @@ begin
         using coalesce(top, {all}), coalesce(groups, 1), coalesce(leaves, false);
 end $$;
 
--- The second half: deletes these messages of one group, and says how many there were.
+-- The second half of `receive_groups` with `leaves`: delete these messages of one group, and return their number.
 create or replace function servicebroker_fence.take(
     queue_id integer, in_group uuid, levels smallint[], numbers bigint[], me uuid default servicebroker_fence.me()
 ) returns bigint language plpgsql security definer {pinned} as $$
@@ -637,7 +645,8 @@ begin
         'from servicebroker.receive_%s(1, clock_timestamp(), only_lock => true) r', queue_id);
 end $$;
 
--- The session keeps the lock of a group that its transaction has, beyond a savepoint or a ROLLBACK; of no other group.
+-- Let the session keep the lock of a group beyond a savepoint or a ROLLBACK. The transaction must have the lock
+-- already.
 create or replace function servicebroker_fence.keep_lock(in_group uuid, me uuid default servicebroker_fence.me())
 returns integer language plpgsql security definer {pinned} as $$
 begin
@@ -650,7 +659,7 @@ begin
         then servicebroker.keep_lock(uuid_hash(in_group)) end;
 end $$;
 
--- Why RECEIVE has returned no row at all: what `_check` in engine/conversation/receive.py asks for.
+-- The facts from which `_check` in engine/conversation/receive.py learns why RECEIVE returned no row.
 create or replace function servicebroker_fence.receivable(
     queue_id integer, handle uuid, in_group uuid, me uuid default servicebroker_fence.me()
 ) returns table (is_enabled boolean, is_handle_known boolean, is_group_known boolean, is_piped boolean)
@@ -674,7 +683,7 @@ end $$;
 
 -- ---------------------------------------------------------------- MOVE CONVERSATION
 
--- engine/conversation/move.py
+-- MOVE CONVERSATION, by the rules of engine/conversation/move.py.
 create or replace function servicebroker_fence.move_conversation(
     database integer, handle uuid, to_group uuid, me uuid default servicebroker_fence.me(),
     out refusal text[], out kept integer[]
@@ -688,7 +697,7 @@ begin
     refusal := case when to_group is null and handle is not null then array['8420']
                     else servicebroker.own_refusal(me, 'MOVE CONVERSATION', database, handle) end;
     if refusal is not null then return; end if;
-    -- nobody else may move it meanwhile; the locks of both groups in one order for everybody
+    -- lock the conversation against another MOVE, then both groups, in the order in which everybody locks several
     perform pg_advisory_xact_lock({move_lock}, uuid_hash(handle));
     for wanted in
         select g from unnest(array[
@@ -704,7 +713,7 @@ begin
     if not found then refusal := array['8426', handle::text];
     elsif moved.state not in ({moved}) then refusal := array['8438', moved.state];
     else
-        perform from servicebroker.conversation_groups g  -- both rows, in the order of all who lock several
+        perform from servicebroker.conversation_groups g  -- both rows, in the order in which everybody locks several
           where g.conversation_group_id in (to_group, moved.conversation_group_id)
           order by g.conversation_group_id for update;
         select g.service_id into target from servicebroker.conversation_groups g where g.conversation_group_id = to_group;
@@ -737,7 +746,8 @@ begin
     perform servicebroker.remove_empty_group(moved.conversation_group_id);
 end $$;
 
--- Both endpoints' rows in this instance, in the one order of all who lock both; the second may come into being meanwhile.
+-- Lock the rows of both endpoints in this instance, in the order in which everybody locks both. The second endpoint may
+-- be created while this waits.
 create or replace function servicebroker.lock_conversation_rows(handle uuid) returns void language plpgsql as $$
 declare
     conversation uuid := (select e.conversation_id from servicebroker.conversation_endpoints e where e.conversation_handle = handle);
@@ -750,8 +760,9 @@ begin
     end loop;
 end $$;
 
--- Delete a group that no conversation is in. Its lock need not be ours: a dialog may be beginning in it, or somebody else
--- removing another conversation of it. We wait for both, so that the next statement sees what they have done.
+-- Delete a group without conversations. The caller may not hold the group's lock, so another session may be beginning a
+-- dialog in it, or deleting another conversation of it. The row lock waits for both, and the next statement sees their
+-- work.
 create or replace function servicebroker.remove_empty_group(conversation_group uuid) returns void language plpgsql as $$
 begin
     perform from servicebroker.conversation_groups g where g.conversation_group_id = conversation_group for update;
@@ -762,7 +773,8 @@ end $$;
 
 -- ---------------------------------------------------------------- END CONVERSATION
 
--- engine/conversation/end.py; but what the peer is told waits in the transmission queue
+-- END CONVERSATION, by the rules of engine/conversation/end.py. The peer's EndDialog or Error waits in the transmission
+-- queue.
 create or replace function servicebroker_fence.end_conversation(
     database integer, handle uuid, code integer, description text, cleanup boolean,
     me uuid default servicebroker_fence.me(), out refusal text[], out kept integer[]
@@ -824,10 +836,10 @@ begin
     if becomes is distinct from 'DO' or is_error or peer.state = 'DO' then
         perform servicebroker.purge('transmission_queue', handle);
     end if;
-    if peer.conversation_handle is not null then  -- what the peer sent and still waits has nobody to go to
+    if peer.conversation_handle is not null then  -- delete the peer's messages that still wait: nobody will receive them
         perform servicebroker.purge('transmission_queue', peer.conversation_handle);
     end if;
-    if peer.state = 'DO' then  -- its own end waits for this side: both have ended, and neither is told
+    if peer.state = 'DO' then  -- the peer's EndDialog waits for this side: both have ended, so none is delivered
         perform servicebroker.close_endpoint(peer.conversation_handle);
         becomes := case when becomes = 'DO' then 'CD' else becomes end;
     end if;
@@ -860,14 +872,14 @@ begin
             perform servicebroker.ring_transmission();
             return;
         end if;
-    elsif not cleanup and peer.state = 'CO' then  -- it may be sending with a time at which it had not expired yet
+    elsif not cleanup and peer.state = 'CO' then  -- a SEND of the peer may be running with a time before the lifetime ended
         update servicebroker.conversation_endpoints set far_queue_id = null
          where conversation_handle = peer.conversation_handle;
     end if;
     perform servicebroker.close_endpoint(handle, is_kept => coalesce(becomes, '') <> '');
 end $$;
 
--- The messages of a conversation leave a table of messages unread, and the bodies that they share their readers.
+-- Delete unread messages of a conversation from a table of messages, and their claims on shared bodies.
 create or replace function servicebroker.purge(
     messages text, handle uuid, priority smallint default null, conversation_group uuid default null
 ) returns void language plpgsql as $$
@@ -880,8 +892,9 @@ begin
         using handle, priority, conversation_group;
 end $$;
 
--- A target is kept against replays for a while, unless it was never conversing, and who has the keys that its peer's end
--- is answered with (engine/conversation/endpoints.py); anything else goes, and an empty group.
+-- Close an endpoint. Its row is kept for a while if it is a target that has conversed, so that a repeated first message
+-- begins nothing, or if its keys are needed to answer the peer's end (engine/conversation/endpoints.py). Any other row
+-- is deleted, and the group if it is empty.
 create or replace function servicebroker.close_endpoint(handle uuid, is_kept boolean default true) returns void language plpgsql as $$
 declare
     own record;
@@ -897,12 +910,13 @@ begin
         delete from servicebroker.conversation_endpoints where conversation_handle = handle;
         perform servicebroker.remove_empty_group(own.conversation_group_id);
     end if;
-    -- the last thing a finished endpoint leaves with its peer, for sys.conversation_endpoints: what it has sent
+    -- note in the peer's row how many messages this endpoint has sent, for sys.conversation_endpoints
     update servicebroker.conversation_endpoints set receive_sequence = own.send_sequence
      where conversation_id = own.conversation_id and is_initiator = not own.is_initiator;
 end $$;
 
--- `error_body` of model/messages.py: UTF-16 with a byte order mark; what XML cannot carry becomes U+FFFD.
+-- The body of an Error, the same as `error_body` of model/messages.py: XML in UTF-16 with a byte order mark. A
+-- character that XML cannot carry becomes U+FFFD.
 create or replace function servicebroker.error_body(code integer, description text) returns bytea language plpgsql immutable as $$
 declare
     carried text := (
@@ -921,9 +935,9 @@ begin
                select 2, 56320 + (ascii(c) - 65536 & 1023) where ascii(c) >= 65536) units);
 end $$;
 
--- ---------------------------------------------------------------- the rest
+-- ---------------------------------------------------------------- status, notifications, traces, failures
 
--- '' when nothing waits, for an unknown handle, and for one that is not the caller's.
+-- GET_TRANSMISSION_STATUS. Empty if no message waits, and for a handle that is unknown or not the caller's.
 create or replace function servicebroker_fence.transmission_status(
     database integer, handle uuid, me uuid default servicebroker_fence.me()
 ) returns text language plpgsql stable security definer {pinned} as $$
@@ -949,7 +963,7 @@ begin
     end if;
 end $$;
 
--- find_expected_types in engine/catalog/catalog.sql
+-- The same as find_expected_types in engine/catalog/catalog.sql.
 create or replace function servicebroker_fence.expected_types(queue_id integer, me uuid default servicebroker_fence.me())
 returns table (message_type text, contract text, service text) language plpgsql stable security definer {pinned} as $$
 #variable_conflict use_variable
@@ -964,7 +978,7 @@ begin
     end if;
 end $$;
 
--- This session is notified of messages for these queues, and for no others.
+-- Let this session be notified of messages for these queues, and for no others.
 create or replace function servicebroker_fence.wait_for(queues integer[], me uuid default servicebroker_fence.me())
 returns void language plpgsql security definer {pinned} as $$
 declare
@@ -977,7 +991,7 @@ begin
     select queue, pg_backend_pid() from unnest(own) queue on conflict do nothing;
 end $$;
 
--- The last number of arrival that a message of the queue has drawn.
+-- The last arrival number that a message of the queue has drawn.
 create or replace function servicebroker_fence.drawn(queue_id integer, me uuid default servicebroker_fence.me())
 returns bigint language plpgsql security definer {pinned} as $$
 declare
@@ -989,7 +1003,7 @@ begin
     return last;
 end $$;
 
--- The trace contexts (engine/conversation/traces.py) of what the caller has sent on its own conversations.
+-- Store the trace context (engine/conversation/traces.py) of messages that the caller has sent.
 create or replace function servicebroker_fence.leave_traces(
     database integer, handles uuid[], numbers bigint[], many integer, context bytea,
     me uuid default servicebroker_fence.me()
@@ -1005,7 +1019,7 @@ begin
         on conflict do nothing;
 end $$;
 
--- Those of messages that the caller has received, in their order; they are gone then.
+-- Return and delete the trace contexts of messages that the caller has received, in the order of the messages.
 create or replace function servicebroker_fence.take_traces(
     database integer, handles uuid[], numbers bigint[], me uuid default servicebroker_fence.me()
 ) returns table (context bytea) language plpgsql security definer {pinned} as $$
@@ -1026,7 +1040,7 @@ begin
         select context from gone order by place;
 end $$;
 
--- Programmatic poison handling (engine/conversation/failed_messages.py), of messages in queues that the caller may receive from.
+-- Failures of messages (engine/conversation/failed_messages.py) in queues that the caller may receive from.
 create or replace function servicebroker_fence.failures(
     database integer, handle uuid, number bigint, type_id integer, me uuid default servicebroker_fence.me()
 ) returns table (failures integer, first_failed_at timestamptz, first_error text)
@@ -1040,12 +1054,12 @@ begin
     end if;
 end $$;
 
--- Whether a message may have come, or failed, at that time.
+-- Return whether a time is possible for the arrival or the failure of a message.
 create or replace function servicebroker.is_time(at timestamptz) returns boolean language sql immutable
 return coalesce(at >= timestamptz '1970-01-01 00:00:00+00' and at < timestamptz '9999-12-31 00:00:00+00', false);
 
--- Why what a caller tells of a failed message is not stored; null when it is. Readers of all queues see these rows, so
--- every value must be one that the engine may have told.
+-- Return the refusal of a caller's report of a failed message, or null if it is stored. Others read these rows, so only
+-- values that the engine could have written are allowed.
 create or replace function servicebroker.failure_refusal(
     number bigint, type_id integer, failures integer, first_failed_at timestamptz, errors text[]
 ) returns text[] language sql stable return case
@@ -1106,7 +1120,8 @@ begin
         'select from servicebroker.queue_%1$s m where m.priority = f.priority '
         'and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle '
         'and m.message_sequence_number = f.message_sequence_number) and not exists ('
-        -- a timer or an expiry that its reader itself has noticed: the rollback took the message out, until the next RECEIVE
+        -- a DialogTimer or Error of an expiry that the reader's own RECEIVE inserted: the rollback removed it, and the
+        -- next RECEIVE inserts it again
         'select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ('
         'f.message_type_id = {timer_id} and e.dialog_timer is not null or f.message_type_id = {error_id} '
         'and e.state = any (%2$L::text[]))) for update skip locked))', queue_id, array[{failing}]);
@@ -1141,7 +1156,8 @@ begin
      where e.conversation_handle = handle;
 end $$;
 
--- Automatic poison detection: STATUS = OFF, as engine/activation/poison_detection.py; who has the instance open posts the event.
+-- Automatic poison detection: set STATUS = OFF, the same as engine/activation/poison_detection.py. A process that has
+-- the instance open as the owner posts the event.
 create or replace function servicebroker_fence.disable_queue(
     queue_id integer, me uuid default servicebroker_fence.me(), out database_id integer, out name text
 ) language plpgsql security definer {pinned} as $$
@@ -1164,13 +1180,13 @@ begin
             pg_notify('{delivery_channel}', '');
 end $$;
 
--- ---------------------------------------------------------------- servicebroker doctor: what a role may see of its own
+-- ---------------------------------------------------------------- servicebroker doctor for a restricted role
 
--- Up to how many rows something is counted for a caller who asks for `most`.
+-- The number of rows at which a count stops, for a caller who asks for `most`.
 create or replace function servicebroker.counted(most integer) returns integer language sql immutable
 return least(greatest(most, 0), {counted_at_most});
 
--- The queues that the caller may receive from; of each the messages are counted up to `most`.
+-- The queues that the caller may receive from, with their state. Messages are counted up to `most`.
 create or replace function servicebroker_fence.own_queues(most integer, me uuid default servicebroker_fence.me())
 returns table (
     name text, is_on boolean, messages bigint, oldest timestamptz, readers bigint, holders bigint, is_activated boolean,
@@ -1190,7 +1206,7 @@ begin
         is_activated := one.is_activation_enabled;
         procedure := one.activation_procedure;
         max_readers := one.max_readers;
-        hosted := true;  -- who runs a procedure, and which pipeline reads, is not the caller's to see
+        hosted := true;  -- the caller may not see which process runs the procedure, or which pipeline reads
         is_piped := false;
         execute format(
             'select count(*), min(message_enqueue_time), '
@@ -1211,7 +1227,7 @@ begin
     end loop;
 end $$;
 
--- What waits of the conversations of services whose queue the caller may receive from.
+-- Waiting messages of the transmission queue, of services whose queue the caller may receive from.
 create or replace function servicebroker_fence.own_waits(most integer, me uuid default servicebroker_fence.me())
 returns table (to_service text, status text, messages bigint, oldest timestamptz)
 language plpgsql stable security definer {pinned} as $$
@@ -1229,7 +1245,8 @@ begin
          where e.queue_id = any (own) group by 1, 2 order by 4 limit 100;
 end $$;
 
--- One of those conversations; no row for one that is not the caller's. `error` is that of an Error that nobody has received.
+-- The state of a conversation that the caller may send on; no row for any other. `error` is the body of an Error that
+-- waits in the queue.
 create or replace function servicebroker_fence.own_conversation(
     database integer, handle uuid, most integer, me uuid default servicebroker_fence.me()
 ) returns table (
@@ -1279,7 +1296,7 @@ end $$;
 
 -- ---------------------------------------------------------------- requests
 
--- engine/conversation/requests.py: the queue into which the answers on a conversation of the caller's come.
+-- The queue for the answers on a conversation of the caller (engine/conversation/requests.py).
 create or replace function servicebroker_fence.answer_queue(
     database integer, handle uuid, me uuid default servicebroker_fence.me()
 ) returns table (queue_id integer, name text) language plpgsql stable security definer {pinned} as $$
@@ -1293,7 +1310,7 @@ begin
     end if;
 end $$;
 
--- Those of the conversations that have messages in the queue, or have gone to another queue.
+-- Return those of the conversations that have messages in the queue, or were moved to another queue.
 create or replace function servicebroker_fence.answered(
     queue_id integer, handles uuid[], me uuid default servicebroker_fence.me()
 ) returns setof uuid language plpgsql stable security definer {pinned} as $$
@@ -1308,7 +1325,8 @@ begin
     end if;
 end $$;
 
--- Conversations with messages in the queue whose group is one of these, some of the lowest; or one row with a refusal.
+-- Return some conversations with messages in the queue, of the lowest groups between `lowest` and `highest`, or one row
+-- with a refusal.
 create or replace function servicebroker_fence.late_answers(
     queue_id integer, lowest uuid, highest uuid, me uuid default servicebroker_fence.me()
 ) returns table (conversation_group_id uuid, conversation_handle uuid, refusal text[])
@@ -1328,10 +1346,10 @@ begin
         'order by conversation_group_id limit 100) m) late order by 1', queue_id) using lowest, highest;
 end $$;
 
--- ---------------------------------------------------------------- rights
+-- ---------------------------------------------------------------- grants
 
--- Nobody but the owner and who was let in may execute anything: whoever called an inner function itself could make it
--- compile with objects of its own. What views call is for their readers.
+-- Only the owner and granted roles may execute functions. A user who called an inner function directly could let it
+-- resolve names to objects of his own. Functions that views call are for everybody who reads the views.
 revoke execute on all functions in schema servicebroker, servicebroker_fence from public;
 grant execute on function servicebroker.rows_here(anyelement), servicebroker.readers_here(),
     servicebroker.approximate_count(integer), servicebroker.shown_number(smallint, integer) to public;

@@ -1,5 +1,11 @@
--- One queue: its table, its indexes, its functions, its view; one statement under each name.
--- {id} is the number of the queue.
+-- Template of one queue: its tables, indexes, functions and view. A line `-- name:` begins a part, and
+-- store/queue.py puts the parts together. {id} is queue_id. Other slots are parts of this file or locks of
+-- store/locks.py.
+--
+-- Words: `queuing_order` is the arrival number of a message, drawn from a sequence. A group is a conversation group:
+-- RECEIVE locks it by an advisory lock, so that one transaction at a time has its messages. A mark is an arrival
+-- number, one for each priority, below which the session need not search (see survey). `at` is the present time, given
+-- by the caller.
 
 -- name: sequence
 create sequence servicebroker.queue_{id}_order cache 1;
@@ -28,7 +34,7 @@ create table servicebroker.queue_{id} (
 );
 
 -- name: arrival
--- Unique, so that it can be the replica identity.
+-- The order in which messages are received. Unique, so that it can be the replica identity.
 create unique index queue_{id}_arrival on servicebroker.queue_{id} (priority desc, queuing_order);
 
 -- name: group
@@ -36,8 +42,8 @@ create index queue_{id}_group on servicebroker.queue_{id}
     (priority, conversation_group_id, conversation_handle, rank, queuing_order);
 
 -- name: retained
--- What RETENTION keeps until the conversation ends: received messages have the status 0, sent ones 3. A table of its
--- own, which RECEIVE never reads.
+-- Messages that RETENTION keeps until their conversation ends: status 0 if received, 3 if sent. They are in a table of
+-- their own, so that RECEIVE does not read past them.
 create table if not exists servicebroker.retained_{id} (
     status smallint not null,
     priority smallint not null,
@@ -55,14 +61,14 @@ create table if not exists servicebroker.retained_{id} (
 );
 
 -- name: retained_conversation
--- The conversation is searched for; the number makes it unique, for the replica identity.
+-- Searches are by conversation. `queuing_order` makes the index unique, so that it can be the replica identity.
 create unique index if not exists retained_{id}_conversation
     on servicebroker.retained_{id} (conversation_handle, queuing_order);
 
 -- name: identity
--- A publication refuses to update and delete rows of a table without a replica identity, and RECEIVE deletes. An index
--- writes its columns into the log for a deleted row, FULL the body too (decision 420). Set where it is missing only,
--- because setting it locks the table.
+-- Replica identity. Without one, a publication of the table would refuse the DELETE of RECEIVE. For a deleted row an
+-- index writes only its columns into the WAL, FULL would write the body, too (decision 162). It is set only where it is
+-- missing, because setting it locks the table.
 if not (select indisreplident from pg_index where indexrelid = 'servicebroker.queue_{id}_arrival'::regclass) then
     alter table servicebroker.queue_{id} replica identity using index queue_{id}_arrival;
 end if;
@@ -71,7 +77,8 @@ if not (select indisreplident from pg_index where indexrelid = 'servicebroker.re
 end if;
 
 -- name: row_security
--- An event trigger may set it for every new table. Who may see a queue is told by our permissions, and by its view.
+-- Disable row-level security, which an event trigger may have enabled on every new table. Our permissions and the view
+-- decide who may read a queue.
 if exists (select from pg_class where oid in ('servicebroker.queue_{id}'::regclass, 'servicebroker.retained_{id}'::regclass)
            and relrowsecurity) then
     alter table servicebroker.queue_{id} disable row level security, no force row level security;
@@ -79,16 +86,16 @@ if exists (select from pg_class where oid in ('servicebroker.queue_{id}'::regcla
 end if;
 
 -- name: receives
--- How often RECEIVE was executed while the queue is monitored, and how often one without WHERE found nothing. A sequence, because it
--- counts what is rolled back too; unlogged, so that drawing from it assigns no transaction id.
+-- Two counters for the queue monitor: all RECEIVEs of a monitored queue, and those without WHERE that found nothing.
+-- They are sequences, so that a rollback does not undo them, and unlogged, so that they assign no transaction id.
 create unlogged sequence if not exists servicebroker.queue_{id}_receives cache 1;
 
 -- name: empty_receives
 create unlogged sequence if not exists servicebroker.queue_{id}_empty_receives cache 1;
 
 -- name: fire_timers
--- DialogTimer messages for the timers of this queue that are due. A row that another transaction holds is
--- left for the next look.
+-- Insert DialogTimer messages for due conversation timers of this queue, at most 100. A row that another transaction
+-- has locked is left to the next call.
 create or replace function servicebroker.fire_timers_{id}(at timestamptz) returns void language sql as $$
     with due as (
         update servicebroker.conversation_endpoints
@@ -108,10 +115,11 @@ create or replace function servicebroker.fire_timers_{id}(at timestamptz) return
 $$;
 
 -- name: expire
--- An Error message for each conversation of this queue whose lifetime is over; what it had not delivered is dropped.
--- Each side expires by itself, as it would if the other were far away. A row that another transaction holds is left
--- for the next look, and so is a side that has ended already: its application never sees the error.
--- The rows are locked by a statement of their own: what was sent and committed until then is seen by the next one.
+-- Fail conversations of this queue whose lifetime is over, at most 100, and return how many. Each gets an Error
+-- message, and its undelivered messages are deleted. Each side expires by itself, as if the other were in another
+-- instance. A row that another transaction has locked is left to the next call. A side that has ended already is left
+-- alone: its application never sees the error. A first statement locks the rows, so that the second one has a snapshot
+-- with all that was sent and committed before the lock.
 create or replace function servicebroker.expire_{id}(at timestamptz) returns bigint language plpgsql as $$
 declare
     handles uuid[] := array(
@@ -149,13 +157,16 @@ begin
 end $$;
 
 -- name: survey
--- Moves this session's marks of the queue on. A mark, one for each priority, is a number of arrival below which no
--- message lies or will ever come: RECEIVE searches from there, past what others have consumed and vacuum may not
--- remove yet. What has been drawn when we look is decided once every transaction has ended that had the table open
--- for writing after that. A transaction that stays open is no longer waited for after a while: the marks then hold
--- on the condition that it still is open (RECEIVE asks), and the last ones without condition are kept to go back to.
--- Where our own transaction has written it is for the transaction only: with a rollback, that to a savepoint too, what it
--- deleted comes back, and so do the marks.
+-- Advance the session's marks of the queue, and return them. A mark, one for each priority, is an arrival number below
+-- which the queue has no message and will never get one. RECEIVE searches from the mark, so it skips the dead rows that
+-- others have consumed and vacuum may not remove yet.
+-- Arrival numbers up to `drawn` are settled once all transactions have ended that could write to the table when `drawn`
+-- was read. If one of them stays open for longer than `patience`, the marks advance without it. From then on they
+-- are conditional: they hold only while it is still open. RECEIVE checks that, and else returns to the last
+-- unconditional marks, which `base` keeps.
+-- If our own transaction has written, marks are set for this transaction only: its rollback, also to a savepoint,
+-- brings back deleted messages, and must bring back the marks, too.
+-- marks: elements 1 to 10 are the priorities; element 11 is 1 if the marks are conditional.
 create or replace function servicebroker.survey_{id}(marks bigint[]) returns bigint[] language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
@@ -176,7 +187,7 @@ begin
     last.looked_at := clock_timestamp();
     select case when is_called then last_value else 0 end into drawn from servicebroker.queue_{id}_order;
     open := servicebroker.unfinished(last.writers);
-    if open = '{}' and last.drawn > drawn - 50 then  -- what was drawn since is not worth listing writers
+    if open = '{}' and last.drawn > drawn - 50 then  -- so few new numbers are not worth a search for writers
         decided := last.drawn;
         drawn := last.drawn;
         writers := last.writers;
@@ -216,16 +227,18 @@ begin
 end $$;
 
 -- name: receive
--- RECEIVE. A function and not one statement, because each of its statements needs a snapshot of its own: what
--- the previous owner of a group has just committed must be seen. Locks the group it takes from until the
--- transaction ends; without `handle` and `in_group` it skips groups that others have locked, with them it waits.
--- Returns the messages in any order; they sort by the first three columns. What is the same for all of them stands in
--- the first rows only, since a column costs as much as a tenth of a message. Under a savepoint
--- (a row's xmax is then not the transaction's own id) the client makes the session keep the lock too. With
--- `only_lock` it takes the group and leaves the messages: one row, of which the group counts. A row of nulls says that
--- there is nothing to take; no row at all, that it may not take, or not from there: the client finds out why.
--- Plans are pinned: on a fresh table the statistics would choose to sort a whole group. OFFSET 0 keeps a search for each
--- priority, from its mark: without it one join reads all that the group has consumed since the oldest snapshot.
+-- RECEIVE: lock a group, delete at most `top` of its messages, and return them.
+-- This is a function and not one statement, because each of its statements needs its own snapshot: the messages that
+-- the previous owner of the group has just committed must be visible.
+-- Locks: the group stays locked until the transaction ends. Without `handle` and `in_group` the function skips groups
+-- that others have locked; with one of them it waits. Under a savepoint (then xmax of a row is not the transaction's
+-- own id) the client makes the session keep the lock, too.
+-- Result: the messages in any order, to be sorted by the first three columns. Values that are equal for all messages
+-- are only in the first rows, since a column costs a tenth of a message. With `only_lock` the messages stay in the
+-- queue, and the one row has only conversation_group_id. A row of nulls: there is no message. No row: RECEIVE is not
+-- allowed, or `handle` or `in_group` has no message; the client finds out which.
+-- Plans are pinned, because without statistics the planner would sort a whole group. OFFSET 0 keeps one index search
+-- for each priority, from its mark. Without it, a join would read all dead rows of the group.
 create or replace function servicebroker.receive_{id}(
     top integer, at timestamptz, handle uuid default null, in_group uuid default null, only_lock boolean default false
 ) returns table (
@@ -242,10 +255,10 @@ set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    marks bigint[];                  -- by priority; the eleventh is 1 when they hold on a condition
-    level integer;                   -- the priority being looked at
+    marks bigint[];                  -- by priority; the eleventh is 1 if they are conditional
+    level integer;                   -- the priority that is searched
     lower_level integer;
-    oldest bigint;                   -- the number of arrival of the first message
+    oldest bigint;                   -- the arrival number of the first message
     drawn bigint;
     candidates uuid[];
     candidate uuid;
@@ -254,7 +267,7 @@ declare
     places tid[];
     enabled boolean;
     monitored boolean;
-    holds boolean;                   -- groups may be held until a message is to be tried again
+    holds boolean;                   -- groups may be held back until the time of a retry
     due boolean;
     fired boolean := false;
 begin
@@ -264,8 +277,7 @@ begin
     marks := coalesce(nullif(current_setting('servicebroker.marks_{id}', true), ''), '{0,0,0,0,0,0,0,0,0,0,0}');
     loop
         places := '{}';
-        -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest
-        -- priority
+        -- one query for all that the usual RECEIVE needs, which takes the oldest message of the highest priority
         select q.is_receive_enabled, q.is_monitored, coalesce(q.held_until > at, false), coalesce(pg_sequence_last_value('servicebroker.queue_{id}_order'::regclass), 0), head.level,
                head.queuing_order, head.conversation_group_id,
                exists (select from servicebroker.conversation_endpoints e
@@ -274,7 +286,7 @@ begin
                         where e.queue_id = {id} and e.lifetime <= at
                           and e.can_expire and e.state not in ('DO', 'ER', 'CD'))
           into enabled, monitored, holds, drawn, level, oldest, candidate, due
-          from (select o.is_receive_enabled, o.is_monitored, o.held_until  -- not the whole row, whose columns cost
+          from (select o.is_receive_enabled, o.is_monitored, o.held_until  -- not the whole row: each column costs time
                   from servicebroker.queues o where o.queue_id = {id} offset 0) q
           left join lateral (
                select p.level, first.* from (select generate_series(10, 1, -1)) as p (level)
@@ -285,7 +297,7 @@ begin
         if monitored and enabled and not fired then
             perform nextval('servicebroker.queue_{id}_receives');
         end if;
-        -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
+        -- a pipeline that reads the queue holds this lock, since the messages of a planned batch must not change
         if top <= 0 or not coalesce(enabled, false) or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
             return;
         end if;
@@ -295,7 +307,7 @@ begin
             fired := true;
             continue;
         end if;
-        -- many numbers between a mark and what there is: they are rows that somebody has consumed
+        -- many numbers between a mark and the first message are dead rows of consumed messages: advance the marks
         due := oldest - marks[level] > 100;
         for empty_level in coalesce(level, 0) + 1 .. 10 loop
             due := due or drawn - marks[empty_level] > 100;
@@ -304,7 +316,7 @@ begin
             marks := servicebroker.survey_{id}(marks);
         end if;
 
-        -- the usual RECEIVE: one message, of the group that has the oldest; if somebody was faster we search
+        -- the usual RECEIVE: one message of the group that has the oldest; if another reader was faster, search below
         if top = 1 and handle is null and in_group is null and not only_lock and not holds and marks[11] = 0
            and pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate)) then
             return query
@@ -345,12 +357,12 @@ begin
                                             and m.queuing_order >= marks[p.level] offset 0) limit 1);
             end if;
             while level is not null loop
-                -- stage 1: the oldest message's group; 2: the groups of the oldest 64; 3: every group, one by one
+                -- stage 1: the group of the oldest message; 2: the groups of the oldest 64; 3: each group in turn
                 stage := 1;
                 previous := '00000000-0000-0000-0000-000000000000';
                 loop
                     foreach candidate in array candidates loop
-                        if holds and in_group is null then  -- apart, or its subquery is started each time
+                        if holds and in_group is null then  -- not in one condition, which would start the subquery each time
                             continue when exists (
                                 select from servicebroker.failed_messages f
                                  where f.conversation_group_id = candidate and f.held_until > at);
@@ -391,7 +403,7 @@ begin
         end search;
 
         if handle is null and places <> '{}' and cardinality(places) < top and not only_lock then
-            for lower_level in  -- the group's conversations of lower priorities
+            for lower_level in  -- fill up with messages of the group's conversations of lower priorities
                 select p.level from generate_series(level - 1, 1, -1) as p (level)
                  where exists (select from servicebroker.queue_{id} m
                                 where m.priority = p.level and m.conversation_group_id = candidate
@@ -405,13 +417,13 @@ begin
                 exit when cardinality(places) = top;
             end loop;
         end if;
-        -- asked after the snapshots that we have searched with: while the condition holds, nothing was below the marks
+        -- check conditional marks after the searches: if they still hold, no message was below them in those snapshots
         exit when marks[11] = 0 or servicebroker.marks_hold({id});
         marks := servicebroker.unconditional_marks({id});
     end loop;
 
     if places = '{}' then
-        if handle is not null or in_group is not null then  -- there may be more elsewhere in the queue
+        if handle is not null or in_group is not null then  -- the rest of the queue may still have messages
             return;
         end if;
         if monitored then
@@ -428,11 +440,11 @@ begin
             null::bytea, null::timestamptz, candidate, null::integer, null::xid8, null::boolean;
         return;
     end if;
-    -- the first of them tell what is the same for all, so that few messages are one statement
+    -- the first 8 rows have all columns, so that a few messages need one statement only
     return query
         {delete} g.ctid = any (places[:8])
         {first};
-    if not found then  -- its service was dropped under us
+    if not found then  -- the service was dropped meanwhile, with its messages
         return;
     end if;
     if cardinality(places) > 8 then
@@ -448,12 +460,12 @@ begin
 end $$;
 
 -- name: receive_groups
--- RECEIVE from up to so many groups: those of the oldest messages of the highest priority, at most `top` messages from
--- each. The first group is that of a usual RECEIVE, which also does what is due. Others are looked for among the
--- oldest messages only, by pages, so that a reader never searches a long queue to fill its hands. Returns the columns
--- of `receive`, all in each row: groups one after the other, the messages of each in any order. With `leaves` the
--- groups are locked and their messages read; `take` deletes those of one group. A row of nulls says that there is
--- nothing to take; no row at all, that it may not take.
+-- RECEIVE from at most `groups` groups: those of the oldest messages of the highest priorities, at most `top` messages
+-- from each. The first group is found by `receive`, which also fires timers. The others are searched in at most 8 pages
+-- of the oldest messages, so that a reader never scans a long queue for more groups.
+-- Result: the columns of `receive`, all in each row; groups one after the other, the messages of each in any order. No
+-- row: there is no message, or RECEIVE is not allowed. With `leaves` the groups are locked and their messages stay in
+-- the queue; `take` deletes those of one group.
 create or replace function servicebroker.receive_groups_{id}(
     top integer, at timestamptz, groups integer, leaves boolean default false
 ) returns table (
@@ -470,8 +482,8 @@ declare
     marks bigint[];
     levels integer[];                -- priorities that have messages, the highest first
     level integer;
-    last_number bigint;              -- of arrival, of the pages seen
-    held uuid[];                     -- groups that wait until a message is to be tried again
+    last_number bigint;              -- the last arrival number of the pages read so far
+    held uuid[];                     -- groups that are held back until the time of a retry
     candidates uuid[];
     taken uuid[];
     places tid[];
@@ -488,7 +500,7 @@ begin
         return;
     end if;
     marks := coalesce(nullif(current_setting('servicebroker.marks_{id}', true), ''), '{0,0,0,0,0,0,0,0,0,0,0}');
-    if marks[11] <> 0 then  -- they may stop holding while we search
+    if marks[11] <> 0 then  -- conditional marks may stop to hold during the search
         marks := servicebroker.unconditional_marks({id});
     end if;
     levels := array(
@@ -520,7 +532,7 @@ begin
             exit when seen is null or seen < page_size;
         end loop;
     end loop;
-    -- behind the locks: what the owners of the groups before have committed is seen
+    -- a statement after the locks, whose snapshot has all that the previous owners of the groups have committed
     places := array(
         select m.place from unnest(taken) as t (in_group)
          cross join lateral (
@@ -552,9 +564,9 @@ begin
 end $$;
 
 -- name: take
--- The second half of a RECEIVE that has left its messages: deletes these of one group, by priority and number of
--- arrival, and says how many there were. Others may have been taken by this transaction meanwhile. Takes the group's
--- lock, which the first half has, if it is free.
+-- The second half of a RECEIVE with `leaves`: delete these messages of one group, given by priority and arrival number,
+-- and return how many there were. This transaction may have received some of them meanwhile. The first half has locked
+-- the group; the lock is taken here once more, without waiting.
 create or replace function servicebroker.take_{id}(in_group uuid, levels smallint[], numbers bigint[])
 returns bigint language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
@@ -570,7 +582,7 @@ begin
             select m.ctid from unnest(levels, numbers) as w (level, number)
              cross join lateral (select q.ctid, q.conversation_group_id as own from servicebroker.queue_{id} q
                                   where q.priority = w.level and q.queuing_order = w.number
-                                 offset 0) m  -- or the index of groups is chosen, and a whole group searched
+                                 offset 0) m  -- without it the planner may choose the index of groups and scan a whole group
              where m.own = in_group);
         with gone as (
             delete from servicebroker.queue_{id} g where g.ctid = any (places) returning g.*
@@ -581,7 +593,7 @@ begin
 end $$;
 
 -- name: first
--- What a RECEIVE tells of its first message.
+-- The columns that RECEIVE returns for its first messages.
 {returning} (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
           g.message_sequence_number, g.service_contract_id::bigint << 32 | g.message_type_id,
           g.validation, {body}, g.message_enqueue_time,
@@ -589,15 +601,16 @@ end $$;
 {from_gone}
 
 -- name: end_dialog
--- END CONVERSATION as it usually is: both sides are in this instance, and nothing is parked between them. The peer gets
--- EndDialog, which the caller's statement puts into the queue `far` (`end_dialog` in engine/conversation/enqueue.py), and
--- this side is closed, with its unread messages. If the peer has ended meanwhile, `finish_dialog` does it.
--- `done` is false if something else holds. Then nothing was changed, and engine/conversation/end.py goes step by step. Unless
--- `version` is null, the queue must have that catalog version, under which permissions were checked. `number` is null if
--- nobody is told. `is_due` says that closed endpoints can be removed. `kept` is the key of the group's lock if the session
--- keeps it beyond a savepoint.
--- One statement locks both rows, in the one order of all who lock both, the target first, and tells the peer. The look
--- takes single values and has no join, whose plan would read whole rows: it would describe all their columns each time.
+-- END CONVERSATION in the usual case: both endpoints are in this instance, and no message waits between them in the
+-- transmission queue. It closes this endpoint and deletes its unread messages. The caller's statement inserts the
+-- peer's EndDialog into the queue `far` (`end_dialog` in engine/conversation/enqueue.py). If the peer has ended,
+-- `finish_dialog` is called. In any other case `done` is false and nothing was changed; engine/conversation/end.py then
+-- goes step by step.
+-- Parameters and results: `version` is the catalog version of the queue under which permissions were checked, or null.
+-- `number` is the sequence number of the EndDialog, null if the peer gets none. `is_due`: closed endpoints can be
+-- removed. `kept`: the key of the group's lock, if the session keeps it beyond a savepoint.
+-- One statement locks both rows, the target first as everywhere, and updates the peer. The first query takes single
+-- values instead of a join: the plan of a join would describe all columns of the rows each time.
 create or replace function servicebroker.end_dialog_{id}(
     handle uuid, at timestamptz, far integer, version bigint, out done boolean, out number bigint, out stamp xid8,
     out far_group_id uuid, out far_handle uuid, out far_service_id integer, out far_contract_id integer,
@@ -612,13 +625,14 @@ declare
     own_priority smallint;
     has_ended boolean;               -- the peer
     is_open boolean;                 -- both brokers are on, and the peer's queue
-    received bigint;                 -- the next number of the peer, which sends no more
+    received bigint;                 -- the next sequence number of the peer, which sends no more
     has_messages boolean;
     under_savepoint boolean;
 begin
     done := false;
     loop
-        -- what may be parked must not be locked before the lock of parking is held (engine/conversation/endpoints.py)
+        -- no row lock here: if the conversation may be parked, the lock of parking comes first
+        -- (engine/conversation/endpoints.py)
         select e.conversation_group_id, e.far_handle, e.is_initiator, e.priority, e.state = 'DI',
                e.state = 'CO' and (
                    select q.is_enqueue_enabled and (
@@ -638,7 +652,7 @@ begin
             return;
         end if;
         exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- then read the row again
     end loop;
     if own_is_initiator then
         with peer as materialized (
@@ -659,14 +673,14 @@ begin
     if not done then
         return;
     end if;
-    -- a statement of its own, which sees what the peer has sent until its row was locked
+    -- a further statement, whose snapshot has all that the peer sent until its row was locked
     if own_is_initiator then
         delete from servicebroker.conversation_endpoints e where e.conversation_handle = handle
         returning e.xmax <> pg_current_xact_id()::xid, {unread}, {due} into under_savepoint, has_messages, is_due;
         delete from servicebroker.conversation_groups g
          where g.conversation_group_id = conversation_group and not exists (
                select from servicebroker.conversation_endpoints e where e.conversation_group_id = conversation_group);
-        if not found then  -- the others may be on their way out too
+        if not found then  -- other conversations of the group may be ending at the same time
             perform servicebroker.remove_empty_group(conversation_group);
         end if;
     else
@@ -685,18 +699,18 @@ begin
 end $$;
 
 -- name: ending
--- This side, as END locks it.
+-- The query by which END locks its own endpoint.
             select e.send_sequence, greatest(e.last_stamp, pg_current_xact_id()) as last_stamp, e.far_group_id,
                    e.far_service_id, e.far_contract_id, e.far_priority
               from servicebroker.conversation_endpoints e
 
 -- name: is_endable
--- What END needs of this side, which another session may have changed since the look without a lock.
+-- The condition under which END may close its own endpoint. Another session may have changed it since the first query.
 e.conversation_handle = handle and e.state = 'CO' and e.lifetime > at and e.conversation_group_id = conversation_group
                and e.queue_id = {id} and e.far_queue_id = far and not e.is_remote and coalesce(e.security, 'N') = 'N'
 
 -- name: told
--- The peer learns the end. What it has sent is final.
+-- Note in the peer's endpoint that this side has ended. From then on the peer sends no more.
 update servicebroker.conversation_endpoints p set state = 'DI', receive_sequence = own.send_sequence + 1
           from own where p.conversation_handle = peer_handle and p.state = 'CO' and p.far_queue_id is not null
         returning own.send_sequence, own.last_stamp, own.far_group_id, peer_handle, own.far_service_id, own.far_contract_id,
@@ -713,10 +727,10 @@ exists (select from servicebroker.queue_{id} m
                     where c.security_timestamp is not null order by c.security_timestamp limit 1) <= at
 
 -- name: finish_dialog
--- END CONVERSATION if the peer has ended: this side is closed, or removed if it is an initiator without dialog security,
--- with its unread messages. Nobody is told. Parameters and results as those of `end_dialog`. What the look finds is final:
--- a peer that is closed or gone stays so, and this side sends no more. Only if the peer is in another instance, an Error
--- may still come, and messages of this side may wait, which nobody will read.
+-- END CONVERSATION if the peer has ended: delete the unread messages of this endpoint, and close it; delete it if it is
+-- an initiator without dialog security. The peer gets no message. Parameters and results are those of `end_dialog`. The
+-- first query needs no lock: a peer that is closed or gone stays so, and this side sends no more. Only a peer in another
+-- instance may still send an Error, and messages of this side may wait for it, which nobody will read.
 create or replace function servicebroker.finish_dialog_{id}(
     handle uuid, at timestamptz, version bigint, out done boolean, out is_due boolean, out kept integer
 ) language plpgsql set enable_seqscan = off
@@ -728,8 +742,8 @@ declare
     is_removed boolean;
     own_is_remote boolean;
     own_priority smallint;
-    sent bigint;                     -- the next number of this side
-    is_unknown boolean;              -- to the peer, what this side has sent
+    sent bigint;                     -- the next sequence number of this side
+    is_unknown boolean;              -- the peer's endpoint does not have `sent` yet
     has_messages boolean;
     is_left boolean;                 -- what a side with a peer in another instance has sent, or has not read
     under_savepoint boolean;
@@ -753,16 +767,16 @@ begin
             return;
         end if;
         exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- then read the row again
     end loop;
-    if own_is_remote then  -- a statement of its own: the next one sees what the daemon has stored before
+    if own_is_remote then  -- lock first, so that the next statement sees what the daemon has stored before
         perform from servicebroker.conversation_endpoints e where {is_finishable} for update;
         if not found then
             return;
         end if;
     end if;
     if is_removed then
-        if is_unknown then  -- the target's row first, in the one order of all who lock both
+        if is_unknown then  -- whoever locks both rows locks the target's first
             update servicebroker.conversation_endpoints p set receive_sequence = sent
              where p.conversation_id = conversation and not p.is_initiator and p.state = 'CD';
         end if;
@@ -775,7 +789,7 @@ begin
         delete from servicebroker.conversation_groups g
          where g.conversation_group_id = conversation_group and not exists (
                select from servicebroker.conversation_endpoints e where e.conversation_group_id = conversation_group);
-        if not found then  -- the others may be on their way out too
+        if not found then  -- other conversations of the group may be ending at the same time
             perform servicebroker.remove_empty_group(conversation_group);
         end if;
     else
@@ -890,13 +904,14 @@ e.is_remote and (
                   or exists (select from servicebroker.arrived_fragments f where f.conversation_handle = handle))
 
 -- name: is_finishable
--- What END needs of this side if the peer has ended.
+-- The condition under which END may close its own endpoint if the peer has ended.
 e.conversation_handle = handle and e.state = 'DI' and e.conversation_group_id = conversation_group and e.queue_id = {id}
            and (e.is_remote and e.far_handle is null or e.far_queue_id is not null and coalesce(e.security, 'N') = 'N')
 
 -- name: look
--- What a queue monitor sees. Fires what is due, since nobody may be receiving. A message is receivable when nobody has
--- locked its group; the groups are looked at one by one until one is free, and no more are locked than there are readers.
+-- The state of the queue for its monitor: whether a message is receivable, and the counters. It also fires due timers,
+-- since the queue may have no reader. A message is receivable if no session has locked its group. The groups are
+-- checked one by one until one is free; at most as many are locked as there are readers.
 create or replace function servicebroker.look_{id}(
     at timestamptz, out receivable boolean, out arrivals bigint, out receives bigint, out empty bigint,
     out waiting integer, out due timestamptz
@@ -923,7 +938,7 @@ begin
     if due <= at then
         perform servicebroker.fire_timers_{id}(at);
         perform servicebroker.expire_{id}(at);
-        due := at;  -- look again soon: there may be more
+        due := at;  -- more may be due, since each call fires at most 100
     end if;
     select case when o.is_called then o.last_value else 0 end, case when r.is_called then r.last_value else 0 end,
            case when n.is_called then n.last_value else 0 end into arrivals, receives, empty
@@ -958,25 +973,25 @@ begin
 end $$;
 
 -- name: close
--- A new function is everybody's.
+-- PostgreSQL grants EXECUTE on a new function to PUBLIC. Revoke it.
 revoke execute on function servicebroker.fire_timers_{id}, servicebroker.expire_{id}, servicebroker.survey_{id},
     servicebroker.receive_{id}, servicebroker.receive_groups_{id}, servicebroker.take_{id}, servicebroker.end_dialog_{id},
     servicebroker.finish_dialog_{id}, servicebroker.end_remote_{id},
     servicebroker.look_{id} from public;
 
 -- name: taken_body
--- The body of a received row `g`, which leaves nothing behind.
+-- The body of a received row `g`, without RETENTION. It removes the row's claim on a shared body.
 case when g.is_shared then servicebroker.take_shared_body(g.message_body) else g.message_body end
 
 -- name: kept_body
--- The body of a received row `g` that RETENTION keeps.
+-- The body of a received row `g` that RETENTION keeps, or that stays in the queue.
 case when g.is_shared then (select b.body from servicebroker.shared_bodies b
                               join servicebroker.shared_body_readers r using (body_id)
                              where r.reader = g.message_body)
      else g.message_body end
 
 -- name: retain
--- A part of the statement that receives the rows `gone`, with RETENTION on.
+-- With RETENTION, a further part of the statement of RECEIVE: copy the deleted rows `gone`.
 , retained as (
     insert into servicebroker.retained_{id}
     select 0, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle, q.message_sequence_number,
@@ -1012,7 +1027,8 @@ select q.status, q.priority, q.queuing_order, q.conversation_group_id, q.convers
     on t.database_id = s.database_id and t.message_type_id = q.message_type_id;
 
 -- name: refuse
--- a view with a trigger for each row counts as one that can be written; the other is fired before, and without rows
+-- Refuse changes through the view. The row trigger makes PostgreSQL accept the statement; refuse_all is fired even
+-- without rows.
 create or replace trigger refuse instead of insert or update or delete on {schema}.{view}
     for each row execute function servicebroker.refuse_update();
 

@@ -1,6 +1,7 @@
--- BEGIN DIALOG and SEND in the server: for triggers, psql and other languages, and for restricted roles (fence.sql). They
--- check what the sender's side forbids and put the message into the transmission queue; an open instance of the owner's
--- is notified at COMMIT, validates, routes and delivers. Made anew after every migration; grants survive that.
+-- BEGIN DIALOG and SEND as functions of the server: for triggers, psql and other languages, and for restricted roles
+-- (fence.sql). They check the rules of the sender's side and insert the message into the transmission queue. COMMIT
+-- notifies a process that has the instance open as the owner, which validates, routes and delivers it.
+-- Every migration recreates these functions; grants survive that.
 
 create or replace function servicebroker.refuse(number integer, variadic said text[] default '{}')
 returns void language plpgsql as $$
@@ -10,7 +11,8 @@ begin
         message = format('Msg %s, Level 16, State 1: %s', number, format({texts}::jsonb ->> number::text, variadic said));
 end $$;
 
--- A refusal as the functions below return it: the number, then what its text names; null is none.
+-- Raise a refusal in the form that the functions below return: the error number, then the arguments of its text. Null
+-- means no refusal.
 create or replace function servicebroker.refuse_with(refusal text[]) returns void language plpgsql as $$
 begin
     if refusal is not null then
@@ -18,7 +20,8 @@ begin
     end if;
 end $$;
 
--- A queue is written by SEND and RECEIVE only. Of its own trigger, with the rights to look the queue's name up.
+-- Refuse changes through the view of a queue, which only SEND and RECEIVE may write. The view's trigger calls this
+-- function. SECURITY DEFINER, because it looks up the queue's name.
 create or replace function servicebroker.refuse_update() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -27,7 +30,7 @@ begin
     return null;
 end $$;
 
--- Nobody writes into a database that is READ_ONLY (engine/catalog/read_only.py).
+-- Refuse writes into a READ_ONLY database (engine/catalog/read_only.py).
 create or replace function servicebroker.refuse_read_only() returns trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
@@ -35,8 +38,8 @@ begin
     return null;
 end $$;
 
--- Make the triggers that refuse what writes into a database, or drop them: on its tables and those of its queues for each
--- statement, on the tables that databases share for its rows.
+-- Create the triggers that refuse writes into a database, or drop them. Tables of the database and of its queues get
+-- statement triggers; tables that all databases share get row triggers for the rows of this database.
 create or replace function servicebroker.guard_read_only(
     database integer, name text, dbo text, shared text[], guarded boolean
 ) returns void language plpgsql as $$
@@ -63,7 +66,7 @@ begin
         execute format('drop trigger if exists %1$I on servicebroker.%2$I; drop trigger if exists %1$s_new on servicebroker.%2$I; '
                        'drop trigger if exists %1$s_gone on servicebroker.%2$I', trigger_name, own);
         if guarded then
-            -- what all queues are told of concerns this database too, and changes nothing in it
+            -- a new catalog_version is written to all queues, also by changes of other databases
             execute format('create trigger %1$I after update on servicebroker.%2$I for each row when (old.database_id = %3$s '
                            'and to_jsonb(old) - ''catalog_version'' <> to_jsonb(new) - ''catalog_version'') '
                            'execute function servicebroker.refuse_read_only(%4$L); '
@@ -75,7 +78,8 @@ begin
     end loop;
 end $$;
 
--- The level of a new endpoint. Best match: the contract counts most, then the local service, then the remote one.
+-- The priority of a new endpoint. Of the matching rules one with a contract wins, then one with a local service, then
+-- one with a remote service.
 create or replace function servicebroker.conversation_priority(database integer, contract integer, service integer, remote text)
 returns smallint language sql stable
 return coalesce(
@@ -88,10 +92,11 @@ return coalesce(
       limit 1),
     {default_priority}::smallint);
 
--- The queue of a service that begins a dialog; null when the service or the contract is gone, or the queue has another
--- catalog version than was given. Who alters or drops one of them (engine/catalog/services.py, engine/catalog/alter.py), or
--- wants the database alone (engine/catalog/database_users.py), waits for our transaction, or we see what it has done: a
--- function, because what looks needs a younger snapshot than what waits.
+-- Lock the service and the contract of a new dialog, and return the service's queue. Null: the service or the contract
+-- is gone, or the queue's catalog version is not `version`. A session that alters or drops one of them
+-- (engine/catalog/services.py, engine/catalog/alter.py), or wants the database alone
+-- (engine/catalog/database_users.py), waits for our transaction, or has committed before our SELECT. So this is a
+-- function of two statements: the SELECT needs a snapshot that is younger than the lock.
 create or replace function servicebroker.own_queue(
     database integer, service integer, contract integer, version bigint default null
 ) returns integer language plpgsql as $$
@@ -106,10 +111,11 @@ begin
                                                 where q.queue_id = s.queue_id and q.catalog_version = version)));
 end $$;
 
--- Whether what a client remembers of both sides of new conversations still holds: their services and contract, the queues, who may,
--- and that the routes lead there. It takes the locks of BEGIN DIALOG and of a first SEND (engine/delivery/opening.py), so that
--- who alters or drops one of these waits for our transaction, or we see what it has done. Of two databases, it also looks whether
--- the service has become ambiguous, or secured by a binding.
+-- Return whether a client's cache entry for new conversations between two services of this instance is still valid:
+-- services, contract, queues, permissions, and routes to the target. It first takes the locks of BEGIN DIALOG and of a
+-- first SEND (engine/delivery/opening.py). So a session that alters or drops one of these objects waits for our
+-- transaction, or has committed before our SELECT. For two databases it also checks that no other database has a
+-- service of that name, and that no remote service binding secures it.
 create or replace function servicebroker.hold_way(
     own_database integer, own_service integer, own_contract integer, own_queue integer, own_version bigint,
     own_routes bigint, own_broker text, to_service text, far_database integer, far_service integer, far_contract integer,
@@ -119,7 +125,7 @@ begin
     perform pg_advisory_xact_lock_shared({begin_in_lock}, own_database), pg_advisory_xact_lock_shared({delivery_lock}, 0),
             pg_advisory_xact_lock_shared({service_lock}, hashtext(to_service)),
             pg_advisory_xact_lock_shared({begin_lock}, own_service), pg_advisory_xact_lock_shared({begin_lock}, own_contract);
-    if far_database <> own_database and not (  -- a statement of its own: its plan is not even begun where it is not needed
+    if far_database <> own_database and not (  -- an IF of its own, so that its plan costs nothing if both are one database
         exists (select from servicebroker.service_contracts c
                  where c.database_id = own_database and c.service_contract_id = own_contract)
         and exists (select from servicebroker.databases fd
@@ -132,8 +138,9 @@ begin
                          where h.database_id <> far_database and h.is_broker_enabled)) then
         return false;
     end if;
-    -- Single values and no join, whose plan would read whole rows. The services need no look. One that moves to another queue
-    -- renews the versions of all queues; one that is dropped renews the routes of its database, and has no contracts any more.
+    -- Single values, because the plan of a join would read whole rows. The services themselves need no check: moving
+    -- one to another queue changes the versions of all queues; dropping one changes routes_version and deletes its
+    -- contracts.
     return coalesce(
         (select q.catalog_version = own_version and not q.is_retention_enabled
                from servicebroker.queues q where q.queue_id = own_queue)
@@ -145,8 +152,9 @@ begin
                from servicebroker.queues fq where fq.queue_id = far_queue), false);
 end $$;
 
--- Whether what a client remembers of new conversations with another instance still holds. It takes the locks of hold_way.
--- No database of this instance may have got a service of that name: its routes may lead there.
+-- Return whether a client's cache entry for new conversations with another instance is still valid. It takes the locks
+-- of hold_way. The entry is invalid if a database of this instance has a service of that name now, since routes may
+-- lead there.
 create or replace function servicebroker.hold_departure(
     own_database integer, own_service integer, own_contract integer, own_queue integer, own_version bigint,
     own_routes bigint, own_broker text, to_service text
@@ -167,8 +175,8 @@ begin
                          where h.is_broker_enabled), false);
 end $$;
 
--- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of
--- model/security/permissions.py, over the needs that the table there names. Without identities everything is allowed.
+-- Return the refusal of a statement on an object, or null if it is allowed. The decision is the same as `is_allowed` of
+-- model/security/permissions.py, by the table servicebroker.needs. Without identities everything is allowed.
 create or replace function servicebroker.refusal(
     statement text, database integer, identities integer[], kind integer, id integer, owner integer, name text,
     in_schema integer default 0, schema_name text default 'dbo'
@@ -206,7 +214,8 @@ begin
     return null;
 end $$;
 
--- The same with service and queue of this side of a conversation; 8426 for one that is not in the database.
+-- Return the refusal of a statement on a conversation: on the service and the queue of its local endpoint. 8426 if the
+-- database has no such conversation.
 create or replace function servicebroker.conversation_refusal(
     statement text, handle uuid, database integer, identities integer[]
 ) returns text[] language plpgsql stable as $$
@@ -224,7 +233,7 @@ begin
         servicebroker.refusal(statement, database, identities, {queue}, own.queue_id, own.queue_owner, own.name, own.schema_id));
 end $$;
 
--- Why a conversation of a service may not join a group: it belongs to another one.
+-- Return the refusal to begin a conversation in a group of another service, or null if the group is of this service.
 create or replace function servicebroker.group_refusal(
     own_service integer, from_service text, related_conversation uuid, related_group uuid
 ) returns text[] language plpgsql as $$
@@ -238,9 +247,9 @@ begin
          where g.conversation_group_id = related_group and s.service_id <> own_service);
 end $$;
 
--- BEGIN DIALOG CONVERSATION. A group that does not exist is made under its id. With `keeps` the session keeps the group's
--- lock beyond savepoints, and `kept` is its key. `drawn` is the handle, which is drawn here without it. A refusal has written
--- nothing.
+-- BEGIN DIALOG CONVERSATION. A group that does not exist is created with the given id. With `keeps` the session keeps
+-- the group's lock beyond savepoints, and `kept` is its key. `drawn` is the handle that the caller has drawn, if it
+-- has. A refusal has written nothing.
 create or replace function servicebroker.begin_conversation(
     database integer, from_service text, to_service text, contract text, lifetime integer, broker_instance text,
     related_conversation uuid, related_conversation_group uuid, encryption boolean, identities integer[], keeps boolean,
@@ -296,13 +305,13 @@ begin
     end;
     if refusal is not null then return; end if;
 
-    refusal := servicebroker.group_refusal(  -- asked before the lock too: nobody waits for a group that is not his
+    refusal := servicebroker.group_refusal(  -- checked before the lock, too, so that nobody waits for a group of another service
         own.service_id, from_service, related_conversation,
         coalesce((select e.conversation_group_id from servicebroker.conversation_endpoints e
                    where e.conversation_handle = related_conversation), related_conversation_group));
     if refusal is not null then return; end if;
     if related_conversation is not null then
-        loop  -- it may be moved while we wait for the lock of its group
+        loop  -- MOVE CONVERSATION may change the group while we wait for its lock
             select e.conversation_group_id into conversation_group from servicebroker.conversation_endpoints e
              where e.conversation_handle = related_conversation;
             if conversation_group is null then
@@ -317,7 +326,7 @@ begin
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
     end if;
     perform from servicebroker.conversation_groups g
-      where g.conversation_group_id = conversation_group for key share of g;  -- nobody ends it meanwhile
+      where g.conversation_group_id = conversation_group for key share of g;  -- so that nobody deletes the group
     refusal := servicebroker.group_refusal(own.service_id, from_service, related_conversation, conversation_group);
     if refusal is not null then return; end if;
     own_queue := servicebroker.own_queue(database, own.service_id, own.service_contract_id);
@@ -326,7 +335,7 @@ begin
         return;
     end if;
     is_repeated := false;
-    while idempotency_key is not null and handle is null loop  -- as begin_at in engine/conversation/begin.py
+    while idempotency_key is not null and handle is null loop  -- the same as begin_at in engine/conversation/begin.py
         insert into servicebroker.idempotency_keys as k
         values (own.service_id, principal, idempotency_key, drawn_handle, clock_timestamp() + make_interval(secs => key_lifetime))
             on conflict (service_id, principal_id, key) do update
@@ -347,7 +356,7 @@ begin
     values (drawn_handle, true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
             begin_conversation.encryption, clock_timestamp() + make_interval(secs => begin_conversation.lifetime), to_service,
             case broker_instance
-                when 'CURRENT DATABASE' then  -- read here: NEW_BROKER may have ended while own_queue waited for it
+                when 'CURRENT DATABASE' then  -- read now: own_queue may have waited for an ALTER DATABASE ... NEW_BROKER
                     (select d.service_broker_guid::text from servicebroker.databases d where d.database_id = database)
                 else lower(broker_instance)
             end,
@@ -360,7 +369,7 @@ begin
     end if;
 end $$;
 
--- BEGIN DIALOG CONVERSATION for the owner of the schema: the handle of a new conversation.
+-- BEGIN DIALOG CONVERSATION for the owner of the schema. Returns the handle, and raises a refusal.
 create or replace function servicebroker.begin_dialog(
     broker_database text, from_service text, to_service text, contract text default 'DEFAULT',
     lifetime integer default {maximum_lifetime}, broker_instance text default null,
@@ -377,7 +386,7 @@ begin
     return begun.handle;
 end $$;
 
--- Something was put into the transmission queue.
+-- Notify those who deliver messages of the transmission queue.
 create or replace function servicebroker.ring_transmission() returns void language plpgsql as $$
 begin
     perform pg_notify('{delivery_channel}', '');
@@ -386,10 +395,11 @@ begin
     end if;
 end $$;
 
--- SEND of messages of one type: the sequence number of the first. What is sent later, from wherever, waits behind them:
--- the conversation is parked (engine/delivery/transmission.py). The locks are those of engine/conversation/endpoints.py and
--- engine/delivery/opening.py, in their order. With identities, those must be allowed to, and know the handle in that database.
--- They are delayed `until` that time, if it is to come.
+-- SEND of messages of one type. Returns the sequence number of the first one, or a refusal. The conversation is parked
+-- (engine/delivery/transmission.py): later messages wait behind these in the transmission queue, from whichever client
+-- they come. The locks are those of engine/conversation/endpoints.py and engine/delivery/opening.py, in their order.
+-- With identities, permissions are checked, and the handle must belong to `database`. If `until` is in the future, the
+-- messages are delayed.
 create or replace function servicebroker.send_on(
     handle uuid, message_type text, bodies bytea[], database integer, identities integer[],
     until timestamptz default null, out number bigint, out refusal text[]
@@ -456,7 +466,8 @@ begin
 
     perform nextval('servicebroker.sent_in_sql') from generate_series(1, many);  -- SQL SEND Total
     number := sender.send_sequence;
-    -- it has ended and cannot say so yet, or had expired and is gone: counted and dropped
+    -- the peer has ended, but its EndDialog has not arrived, or it expired and was deleted: count the messages, drop
+    -- them
     if sender.peer_state in ('DO', 'CD') or sender.far_handle is not null and sender.peer_state is null then
         update servicebroker.conversation_endpoints set send_sequence = send_sequence + many
          where conversation_handle = handle;
@@ -475,7 +486,7 @@ begin
     perform servicebroker.ring_transmission();
 end $$;
 
--- SEND for the owner of the schema: the sequence number of the message.
+-- SEND for the owner of the schema. Returns the sequence number of the message, and raises a refusal.
 create or replace function servicebroker.send(handle uuid, message_type text default 'DEFAULT', body bytea default '')
 returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -485,7 +496,7 @@ begin
     return sent.number;
 end $$;
 
--- Messages that are delayed, or wait behind one that is (engine/delivery/delayed_messages.py).
+-- Return delayed messages, and those that wait behind a delayed one (engine/delivery/delayed_messages.py).
 create or replace function servicebroker.delayed_messages(database integer, handle uuid) returns table (
     conversation_handle uuid, message_sequence_number bigint, message_type_name text, from_service text, far_service text,
     size bigint, enqueue_time timestamptz, due timestamptz
@@ -504,7 +515,8 @@ create or replace function servicebroker.delayed_messages(database integer, hand
      where e.database_id = database
 $$;
 
--- Cancel the message of that number, which waits for a time, or all delayed ones. Those behind them move up: how many are gone.
+-- Cancel the delayed message `number`, or all delayed messages if it is null. Later messages get the free sequence
+-- numbers. Returns how many messages were deleted.
 create or replace function servicebroker.cancel_delayed(handle uuid, number bigint) returns bigint language plpgsql as $$
 declare
     own record;
@@ -535,12 +547,13 @@ begin
     if gone is null then
         return 0;
     end if;
-    -- numbers are unique at each moment: first out of the way, then to their places
+    -- sequence numbers are unique after each row, so the new ones are written negative first
     update servicebroker.transmission_queue t
        set message_sequence_number = -1 - (t.message_sequence_number
            - (select count(*) from unnest(gone) g where g < t.message_sequence_number))
      where t.conversation_handle = handle and t.message_sequence_number > gone[1];
-    -- what no message delays any more goes as if it were sent now; still turned round, those before it have greater numbers
+    -- a message that no delayed one precedes any more counts as sent now; the numbers are still negative, so earlier
+    -- messages have greater ones
     update servicebroker.transmission_queue t
        set message_sequence_number = -1 - t.message_sequence_number,
            xact = case when f.is_free then pg_current_xact_id() else t.xact end,
@@ -570,7 +583,7 @@ begin
     return cardinality(gone);
 end $$;
 
--- Schedules of workers (engine/conversation/schedules.py): the row of that name, locked; nulls without one.
+-- Lock and return a worker's schedule (engine/conversation/schedules.py). Nulls if there is none.
 create or replace function servicebroker.find_schedule(
     queue integer, schedule text, out handle uuid, out rule text, out time_zone text, out missed text,
     out next_time timestamptz, out is_open boolean, out service text
@@ -585,7 +598,8 @@ begin
     service := (select o.name from servicebroker.services o where o.queue_id = queue order by o.service_id limit 1);
 end $$;
 
--- Write that row, and set the timer. False, with nothing written, if another conversation of the schedule is open.
+-- Store a schedule and set its conversation timer. False, with nothing stored, if the schedule has another open
+-- conversation.
 create or replace function servicebroker.set_schedule(
     queue integer, schedule text, handle uuid, rule text, time_zone text, missed text, next_time timestamptz
 ) returns boolean language plpgsql as $$
@@ -611,25 +625,26 @@ begin
     return true;
 end $$;
 
--- The schedule of a conversation, locked.
+-- Lock and return the schedule of a conversation.
 create or replace function servicebroker.schedule_of(handle uuid)
 returns table (schedule text, rule text, time_zone text, missed text, next_time timestamptz) language sql as $$
     select s.name, s.rule, s.time_zone, s.missed, s.next_time
       from servicebroker.schedules s where s.conversation_handle = handle for update
 $$;
 
--- Its next time, at which its timer fires.
+-- Set the next time of a conversation's schedule, and its timer.
 create or replace function servicebroker.set_next_time(handle uuid, next_time timestamptz) returns void language sql as $$
     update servicebroker.schedules s set next_time = $2 where s.conversation_handle = $1;
     update servicebroker.conversation_endpoints e set dialog_timer = $2 where e.conversation_handle = $1 and e.state = 'SO';
 $$;
 
--- Limits of all workers of a queue together (api/aio/throttle.py). A slot is a lock of the session, which ends with the session.
+-- Limits for all workers of a queue together (api/aio/throttle.py). A slot is an advisory lock of the session, so the
+-- end of the session frees it.
 create or replace function servicebroker.slot_key(queue integer, slot integer) returns integer language sql immutable as $$
     select ((queue::bigint * {maximum_slots} + slot) % 2147483648)::integer
 $$;
 
--- Take one of the slots; null if others have all of them.
+-- Take a free slot and return it; null if none is free.
 create or replace function servicebroker.take_slot(queue integer, slots integer) returns integer language plpgsql as $$
 declare
     first integer := floor(random() * slots);
@@ -646,7 +661,7 @@ create or replace function servicebroker.release_slot(queue integer, slot intege
     select pg_advisory_unlock({slot_lock}, servicebroker.slot_key(queue, slot))
 $$;
 
--- Take the place of one message of a rate: the seconds until the next place is free, 0 if it was taken.
+-- Take a token of the rate limit for one message. Returns 0, or the seconds until the next token is free.
 create or replace function servicebroker.take_place(queue integer, seconds double precision) returns double precision
 language plpgsql as $$
 declare
@@ -664,13 +679,15 @@ begin
     return greatest(0.001, extract(epoch from free - clock_timestamp()));
 end $$;
 
--- Count the further messages that were received on a place; fewer than none give the place back.
+-- Correct the rate limit by the time of further messages that were received with one token; a negative time returns the
+-- token.
 create or replace function servicebroker.settle_place(queue integer, seconds double precision) returns void language sql as $$
     update servicebroker.queue_rates r set next_time = r.next_time + make_interval(secs => seconds) where r.queue_id = queue
 $$;
 
--- What tells whether somebody has written the objects of a queue again: which there are, and in which transactions PostgreSQL's
--- catalogs were told of them. What the broker itself changes there (relfilenode, statistics) is left out.
+-- A hash that changes when an object of a queue is created, replaced or dropped. It covers the names of the objects
+-- and, of their rows in PostgreSQL's catalogs, the transaction that wrote them (xmin). Catalog columns that normal work
+-- changes (relfilenode, statistics) are left out.
 create or replace function servicebroker.fingerprint(queue integer) returns bigint language plpgsql stable as $$
 begin
     return (
