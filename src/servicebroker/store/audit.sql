@@ -1,9 +1,10 @@
--- The triggers that note definitions in servicebroker.audit: every one of them changes a row of these tables, whichever face
--- it comes from, or none. Numbers of other objects stand in the rows as names too.
+-- The audit: triggers that write each change of a definition into servicebroker.audit. Every definition changes a row
+-- of these tables, whether it comes from Python, T-SQL, the command line or plain SQL. A row of the audit has the names
+-- of related objects, too, beside their ids.
 
 create or replace function servicebroker.audited(found jsonb) returns jsonb language sql stable
 set search_path = pg_catalog, pg_temp as $$
-    -- without keys, thumbprints, passwords and what only the instance itself goes by; nothing is longer than a page
+    -- without keys, thumbprints, passwords and internal columns; a text is cut at 4,000 characters
     select jsonb_object_agg(key, case
                when jsonb_typeof(value) <> 'string' then value
                when value #>> '{}' like '\\x%' then '"***"'::jsonb
@@ -38,7 +39,8 @@ set search_path = pg_catalog, pg_temp as $$
                    where database_id = (found->>'database_id')::integer and principal_id = (found->>'owner_id')::integer)))
 $$;
 
--- The first argument is what a row of the table is, the second the column that tells built-in objects by their low numbers.
+-- The trigger. First argument: the kind of object in a row of the table. Second: the id column, by which built-in
+-- objects, with low ids, are left out.
 create or replace function servicebroker.note_definition() returns trigger language plpgsql
 security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -90,7 +92,7 @@ begin
         ('message_types', 'MESSAGE TYPE', '', 'message_type_id'),
         ('service_contracts', 'CONTRACT', '', 'service_contract_id'),
         ('service_contract_message_usages', 'MESSAGE TYPE OF CONTRACT', '', 'service_contract_id'),
-        -- not what the instance itself writes there: versions, what monitors go by
+        -- without columns that the instance itself writes, such as versions and the state of monitors
         ('queues', 'QUEUE', 'schema_name, name, is_receive_enabled, is_enqueue_enabled, is_retention_enabled, '
          'is_poison_message_handling_enabled, is_activation_enabled, activation_procedure, max_readers, '
          'execute_as_principal_id, owner_id', 'queue_id'),

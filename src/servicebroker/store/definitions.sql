@@ -1,5 +1,6 @@
--- What the schemas of the broker hold, as far as {which} says, each as it is defined: kind, name (of a queue's view {view}),
--- definition, the queue that it belongs to (null: none). Names are written out, whatever the session's search_path.
+-- A WITH clause for expected_objects.py: its part `objects` has the objects of our schemas for which the condition
+-- {which} holds: kind, name ({view} for the view of a queue), definition, and the queue that it belongs to, or null.
+-- The empty search_path makes PostgreSQL print qualified names.
 with setting as materialized (
     select set_config('search_path', 'pg_catalog', true) as path
 ), relations as (
@@ -38,8 +39,8 @@ with setting as materialized (
                                    from pg_attrdef d where d.adrelid = r.oid), '')
                 when 'i' then pg_get_indexdef(r.oid)
                 else '' end
-           -- the triggers on it, each of which is told apart below; one queue is watched by the built-in service, and
-           -- those of databases that are READ_ONLY come and go
+           -- names of its triggers, whose definitions are objects of their own below; triggers of the built-in service,
+           -- of READ_ONLY and of the trail are left out, since they come and go
            || coalesce((select '; triggers ' || string_agg(t.tgname, ', ' order by t.tgname) from pg_trigger t
                          where t.tgrelid = r.oid and not t.tgisinternal and t.tgname <> 'arrival' and t.tgname !~ '^(read_only|trailed)_'), ''),
            r.view_of, r.queue_id

@@ -1,6 +1,7 @@
--- What the triggers of the trail do, one row for each run of messages of a conversation in a statement. The arguments of a
--- trigger: nothing, and every conversation is followed; else the share of 10,000, numbers of services ('{}': all), and
--- identifiers of conversations.
+-- The trail, an optional log of what happened to each message: functions of its triggers. They write one row for all
+-- messages of a conversation that a statement has inserted or deleted.
+-- Arguments of a trigger: the event, and optionally which conversations are logged: how many of 10,000, ids of services
+-- ('{}': all), and identifiers of conversations that are always logged. Without them all are logged.
 
 create or replace function servicebroker.is_trailed(conversation uuid, service integer, chosen text[]) returns boolean
 language sql immutable set search_path = pg_catalog, pg_temp as $$
@@ -29,7 +30,7 @@ begin
     return null;
 end $$;
 
--- The same for the transmission queue, which knows types by their names.
+-- The same for the transmission queue, whose rows have no message_type_id.
 create or replace function servicebroker.trail_sent() returns trigger language plpgsql
 security definer set search_path = pg_catalog, pg_temp as $$
 begin

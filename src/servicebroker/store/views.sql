@@ -1,11 +1,12 @@
--- The catalog views, with the names and columns of Service Broker. They show the broker database that the setting
--- servicebroker.database names, all of them while it is unset; the last column says which one a row belongs to.
--- Each runs with the rights of whoever reads it: without rights on the tables there is an error, and no rows.
--- Made anew after every migration (store/migrations/catalog_views.py), in another form, too. Grants on a view, and views of
--- others that read it, survive that. A new column stands before the last one.
+-- The catalog views, with the names and columns of Service Broker. They show one broker database, which the setting
+-- servicebroker.database names, or all if it is unset. The last column is the name of the row's broker database.
+-- Each view runs with the rights of its reader (security_invoker). Without rights on the tables, a query fails.
+-- Every migration recreates the views (store/migrations/catalog_views.py), also with other columns. Grants on a view, and
+-- views of others that read it, survive that. A new column stands before the last one.
 
--- What has come from another instance and cannot be received yet: it is not whole, and has no body then, or not in turn. A part
--- of the view of each queue, apart from them, since a queue is made in half the time so.
+-- Messages from other instances that cannot be received yet: fragments are missing (then the body is null), or an
+-- earlier message is. The view of each queue reads this one; as part of those views it would double the time to create
+-- a queue.
 create or replace view servicebroker.incomplete_messages with (security_invoker = true) as
 select e.queue_id, e.priority, e.conversation_group_id, f.conversation_handle, f.message_sequence_number, e.service_id,
        e.service_contract_id, t.message_type_id, t.validation, min(f.enqueue_time) as message_enqueue_time,
@@ -18,7 +19,7 @@ select e.queue_id, e.priority, e.conversation_group_id, f.conversation_handle, f
   left join servicebroker.message_types t on t.database_id = e.database_id and t.name = f.message_type_name
  group by e.conversation_handle, f.conversation_handle, f.message_sequence_number, t.database_id, t.message_type_id;
 
--- The rows of an unlogged table. A standby has none, and PostgreSQL refuses to read it there: nothing runs on it.
+-- The rows of an unlogged table; none on a standby, where PostgreSQL refuses to read such tables.
 create or replace function servicebroker.rows_here(kind anyelement) returns setof anyelement
 language plpgsql stable as $$
 begin
@@ -27,8 +28,8 @@ begin
     end if;
 end $$;
 
--- The sessions that wait in a RECEIVE, and monitors. A program that was killed leaves its row until somebody else waits:
--- only who still has a session is one.
+-- The sessions that wait in a RECEIVE, and queue monitors. A killed program leaves its row in the table for a while, so
+-- rows without a session are left out.
 create or replace function servicebroker.readers_here() returns setof servicebroker.waiting_readers
 language sql stable as $$
     select * from servicebroker.rows_here(null::servicebroker.waiting_readers)
@@ -40,8 +41,8 @@ select database_id, name as broker_database
   from servicebroker.databases
  where coalesce(lower(name) = lower(nullif(current_setting('servicebroker.database', true), '')), true);
 
--- The number that sys.schemas or sys.objects shows for a schema, a table or a module on which something was granted; null
--- for what is gone, and for a role that may not read what T-SQL keeps. Other numbers are shown as they are.
+-- The id that sys.schemas or sys.objects shows for a schema, table or module with a grant. Null if the object was
+-- dropped, or if the role may not read the tables of T-SQL objects. Ids of other classes are returned unchanged.
 create or replace function servicebroker.shown_number(class smallint, id integer) returns integer
 language plpgsql stable as $$
 begin
@@ -62,13 +63,12 @@ exception when insufficient_privilege then
     return null;
 end $$;
 
--- Counted from the server's statistics, so that asking costs the same for one message and for ten million. Lags
--- by a second or so, and starts anew when PostgreSQL has crashed.
+-- The number of messages of a queue by PostgreSQL's statistics, at the same cost for one message and for ten million.
+-- It lags by about a second, and restarts from 0 after a crash of PostgreSQL.
 create or replace function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
 return pg_stat_get_live_tuples(to_regclass(format('servicebroker.queue_%s', queue_id)));
 
--- The number under which a database is shown: that of SQL Server for its own, and from 5 for the others, among which msdb is
--- not counted.
+-- The database_id that views show: 1 to 4 for the system databases, as in SQL Server, and from 5 for the others.
 create or replace function sys.shown_database_id(id integer, name text) returns integer language sql stable parallel safe
 return case lower(name) when 'master' then 1 when 'tempdb' then 2 when 'model' then 3 when 'msdb' then 4
             else id + 4 - (select count(*)::integer from servicebroker.databases d where lower(d.name) = 'msdb' and d.database_id < id) end;
@@ -105,7 +105,7 @@ select t.message_type_id,
 create or replace view sys.xml_schema_collections with (security_invoker = true) as
 select c.xml_collection_id,
        space.oid::integer as schema_id,  -- null while there is no queue in that schema
-       null::integer as principal_id,    -- no owner but its schema's
+       null::integer as principal_id,    -- null: owned by the schema's owner
        c.name,
        c.create_date,
        c.modify_date,
@@ -233,7 +233,7 @@ select e.conversation_handle,
        end as state_desc,
        e.far_service,
        e.far_broker_instance,
-       coalesce(keys.principal_id, e.principal_id, 0) as principal_id,  -- 0: nobody's certificate is used
+       coalesce(keys.principal_id, e.principal_id, 0) as principal_id,  -- 0: no certificate is used
        coalesce(keys.far_principal_id, e.far_principal_id, 0) as far_principal_id,
        coalesce(case when e.is_initiator or e.security = 'A' then keys.first_key_id else keys.second_key_id end,
                 '00000000-0000-0000-0000-000000000000') as outbound_session_key_identifier,
@@ -243,7 +243,7 @@ select e.conversation_handle,
        coalesce(e.dialog_timer, '1900-01-01 00:00+00') as dialog_timer,
        e.send_sequence,
        substring(xid8send(e.last_stamp) from 3) as last_send_tran_id,
-       case e.state  -- an EndDialog is the last that a side sends
+       case e.state  -- an EndDialog is the last message of a side
             when 'DI' then expected.receive_sequence - 1
             when 'DO' then e.send_sequence - 1
             else -1
@@ -264,7 +264,8 @@ select e.conversation_handle,
   left join servicebroker.conversation_endpoints peer
     on peer.conversation_id = e.conversation_id and peer.is_initiator = not e.is_initiator
  cross join lateral (
-       -- what the peer has sent, but for what still waits for delivery; from another instance, what has come
+       -- the number of messages that have arrived: for a peer in this instance, those sent without those that still
+       -- wait
        select coalesce(
                   arrivals.receive_sequence,
                   (select min(t.message_sequence_number) from servicebroker.transmission_queue t
@@ -295,7 +296,7 @@ select t.conversation_handle,
   left join servicebroker.services s using (service_id)
   left join servicebroker.service_contracts c
     on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id
- union all  -- what has come from other instances for a queue that is off
+ union all  -- messages from other instances for a queue that is off
 select f.conversation_handle,
        s.name,
        d.service_broker_guid::text,
@@ -412,7 +413,7 @@ select c.name,
        shown.broker_database
   from servicebroker.certificates c
   join servicebroker.shown_databases shown using (database_id)
- union all  -- those of the transport, which T-SQL creates in master; a private key is a file of the instance
+ union all  -- transport certificates, which T-SQL creates in master; their private keys are files of the instance
 select c.name,
        c.certificate_id,
        1,
@@ -468,7 +469,7 @@ select 101 as key_id,
                     ('ESKM', 'ENCRYPTION BY MASTER KEY')) encryption (crypt_type, crypt_type_desc)
  where encryption.crypt_type = 'ESKP' or k.by_service_master_key is not null;
 
--- What belongs to the instance, and to no broker database.
+-- Objects of the instance, in no broker database.
 
 create or replace view sys.server_principals with (security_invoker = true) as
 select l.name,
@@ -539,8 +540,8 @@ select e.*,
               'NTLM, CERTIFICATE', 'KERBEROS, CERTIFICATE', 'NEGOTIATE, CERTIFICATE',
               'CERTIFICATE, NTLM', 'CERTIFICATE, KERBEROS', 'CERTIFICATE, NEGOTIATE'])[n.connection_auth]
            as connection_auth_desc,
-       case when n.connection_auth < 4 then 0  -- none is asked for
-            else coalesce(n.certificate_id, (  -- the oldest own one that can be used now
+       case when n.connection_auth < 4 then 0  -- no certificate is required
+            else coalesce(n.certificate_id, (  -- the oldest own certificate that is valid now
                  select min(c.certificate_id) from servicebroker.transport_certificates c
                   where c.is_own and not c.by_password and c.start_date <= now() and now() < c.expiry_date))
        end as certificate_id,
@@ -579,7 +580,7 @@ select c.connection_id,
        c.login_time,
        c.authentication as authentication_method,
        c.principal_name,
-       c.remote_address as remote_user_name,  -- nobody logs in by name: where the peer is
+       c.remote_address as remote_user_name,  -- peers have no user name: their address
        c.last_activity_time,
        c.is_accept::integer::smallint as is_accept,
        c.login_state,
@@ -604,7 +605,7 @@ select c.connection_id,
                 where l.locktype = 'advisory' and l.granted and l.pid = c.pid
                   and l.classid::bigint = 1396834323 and l.objid::bigint = 0);
 
--- Activation. A row is there as long as the session that wrote it is: it holds the lease, or runs the task.
+-- Activation. A row exists as long as the session that wrote it, which holds the lease of the queue or runs the task.
 
 create or replace view sys.dm_broker_queue_monitors with (security_invoker = true) as
 select sys.shown_database_id(q.database_id, shown.broker_database) as database_id,
@@ -698,8 +699,8 @@ select n.object_id,
  cross join unnest(n.events) as e (type_desc)
  where not n.is_of_server;
 
--- Counters of the broker that the database knows; a daemon's own are in its /metrics. cntr_type: one value as it is, or
--- a sum to be compared with an earlier one.
+-- The broker's counters that are in the database; those of a daemon are in its /metrics. cntr_type says whether the
+-- value is a gauge, or a total to be compared with an earlier one.
 
 create or replace view sys.dm_os_performance_counters with (security_invoker = true) as
 select 'Broker Statistics'::text as object_name,

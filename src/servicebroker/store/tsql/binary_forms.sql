@@ -1,6 +1,6 @@
--- The bytes that SQL Server keeps for a value, and what its bytes mean: CAST between binary and the other types.
+-- CAST between binary and other types: the bytes in which SQL Server stores a value, and their values.
 
--- The last bytes, behind zeros where there are too few: what is no string is cut and filled on its left.
+-- The last `size` bytes, padded with zeros on the left: types other than strings are cut and padded on the left.
 create or replace function tsql.low_bytes(bytes bytea, size integer) returns bytea language sql immutable strict parallel safe
 return substring(decode(repeat('00', greatest(0, size - octet_length(bytes))), 'hex') || bytes,
                  greatest(0, octet_length(bytes) - size) + 1);
@@ -9,7 +9,7 @@ create or replace function tsql.turned(bytes bytea) returns bytea language sql i
 return coalesce((select string_agg(substring(bytes, place, 1), ''::bytea order by place desc)
                    from generate_series(1, octet_length(bytes)) place), ''::bytea);
 
--- A number from 0 in so many bytes, 16 at most, the highest first; and back.
+-- A number of at least 0 as at most 16 bytes, big-endian; and back.
 create or replace function tsql.natural_bytes(number numeric, size integer) returns bytea language sql immutable strict parallel safe
 return tsql.low_bytes(int8send(div(number, 18446744073709551616)::bigint)
                       || int8send((mod(number, 18446744073709551616)
@@ -24,7 +24,7 @@ return substring(int4send(number), 4, 1);
 
 -- --- to bytes ---
 
--- In words of four bytes, as many as the number needs.
+-- A decimal: four bytes of header, then as many words of four bytes as the number needs.
 create or replace function tsql.bytes_of_decimal(value numeric, digits integer, scale integer) returns bytea
 language sql immutable strict parallel safe
 return (select tsql.byte_of(digits) || tsql.byte_of(scale) || '\x00'::bytea || tsql.byte_of((value >= 0)::integer)

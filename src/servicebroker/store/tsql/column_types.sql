@@ -1,5 +1,6 @@
--- The types that the columns of the catalog views have in T-SQL, where PostgreSQL's say less: as comments, where those of
--- tables stand too. A flag (is_...) is a bit without being told. Views of sys that T-SQL sees as they are, and its own.
+-- The T-SQL types of the columns of catalog views, where PostgreSQL's type is less exact. They are stored as comments
+-- of the columns, like those of tables. A column is_... needs no row here: it is a bit. The list covers views of sys
+-- that T-SQL reads directly, and the views of this schema. '*' means every view with such a column.
 
 do $$
 declare

@@ -24,22 +24,22 @@ begin
     end loop;
     return rest # 4294967295;
 end $$;
--- A number as four bytes, the lowest first.
+-- A number as four bytes, little-endian.
 create or replace function tsql.four_bytes(number bigint) returns bytea language sql immutable strict parallel safe
 return substring(int8send(number), 8, 1) || substring(int8send(number), 7, 1) || substring(int8send(number), 6, 1) || substring(int8send(number), 5, 1);
 
--- The first length, or distance, of each symbol from 257, or from 0.
+-- The smallest length of each length symbol (from 257), and the smallest distance of each distance symbol (from 0).
 create or replace function tsql.deflate_lengths() returns integer[] language sql immutable parallel safe
 return '{3,4,5,6,7,8,9,10,11,13,15,17,19,23,27,31,35,43,51,59,67,83,99,115,131,163,195,227,258}'::integer[];
 create or replace function tsql.deflate_distances() returns integer[] language sql immutable parallel safe
 return '{1,2,3,4,5,7,9,13,17,25,33,49,65,97,129,193,257,385,513,769,1025,1537,2049,3073,4097,6145,8193,12289,16385,24577}'::integer[];
--- How many more bits say which length, or distance, it is.
+-- The number of extra bits of a length symbol, and of a distance symbol.
 create or replace function tsql.length_bits(symbol integer) returns integer language sql immutable parallel safe
 return case when symbol < 265 or symbol = 285 then 0 else (symbol - 261) / 4 end;
 create or replace function tsql.distance_bits(symbol integer) returns integer language sql immutable parallel safe
 return case when symbol < 4 then 0 else (symbol - 2) / 2 end;
 
--- One block with the codes that the standard has. What came before is looked for in the last 4,096 bytes.
+-- Compress into one block with the fixed Huffman codes. Repetitions are searched in the last 4,096 bytes.
 create or replace function tsql.compress(data bytea) returns bytea language plpgsql immutable strict parallel safe as $$
 declare
     window_size constant integer := 4096;
@@ -114,7 +114,8 @@ begin
     return done || piece || tsql.four_bytes(tsql.crc32(data)) || tsql.four_bytes(size);
 end $$;
 
--- The symbols of a canonical code by 1 and the bits of their code, from the lengths of the codes of the symbols from 0.
+-- A decoding table for a canonical Huffman code, from the code lengths of the symbols 0, 1, ... The index is the code
+-- with a leading 1 bit, the value is the symbol.
 create or replace function tsql.huffman_table(sizes integer[]) returns integer[] language plpgsql immutable strict parallel safe as $$
 declare
     longest constant integer := (select coalesce(max(s), 0) from unnest(sizes) s);

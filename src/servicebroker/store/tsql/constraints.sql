@@ -1,7 +1,7 @@
--- The catalog views of what tables have beside columns: keys, constraints, defaults, indexes. Scripts ask them before they
--- add or drop one. They fall with tsql.every_object (views.sql), and are made again.
+-- Catalog views of keys, constraints, defaults and indexes. Scripts query them before they add or drop one. views.sql
+-- drops them together with tsql.every_object (CASCADE), and they are created again here.
 
--- What SQL Server calls keys and constraints that nobody has named: by table and column, and digits that nothing else has.
+-- Give unnamed keys and constraints names as SQL Server does: table, column, and hexadecimal digits that are unique.
 create or replace function tsql.name_constraints(relation regclass) returns void language plpgsql as $$
 declare
     known record;
@@ -24,7 +24,8 @@ begin
     end loop;
 end $$;
 
--- Names of constraints are unique among all objects of a schema in SQL Server, and per table in PostgreSQL.
+-- Refuse a constraint name that the schema has already. In SQL Server such names are unique in the schema, in
+-- PostgreSQL only in the table.
 create or replace function tsql.check_constraint_names(place text, wanted text[]) returns void language plpgsql as $$
 declare
     taken constant text := (
@@ -38,13 +39,14 @@ begin
     end if;
 end $$;
 
--- The first line of a constraint's comment is its name, the second line the definition of one that NOCHECK has switched off. In its
--- place stands a CHECK that always holds and names its columns, and the table that a foreign key refers to: they are renamed there,
--- and that table is not dropped. The columns of that table stand in the comment alone: see tsql.rename_held_column.
+-- The comment of a constraint: the first line is its name, the second line its definition if NOCHECK has disabled it.
+-- A disabled constraint is replaced by a CHECK that is always true. It mentions the columns, and the referenced table
+-- of a foreign key, so that PostgreSQL renames them there, too, and does not drop that table. The referenced columns
+-- are only in the comment; tsql.rename_held_column renames them.
 create or replace function tsql.noted_constraint(id oid, line integer) returns text language sql stable strict parallel safe
 return case line when 1 then nullif(split_part(obj_description(id, 'pg_constraint'), E'\n', 1), '')
        else nullif(regexp_replace(obj_description(id, 'pg_constraint'), E'^[^\n]*\n?', ''), '') end;
--- The pattern of one name in a definition as PostgreSQL shows it.
+-- A regular expression for one name in a definition that PostgreSQL prints.
 create or replace function tsql.shown_name() returns text language sql immutable parallel safe as $$
 select '(?:[^\s"(),.]+|"(?:[^"]|"")+")' $$;
 create or replace function tsql.split_key(definition text, out own text, out referenced text, out other text, out actions text)
@@ -53,7 +55,8 @@ select m[1], m[2], m[3], m[4]
   from tsql.shown_name() part,
        regexp_match(definition, '^FOREIGN KEY \((' || part || '(?:, ' || part || ')*)\) REFERENCES (' || part || '(?:\.' || part || ')?)\(('
                                 || part || '(?:, ' || part || ')*)\)(.*)$') m $$;
--- A table that refers to itself cannot name itself in what a dump makes with it: there stands its tableoid.
+-- The CHECK that replaces a disabled constraint. For a table that refers to itself it uses tableoid, since a dump could
+-- not create the table with its own name in a CHECK.
 create or replace function tsql.holding(relation regclass, definition text) returns text language plpgsql stable strict as $$
 declare
     key record;
@@ -132,7 +135,7 @@ begin
     end loop;
 end $$;
 
--- A foreign key, also one that is switched off, of which the comment has the definition alone.
+-- The parts of a foreign key, also of a disabled one, whose definition is only in the comment.
 create or replace function tsql.foreign_key(id oid, out referenced oid, out key_index oid, out own smallint[], out other smallint[],
                                             out deleted text, out updated text) language plpgsql stable as $$
 declare

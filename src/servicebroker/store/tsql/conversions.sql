@@ -1,4 +1,5 @@
--- CAST and CONVERT: one function for each target, overloaded by what is converted. The errors are T-SQL's.
+-- CAST and CONVERT: one function for each target type, overloaded by the source type. Errors have T-SQL's numbers and
+-- texts.
 
 create or replace function tsql.refuse(number integer, said text) returns void language plpgsql immutable as $$
 begin
@@ -62,8 +63,8 @@ begin
     return decode(coalesce(units, ''), 'hex');
 end $$;
 
--- Text as a code page holds it: what it has not becomes a question mark. Five bytes stand for themselves, which code page 1252
--- leaves open.
+-- A text in code page 1252: characters that it lacks become question marks. The five bytes that it leaves undefined are
+-- the characters of the same number.
 create or replace function tsql.single(said text) returns text language sql immutable strict parallel safe
 return case when octet_length(said) = length(said) then said
             else regexp_replace(said, '[^\u0001-\u007f\u0081\u008d\u008f\u0090\u009d\u00a0-\u00ff€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ' || tsql.zero() || ']', '?', 'g') end;
@@ -112,7 +113,8 @@ return substring(bytes || decode(repeat('00', greatest(0, size - octet_length(by
 
 -- --- to strings ---
 
--- The same in Python: _float_text and _money in tsql/conversion.py. Six digits; style 1 has eight, 2 sixteen, 3 seventeen.
+-- float as text: 6 significant digits, with style 1 eight, 2 sixteen, 3 seventeen. tsql/conversion.py has the same
+-- rules in Python: _float_text and _money.
 create or replace function tsql.float_text(number float8, style integer) returns text language sql immutable strict parallel safe
 return (select case when number = 0 and style not in (1, 2, 3) then '0'
                     when style in (1, 2, 3) or exponent not between -4 and 5 then
@@ -125,7 +127,7 @@ return (select case when number = 0 and style not in (1, 2, 3) then '0'
 
 create or replace function tsql.float_text(number float8) returns text language sql immutable strict parallel safe return tsql.float_text(number, 0);
 
--- Two digits behind the point, with commas in style 1; four in style 2.
+-- money as text: two decimals, in style 1 with commas; four decimals in style 2.
 create or replace function tsql.money_text(amount numeric, style integer) returns text language sql immutable strict parallel safe
 return case style when 1 then to_char(round(amount, 2), 'FM999G999G999G999G999G990D00') when 2 then round(amount, 4)::text
                   when 126 then round(amount, 4)::text else round(amount, 2)::text end;
@@ -189,7 +191,7 @@ return case when style in (0, 100) then to_char(timestamp '1900-01-01' + moment,
             when style in (8, 24, 108) then to_char(timestamp '1900-01-01' + moment, 'HH24:MI:SS') else moment::text end;
 create or replace function tsql.to_nvarchar(truth boolean) returns text language sql immutable parallel safe return truth::integer::text;
 
--- datetime2, time and datetimeoffset, whose scale says how many digits of a second there are.
+-- datetime2, time and datetimeoffset as text, with `scale` digits of a second.
 create or replace function tsql.scaled_text(moment timestamp, scale integer) returns text language sql immutable strict parallel safe
 return to_char(moment, 'YYYY-MM-DD HH24:MI:SS') || case scale when 0 then '' else left(to_char(moment, '.US') || '0', scale + 1) end;
 create or replace function tsql.scaled_text(moment time, scale integer) returns text language sql immutable strict parallel safe
@@ -237,7 +239,7 @@ return int4send(moment::date - date '1900-01-01')
 
 -- --- to numbers ---
 
--- The source is nvarchar or varchar: errors name it. What ends with _single converts varchar.
+-- `source`, nvarchar or varchar, is named in errors. Functions whose names end with _single convert varchar.
 create or replace function tsql.whole_of_text(value text, type text, low numeric, high numeric, source text) returns numeric
 language plpgsql immutable strict parallel safe as $$
 declare
@@ -268,7 +270,8 @@ begin
     return trunc(value);
 end $$;
 
--- By conversion; what is calculated is checked by tsql.tiny. The number of int is that of what is calculated.
+-- Conversion of an integer to a smaller type; tsql.tiny checks results of calculations. For int the error number is
+-- that of a calculation.
 create or replace function tsql.whole_of_integer(value bigint, type text, low bigint, high bigint) returns bigint
 language plpgsql immutable strict parallel safe as $$
 begin
@@ -313,7 +316,7 @@ begin
     return timestamp '1900-01-01' + days * interval '1 day';
 end $$;
 
--- The number that bytes write, the highest first; only the last eight count.
+-- The number in the last eight bytes, big-endian.
 create or replace function tsql.number_of(bytes bytea) returns bigint language sql immutable strict parallel safe
 return ('x' || right(repeat('0', 16) || encode(bytes, 'hex'), 16))::bit(64)::bigint;
 
@@ -381,7 +384,8 @@ begin
                        'parallel safe as ''select tsql.to_%1$s(value)''', target.type);
     end loop;
 end $$;
--- A number as text, if a string type of this size has room for it; without room the other text, or an error with it.
+-- The text of a number, if it fits into a string type of this size. If not: the error `number` with the text
+-- `otherwise`, or, if `number` is 0, that text itself.
 create or replace function tsql.fitted(said text, size integer, number integer, otherwise text) returns text
 language plpgsql immutable parallel safe as $$
 begin
@@ -391,22 +395,22 @@ begin
     end if;
     return said;
 end $$;
--- A number that a decimal has room for, null for another one.
+-- The number if it fits into a decimal, else null.
 create or replace function tsql.within(number numeric, scale integer, most numeric) returns numeric language plpgsql immutable strict parallel safe as $$
 begin
     return case when abs(round(number, scale)) < most then number end;
 end $$;
--- A calculated decimal, which has 38 digits at most.
+-- The result of a calculation with decimals. More than 38 digits are an overflow.
 create or replace function tsql.wide(number numeric) returns numeric language plpgsql immutable strict parallel safe as $$
 begin
     if abs(number) >= 1e38 then perform tsql.refuse(8115, 'Arithmetic overflow error converting expression to data type numeric.'); end if;
     return number;
 end $$;
--- What is calculated of tinyint is one: PostgreSQL's smallint would let 300 pass.
+-- The result of a calculation with tinyint, checked as tinyint: PostgreSQL's smallint would allow 300.
 create or replace function tsql.tiny(value integer) returns smallint language sql immutable strict parallel safe
 return tsql.to_tinyint(value::numeric);
 
--- A datetime as days since 1900, and their parts.
+-- A datetime as a number: days since 1900-01-01, with fractions.
 create or replace function tsql.to_decimal(value timestamp) returns numeric language sql immutable parallel safe
 return extract(epoch from value - timestamp '1900-01-01') / 86400;
 create or replace function tsql.to_money(value timestamp) returns numeric language sql immutable parallel safe return round(tsql.to_decimal(value), 4);
@@ -465,7 +469,8 @@ return encode((select substring(b, 4, 1) || substring(b, 3, 1) || substring(b, 2
 
 -- --- to times ---
 
--- A text may end with an offset, 14 hours at most. `is_clock` leaves it out, as datetime2, date and time do; else the result is in UTC.
+-- Read a date and time. The text may end with an offset of at most 14 hours. With `is_clock` the offset is ignored, as
+-- for datetime2, date and time; otherwise the result is in UTC.
 create or replace function tsql.moment_of(value text, style integer, is_clock boolean) returns timestamp
 language plpgsql stable strict parallel safe as $$
 declare
@@ -497,7 +502,8 @@ create or replace function tsql.no_such_datetime(source text, target text) retur
 begin
     perform tsql.refuse(242, format('The conversion of a %s data type to a %s data type resulted in an out-of-range value.', source, target));
 end $$;
--- datetime and smalldatetime: a year or a day that they have not is told otherwise than what is no date; see `_DATED` in tsql/conversion.py.
+-- Check the range of datetime and smalldatetime. A year or day out of range has another error than a text that is no
+-- date: see `_DATED` in tsql/conversion.py.
 create or replace function tsql.in_datetime(value timestamp, source text) returns timestamp language plpgsql immutable strict parallel safe as $$
 begin
     if value < '1753-01-01' then perform tsql.no_such_datetime(source, 'datetime'); end if;
@@ -527,7 +533,8 @@ create or replace function tsql.to_datetime(value timestamptz) returns timestamp
 return tsql.in_datetime(value at time zone 'UTC', 'datetimeoffset');
 create or replace function tsql.to_datetime(value date) returns timestamp language sql immutable parallel safe return tsql.in_datetime(value::timestamp, 'date');
 create or replace function tsql.to_datetime(value time) returns timestamp language sql immutable parallel safe return date '1900-01-01' + value;
--- What was rounded to so many digits of a second: behind the last moment of all there is none, behind that of a day the first.
+-- Handle an overflow after rounding to `digits` digits of a second: a timestamp stays at the last moment of the year
+-- 9999, a time wraps to 00:00.
 create or replace function tsql.no_later(value timestamp, digits integer) returns timestamp language sql immutable parallel safe
 return case when value < timestamp '10000-01-01' then value
             else timestamp '9999-12-31 23:59:59' + (1 - power(10::numeric, -digits)) * interval '1 second' end;

@@ -1,8 +1,9 @@
--- INSTEAD OF triggers: what a statement of a T-SQL session would do to a table or a view is copied, and not done. The settings
--- are those of AFTER triggers (the function servicebroker.tsql_capture); servicebroker.tsql_within has the triggers that run
--- now, which a statement of their own does not fire again. Whoever changes a table otherwise changes it.
+-- INSTEAD OF triggers: the rows that a statement of a T-SQL session would change are copied into temporary tables
+-- (inserted, deleted), and the table or view is not changed. The settings are those of AFTER triggers
+-- (servicebroker.tsql_capture). servicebroker.tsql_within lists the running triggers, which their own statements do not
+-- fire again. A table changes as usual for sessions that are not T-SQL.
 
--- Before a statement: the empty copies, under the number of the trigger that wants them.
+-- Before a statement: create the empty temporary tables, numbered for the trigger that reads them.
 create or replace function tsql.divert_statement() returns trigger language plpgsql as $$
 declare
     level text := current_setting('servicebroker.tsql_level', true);
@@ -20,7 +21,7 @@ begin
     return null;
 end $$;
 
--- For each row, before a table or instead of a view.
+-- For each row: copy it. A BEFORE trigger of a table, or an INSTEAD OF trigger of a view.
 create or replace function tsql.divert_row() returns trigger language plpgsql as $$
 declare
     captured text[] := string_to_array(coalesce(current_setting('servicebroker.tsql_captured', true), ''), ';');

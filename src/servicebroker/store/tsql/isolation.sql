@@ -1,7 +1,7 @@
--- What the isolation levels REPEATABLE READ and SERIALIZABLE hold to the end of the transaction.
+-- The table locks of the isolation levels REPEATABLE READ and SERIALIZABLE, held to the end of the transaction.
 
--- Nobody else changes the table, or those under the view, and nobody else holds them; whoever only reads goes on.
--- Queues and catalog views hold nothing: the broker goes by what has been committed.
+-- Lock the table, or the tables of the view, against changes and locks by other sessions; others may still read. Queues
+-- and catalog views are not locked: the broker always reads committed rows.
 create or replace function tsql.hold(name text) returns void language plpgsql volatile as $$
 declare
     held regclass;

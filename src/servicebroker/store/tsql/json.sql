@@ -1,12 +1,13 @@
--- JSON: paths of T-SQL are paths of PostgreSQL, but for lax and strict: lax gives null where strict is an error. What is
--- taken out of a text, and what is left around a change, stays as it was written: in its order, with its numbers and blanks.
+-- JSON functions. A path becomes an array of steps for PostgreSQL's #>. If a path finds nothing, lax gives null and
+-- strict an error. The type is json and not jsonb, so that order, numbers and blanks stay as they were written.
 
--- A document with tsql.zero() for \u0000, which PostgreSQL takes for no character. U+0000 itself is no JSON, so \u0000 stays.
+-- Replace \u0000, which PostgreSQL refuses, by tsql.zero(). A text with the character U+0000 itself is invalid JSON, so
+-- it keeps its \u0000 and is refused.
 create or replace function tsql.json_zeros(said text) returns text language sql immutable strict parallel safe
 return case when strpos(said, '\u0000') = 0 then case when strpos(said, tsql.zero()) = 0 then said else '\u0000' end
             when strpos(said, tsql.zero()) > 0 then said
             else regexp_replace(said, '(?<!\\)((?:\\\\)*)\\u0000', '\1' || tsql.zero(), 'g') end;
--- A document, or a piece of one, as T-SQL has it.
+-- Undo json_zeros in a document or a part of one.
 create or replace function tsql.json_escaped(said text) returns text language sql immutable parallel safe
 return replace(said, tsql.zero(), '\u0000');
 
@@ -75,7 +76,8 @@ begin
     return null;
 end $$;
 
--- The text with `new` at these steps, or without what is there for a null; 'append' puts it at the end of the array there.
+-- The text with the value at these steps replaced by `new`, or removed if `new` is null; the action 'append' adds it to
+-- the array there.
 create or replace function tsql.json_changed(whole json, steps text[], action text, new text) returns text
 language plpgsql immutable parallel safe as $$
 declare
@@ -118,7 +120,7 @@ begin
     return tsql.json_escaped(tsql.json_changed(whole, steps, case when value is null and not is_strict then 'delete' else 'set' end, coalesce(value::text, 'null')));
 end $$;
 
--- What OPENJSON returns without WITH: key, value, and the number of the value's type.
+-- OPENJSON without WITH: rows of key, value, and the number of the value's type.
 create or replace function tsql.openjson(said text, path text default '$') returns table (key text, value text, type smallint)
 language plpgsql immutable parallel safe rows 10 as $$
 declare
@@ -134,7 +136,7 @@ end $$;
 create or replace function tsql.json_type(value json) returns smallint language sql immutable parallel safe
 return case json_typeof(value) when 'null' then 0 when 'string' then 1 when 'number' then 2 when 'boolean' then 3 when 'array' then 4 else 5 end;
 
--- The rows of OPENJSON with WITH: the members of an array, or one object.
+-- OPENJSON with WITH: a row for each element of an array, or one row for an object.
 create or replace function tsql.json_items(said text, path text default '$') returns setof json language plpgsql immutable parallel safe rows 10 as $$
 declare
     found json := tsql.json_document(said) #> tsql.json_steps(path);

@@ -1,5 +1,5 @@
--- The compatibility views of SQL Server 2000, which old scripts ask: columns that say something here, and the flags that
--- they usually test. Everything comes from the views of today.
+-- The compatibility views of SQL Server 2000, for old scripts: the columns that have a meaning here, and the flags that
+-- such scripts usually test. They are views on the present catalog views.
 
 drop view if exists
     tsql.syscolumns, tsql.sysindexes, tsql.sysindexkeys, tsql.syscomments, tsql.sysfiles, tsql.sysaltfiles, tsql.sysfilegroups, tsql.systypes,
@@ -23,7 +23,7 @@ select p.name, p.object_id, p.system_type_id, p.user_type_id, p.max_length, p.pr
        case when p.precision > 0 then p.precision else p.max_length end::smallint, p.scale::integer, 0, p.is_output::integer, 1, null, p.broker_database
   from tsql.parameters p;
 
--- A table has a row of number 1 for its primary key, or of number 0 without a name: the row that has the number of rows.
+-- Each table has one row with its number of rows: indid 1 with the name of the primary key, or indid 0 without a name.
 create view tsql.sysindexes with (security_invoker = true) as
 select o.object_id as id, key.name, case when key.name is null then 0 else 1 end::integer as indid,
        case when key.name is null then 0 else 2050 end as status, p.rows, p.rows as rowcnt, p.used as dpages, p.used as used, p.used as reserved,

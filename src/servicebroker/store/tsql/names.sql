@@ -1,4 +1,4 @@
--- Numbers and names of objects, as OBJECT_ID and its kin give them.
+-- Functions for ids and names of objects: OBJECT_ID, OBJECT_NAME, DB_ID and so on.
 
 -- The parts of a name, the last one first, without brackets or quotation marks.
 create or replace function tsql.name_parts(said text) returns text[] language plpgsql immutable strict parallel safe as $$
@@ -16,7 +16,7 @@ begin
     end loop;
 end $$;
 
--- The PostgreSQL schema of a schema of T-SQL; long names are found by their databases' tables.
+-- The PostgreSQL schema of a T-SQL schema, for names that are not shortened; tsql.every_schema has all.
 create or replace function tsql.postgres_schema(database text, schema text) returns text language sql immutable parallel safe
 return lower(database || '_' || coalesce(nullif(schema, ''), 'dbo'));
 
@@ -186,7 +186,7 @@ return case lower(property) when 'productversion' then '16.0.1000.6' when 'produ
             when 'instancedefaultbackuppath' then rtrim(tsql.data_path(), '/')
             when 'isclustered' then '0' when 'isfulltextinstalled' then '0' when 'ishadrenabled' then '0'
             when 'isintegratedsecurityonly' then '0' when 'issingleuser' then '0' when 'isxtpsupported' then '0' end;
--- Texts, as of the functions of logins below. A database has the files of sys.database_files, and one filegroup.
+-- Functions of files and filegroups. Their bodies are strings, as those of the functions of logins below.
 create or replace function tsql.file_id(database text, name text) returns smallint language sql stable parallel safe
 as $$ select f.file_id::smallint from tsql.master_files f where f.database_id = tsql.db_id(file_id.database) and lower(f.name) = lower(file_id.name) $$;
 create or replace function tsql.file_name(database text, id integer) returns text language sql stable parallel safe
@@ -209,7 +209,8 @@ return case when lower(collation_name) = 'latin1_general_bin2' then
            case lower(property) when 'codepage' then 1252 when 'lcid' then 1033 when 'comparisonstyle' then 0 when 'version' then 0 end end;
 create or replace function tsql.lock_timeout() returns integer language sql stable parallel safe
 return coalesce(nullif((select s.setting::integer from pg_settings s where s.name = 'lock_timeout'), 0), -1);
--- Texts, since defaults of tables may call them: what depends on a view that falls would fall with it.
+-- Functions of logins. Their bodies are strings, so that they do not depend on the views: defaults of tables may call
+-- them, and would be dropped with a view.
 create or replace function tsql.login_id(name text) returns integer language sql stable parallel safe
 as $$ select p.principal_id from tsql.server_principals p where lower(p.name) = lower(login_id.name) limit 1 $$;
 create or replace function tsql.login_sid(name text) returns bytea language sql stable parallel safe
@@ -236,7 +237,7 @@ begin atomic
     select tsql.get_transmission_status(tsql.to_uniqueidentifier(handle));
 end;
 
--- 1 or 0; null where there is no such role. A role may be a member of another one.
+-- IS_MEMBER: 1 or 0; null if there is no such role. A role may be a member of another role.
 create or replace function tsql.is_member(database text, principal text, role text) returns integer language sql stable parallel safe
 begin atomic
     with recursive known as (
@@ -252,14 +253,14 @@ begin atomic
                   or (wanted.name = 'db_owner' and 1 in (select principal_id from roles)) then 1 else 0 end
       from known wanted where lower(wanted.name) = lower(is_member.role) and wanted.is_role;
 end;
--- Who works, and the roles that count for that principal: told by the session, dbo before that.
+-- The session's principal and its roles. The session sets servicebroker.tsql_user; dbo if it is unset.
 create view tsql.user_token with (security_invoker = true) as
 select p.principal_id, p.sid, p.name, case p.type when 'R' then 'ROLE' else 'SQL USER' end as type, 'GRANT OR DENY'::text as usage, p.broker_database
   from tsql.database_principals p,
        (select coalesce(nullif(current_setting('servicebroker.tsql_user', true), ''), 'dbo') as name) own
  where lower(p.name) = lower(own.name) or p.type = 'R' and tsql.is_member(current_setting('servicebroker.database', true), own.name, p.name) = 1;
 -- Its rows are for db_owner; who works is told by the session, and is dbo before that.
--- GUIDs that are text are written in capital letters, as SQL Server has them.
+-- GUIDs in columns of text are in capital letters, as in SQL Server.
 do $$
 declare
     known record;
@@ -289,7 +290,8 @@ begin atomic
      where lower(d.name) = lower(cert_id.database) and lower(c.name) = lower(cert_id.name);
 end;
 
--- The rows of a catalog view, `kind` being one of them, as another database has them: msdb.sys.service_queues.
+-- The rows of a catalog view of another database, for names such as msdb.sys.service_queues. `kind` is a row of the
+-- view, for its type.
 create or replace function tsql.catalog_of(database text, said text, kind anyelement) returns setof anyelement
 language plpgsql volatile as $$
 declare
@@ -303,7 +305,7 @@ begin
     perform set_config('servicebroker.database', shown, false);
 end $$;
 
--- How the one column of a key was written; null for a key of several.
+-- The column of a key as T-SQL spells it; null if the key has several columns.
 create or replace function tsql.written_column(relation oid, numbers smallint[]) returns text language sql stable
 return case when cardinality(numbers) = 1 then
            (select coalesce(substring(col_description(relation, a.attnum) from '^\w+(?:\([^)]*\))? ([^\n]*)'), a.attname::text)

@@ -1,4 +1,4 @@
--- Arithmetic whose meaning depends on the types, and functions of numbers.
+-- Arithmetic that follows T-SQL's types, and functions of numbers.
 
 do $$
 declare
@@ -64,7 +64,7 @@ create or replace function tsql.isnumeric(bytes bytea) returns integer language 
 create or replace function tsql.isnumeric(moment timestamp) returns integer language sql immutable parallel safe return 0;
 create or replace function tsql.isnumeric(id uuid) returns integer language sql immutable parallel safe return 0;
 
--- How many rows TOP and FETCH take, and OFFSET leaves out.
+-- Check the number of rows of TOP and FETCH, and of OFFSET.
 create or replace function tsql.rows_taken(number bigint) returns bigint language plpgsql immutable parallel safe as $$
 begin
     if number is null then
@@ -116,7 +116,7 @@ return tsql.left_shift(number::integer, places);
 create or replace function tsql.right_shift(number smallint, places integer) returns integer language sql immutable strict parallel safe
 return tsql.right_shift(number::integer, places);
 
--- rowversion: a number that rises with every row written, in any table.
+-- rowversion: one sequence for all tables, drawn from for every written row.
 create sequence if not exists tsql.rowversions;
 create or replace function tsql.next_rowversion() returns bytea language sql volatile security definer set search_path = pg_catalog, pg_temp
 begin atomic
@@ -133,16 +133,17 @@ end $$;
 
 -- --- sequences ---
 
--- `place` is that of the row in the order of OVER: rows come in it. In PL/pgSQL, so that no plan leaves the order out.
+-- NEXT VALUE FOR with OVER. `place` is the row's position in the order of OVER. PL/pgSQL, so that the planner cannot
+-- drop the argument, and with it the order.
 create or replace function tsql.next_value(sequence regclass, place bigint) returns bigint language plpgsql volatile as $$
 begin
     return nextval(sequence);
 end $$;
 
--- All of a row draw the same number: where each stands in it, `place`, comes once in each row; rows of VALUES, which need
--- not have the same places, say which one begins. What a statement has drawn is remembered to its end, or to that of the
--- transaction, and told by the moment of the statement. In PL/pgSQL, so that no plan leaves `number` out, the row's in the
--- order of OVER.
+-- Several NEXT VALUE FOR of one sequence in a row return the same number. `place` is the position of the expression in
+-- the row: when it comes a second time, a new row has begun. Rows of VALUES may lack positions, so in_row marks their
+-- beginning. The drawn number is kept in a setting with the time of the statement. PL/pgSQL, so that the planner cannot
+-- drop `number`, the row's position in the order of OVER.
 create or replace function tsql.in_row(number bigint) returns boolean language plpgsql volatile as $$
 begin
     perform set_config('servicebroker.drawn_row', number::text, true);
@@ -168,7 +169,8 @@ begin
     execute format('select s.last_value, s.is_called from %s s', sequence) into last_value, is_called;
 end $$;
 
--- Without a bound the type's counts, which PostgreSQL would take for one end alone.
+-- ALTER SEQUENCE. NO MINVALUE and NO MAXVALUE become the bounds of the type; PostgreSQL would use 1 or -1 for one of
+-- them.
 create or replace function tsql.alter_sequence(sequence regclass, clauses text) returns void language plpgsql as $$
 declare
     of regtype := (select s.seqtypid from pg_sequence s where s.seqrelid = sequence);
@@ -182,7 +184,7 @@ begin
                    replace(replace(clauses, 'NO MINVALUE', 'MINVALUE ' || -most - 1), 'NO MAXVALUE', 'MAXVALUE ' || most));
 end $$;
 
--- The next level of a common table expression that reads itself.
+-- The next level of a recursive common table expression. Beyond MAXRECURSION it is refused.
 create or replace function tsql.level(before integer, most integer) returns integer language plpgsql immutable parallel safe as $$
 begin
     if most > 0 and before >= most then
@@ -191,7 +193,7 @@ begin
     return before + 1;
 end $$;
 
--- Values at a part of their order, as PERCENTILE_CONT and PERCENTILE_DISC have them.
+-- PERCENTILE_CONT and PERCENTILE_DISC.
 create or replace function tsql.percentile_cont(known float8[], part float8, is_down boolean) returns float8
 language plpgsql immutable parallel safe as $$
 begin
@@ -209,8 +211,9 @@ end $$;
 create or replace function tsql.sign(number anyelement) returns anyelement language sql immutable strict parallel safe
 as $$ select case when number < 0 then number - number - 1 when number > 0 then number - number + 1 else number - number end $$;
 
--- A number on its way into an IDENTITY column, which goes on behind it. The sequence only advances, though others draw from
--- it meanwhile: what is near is drawn, and who sets it (locks.TSQL_IDENTITY) waits for who else does.
+-- Advance the sequence of an IDENTITY column to an explicitly inserted number, and return the number. Other sessions
+-- may draw at the same time, and the sequence must never go back. So up to 1,000 steps are drawn one by one; beyond
+-- that setval is used, under a lock (locks.TSQL_IDENTITY) against other sessions that do the same.
 drop function if exists tsql.count_on(text, text);
 create or replace function tsql.count_on(counter pg_sequence, number bigint) returns bigint language plpgsql volatile strict as $$
 declare

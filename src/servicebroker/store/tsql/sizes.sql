@@ -1,6 +1,6 @@
--- How many bytes a column of a type takes, -1 for MAX and xml.
+-- The size of a type in bytes, -1 for MAX and xml; and its precision and scale.
 
--- What the digits behind the second of a time take: bytes, and characters with their point.
+-- The size of fractional seconds: in bytes, and in characters with the decimal point.
 create or replace function tsql.fraction_bytes(size text) returns integer language sql immutable parallel safe
 return case when coalesce(nullif(size, '')::integer, 7) < 3 then 0 when size in ('3', '4') then 1 else 2 end;
 create or replace function tsql.fraction_characters(size text) returns integer language sql immutable parallel safe
@@ -30,7 +30,7 @@ return case when type in ('tinyint', 'smallint', 'int', 'bigint', 'smalldatetime
             when type in ('money', 'smallmoney') then 4 when type in ('decimal', 'numeric') then 38 when type = 'datetime' then 3
             when type in ('datetime2', 'time', 'datetimeoffset') then 7 end;
 
--- Of a column: sys.columns has 0 for what is neither a number nor a time.
+-- The precision of a column in sys.columns: 0 if the type is neither a number nor a time.
 create or replace function tsql.column_precision(type text, size text) returns integer language sql immutable parallel safe
 return case type when 'decimal' then split_part(size, ',', 1)::integer when 'time' then 8 + tsql.fraction_characters(size)
                  when 'datetime2' then 19 + tsql.fraction_characters(size) when 'datetimeoffset' then 26 + tsql.fraction_characters(size)
@@ -41,7 +41,7 @@ return case when type = 'decimal' then split_part(size, ',', 2)::integer
             when type in ('time', 'datetime2', 'datetimeoffset') then coalesce(nullif(size, '')::integer, 7)
             when type in ('money', 'smallmoney', 'datetime') then tsql.type_scale(type) else 0 end;
 
--- What ODBC reports for a column, by its system_type_id.
+-- Scale and precision as ODBC reports them, by system_type_id.
 create or replace function tsql.odbc_scale(type integer, scale integer) returns integer language sql immutable parallel safe
 return case when type in (41, 42, 43, 106, 108) then scale when type in (60, 122) then 4 when type = 61 then 3
             when type in (40, 48, 52, 56, 58, 127) then 0 end;

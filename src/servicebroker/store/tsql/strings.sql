@@ -40,8 +40,9 @@ return (select case when sought = '' or found = 0 then 0 else found + greatest(s
 create or replace function tsql.patindex(expression text, said text) returns integer language sql immutable strict parallel safe
 return (select coalesce(length((regexp_match(said, '^(.*?)' || expression))[1]) + 1, 0));
 
--- The class of what stands between the brackets. U+0000 is the lowest character, and tsql.zero() the highest: a range from it
--- is both, and a range up to it holds nothing.
+-- A bracket expression of LIKE as one of a regular expression. U+0000 is the lowest character, but tsql.zero(), which
+-- stands for it, is the highest. So a range from it becomes tsql.zero() and all up to the end; a range up to it is
+-- empty.
 create or replace function tsql.like_class(inside text) returns text language plpgsql immutable strict parallel safe as $$
 declare
     negated boolean := left(inside, 1) = '^';
@@ -86,7 +87,7 @@ begin
     end loop;
     return said || '$';
 end $$;
--- ESCAPE of a LIKE that is told at the run.
+-- Check an ESCAPE character that is known only at run time.
 create or replace function tsql.escape_sign(sign text) returns text language plpgsql immutable strict parallel safe as $$
 begin
     if length(sign) <> 1 then
@@ -100,7 +101,7 @@ return case when left(pattern, 1) = '%' then tsql.patindex(substr(tsql.like_patt
 
 create or replace function tsql.replace(said text, sought text, by text) returns text language sql immutable strict parallel safe
 return case when sought = '' then said else replace(said, sought, by) end;
--- In a collation that ignores case.
+-- REPLACE in a collation that ignores case.
 create or replace function tsql.replace_folded(said text, sought text, by text) returns text language sql immutable strict parallel safe
 return case when sought = '' then said
             else regexp_replace(said, regexp_replace(sought, '([\W_])', '\\\1', 'g'), replace(by, '\', '\\'), 'gi') end;
@@ -121,7 +122,7 @@ begin
     end if;
     return translate(said, signs, by);
 end $$;
--- Letters of one kind that stand together, or with h or w between them, count once.
+-- SOUNDEX. Adjacent letters with the same digit count once, also with h or w between them.
 create or replace function tsql.soundex(said text) returns text language sql immutable strict parallel safe
 return (select case when word = '' then '0000'
                     else rpad(left(word, 1) || replace(substr(regexp_replace(translate(regexp_replace(word, '(?!^)[HW]', '', 'g'),
@@ -143,12 +144,12 @@ create or replace function tsql.char(number integer) returns text language sql i
 return case when number between 0 and 255 then tsql.single_decoded(set_byte('\x00'::bytea, 0, number)) end;
 create or replace function tsql.nchar(number integer) returns text language sql immutable strict parallel safe
 return case when number between 1 and 55295 or number between 57344 and 65535 then chr(number) when number = 0 then tsql.zero() end;
--- The first byte or character; NULL of an empty string.
+-- ASCII and UNICODE: the code of the first byte or character; NULL for an empty string.
 create or replace function tsql.ascii(said text) returns integer language sql immutable parallel safe
 return case when ascii(said) between 1 and 127 then ascii(said) when said <> '' then get_byte(tsql.single_encoded(left(said, 1)), 0) end;
 create or replace function tsql.unicode(said text) returns integer language sql immutable parallel safe
 return case when said <> '' then coalesce(nullif(ascii(said), ascii(tsql.zero())), 0) end;
--- In the order of characters, in which U+0000 is the first: for <, > and their like where no index is used.
+-- A form of the text that sorts U+0000 first, for <, > and so on where no index is used.
 create or replace function tsql.in_order(said text) returns text language sql immutable parallel safe
 return case when strpos(said, tsql.zero()) = 0 and strpos(said, chr(1)) = 0 then said
             else replace(replace(said, chr(1), chr(1) || chr(2)), tsql.zero(), chr(1) || chr(1)) end;
@@ -214,7 +215,7 @@ begin
     end if;
     return query select p, o from unnest(string_to_array(said, separator)) with ordinality parts(p, o);
 end $$;
--- What views were made with before there was an ordinal.
+-- STRING_SPLIT without an ordinal, which views of older versions call.
 create or replace function tsql.string_split(said text, separator text) returns table (value text) language sql immutable parallel safe rows 10
 begin atomic
     select p.value from tsql.string_parts(said, separator) p;
@@ -268,7 +269,7 @@ begin
     perform tsql.refuse(40515, format('%s in FORMAT with ''%s'' is not supported here. Use y, M, d, H, h, m, s, f and t, or put it between quotation marks.', part, mask));
     return null;
 end $$;
--- A pattern of .NET, part by part; one letter alone stands for a whole pattern.
+-- FORMAT of a date and time by a .NET pattern. A single letter is the name of a standard pattern.
 create or replace function tsql.format(moment timestamp, mask text) returns text language sql immutable strict parallel safe
 return (select string_agg(case
             when part ~ '^[zKgF]' then
@@ -298,7 +299,8 @@ begin
     return mask;
 end $$;
 create or replace function tsql.format(day date, mask text) returns text language sql immutable strict parallel safe return tsql.format(day::timestamp, mask);
--- The text of a number in en-US, as PARSE takes it, for CAST: with commas; money also with its sign, and in parentheses below 0.
+-- PARSE: a number in en-US format as a text for CAST. Commas are removed. money may have a currency sign, and
+-- parentheses for a negative number.
 create or replace function tsql.parsed(said text, is_money boolean) returns text language sql immutable strict parallel safe
 return case
     when said ~ '^\s*[-+]?\s*\d[\d,]*(\.\d*)?\s*$' then replace(replace(said, ',', ''), ' ', '')

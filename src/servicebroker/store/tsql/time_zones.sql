@@ -1,7 +1,7 @@
--- Offsets of datetimeoffset, and the time zones of Windows by the names of PostgreSQL. A datetimeoffset is an instant; its
--- offset, in minutes, stands beside it as far as an expression is known.
+-- Offsets of datetimeoffset, and the PostgreSQL names of Windows time zones. A datetimeoffset is a timestamptz; its
+-- offset is a second value, in minutes, which the translator passes along where it knows it.
 
--- The zones of Windows that AT TIME ZONE and sys.time_zone_info know.
+-- The Windows time zones of AT TIME ZONE and sys.time_zone_info.
 create or replace function tsql.time_zones() returns table (name text, zone text) language sql immutable parallel safe rows 141 as $$ values
     ('Dateline Standard Time', 'Etc/GMT+12'), ('UTC-11', 'Etc/GMT+11'), ('Aleutian Standard Time', 'America/Adak'),
     ('Hawaiian Standard Time', 'Pacific/Honolulu'), ('Marquesas Standard Time', 'Pacific/Marquesas'), ('Alaskan Standard Time', 'America/Anchorage'),
@@ -74,7 +74,8 @@ create or replace function tsql.at_offset(clock timestamp, minutes integer) retu
 return (clock - minutes * interval '1 minute') at time zone 'UTC';
 create or replace function tsql.offset_in_zone(moment timestamptz, zone text) returns integer language sql immutable strict parallel safe
 return (extract(epoch from (moment at time zone zone) - (moment at time zone 'UTC')) / 60)::integer;
--- A clock that a zone shows twice is read as the first time, before the change. PostgreSQL reads the second one.
+-- A local time in a zone. A time that occurs twice, at the end of summer time, means the first one; PostgreSQL takes
+-- the second.
 create or replace function tsql.in_zone(clock timestamp, zone text) returns timestamptz language plpgsql immutable strict parallel safe as $$
 declare
     later constant timestamptz := clock at time zone zone;
@@ -83,7 +84,7 @@ begin
     return case when width > interval '0' and ((later - width) at time zone zone) = clock then later - width else later end;
 end $$;
 
--- '+05:30' as minutes. `caller` is the function that was given it.
+-- An offset such as '+05:30' in minutes. `caller` is the T-SQL function that an error names.
 create or replace function tsql.offset_minutes(said text, caller text) returns integer language plpgsql immutable strict parallel safe as $$
 declare
     part constant text[] := regexp_match(btrim(said), '^([+-])(\d{1,2}):(\d\d)$');
@@ -99,17 +100,17 @@ begin
     end if;
     return minutes;
 end $$;
--- The same instant, and NULL without an offset.
+-- The instant itself, or NULL if the offset is NULL.
 create or replace function tsql.with_minutes(moment timestamptz, minutes integer) returns timestamptz language sql immutable strict parallel safe
 return moment + 0 * minutes * interval '1 minute';
--- The offset at the end of a text that is read as a datetimeoffset.
+-- The offset at the end of the text of a datetimeoffset, in minutes.
 create or replace function tsql.offset_said(value text) returns integer language sql immutable strict parallel safe
 return (select coalesce(case part[1] when '-' then -1 else 1 end * (part[2]::integer * 60 + part[3]::integer), 0)
           from (select regexp_match(btrim(value), ':.*([+-])(\d{1,2}):(\d\d)$') as part) found);
 create or replace function tsql.offset_text(minutes integer) returns text language sql immutable strict parallel safe
 return case when minutes < 0 then '-' else '+' end || lpad((abs(minutes) / 60)::text, 2, '0') || ':' || lpad((abs(minutes) % 60)::text, 2, '0');
 
--- A pattern of FORMAT in which z, zz, zzz and K are written out for an offset.
+-- A pattern of FORMAT with the offset written in place of z, zz, zzz and K.
 create or replace function tsql.offset_mask(mask text, minutes integer) returns text language sql immutable strict parallel safe
 return (select string_agg(case
             when part in ('zzz', 'K') then '"' || tsql.offset_text(minutes) || '"'
@@ -130,7 +131,7 @@ return case
     when style = 127 then replace(tsql.scaled_text(moment at time zone 'UTC', scale), ' ', 'T') || 'Z'
     when style in (0, 9, 13, 20, 100, 109, 113, 120) then tsql.moment_text(tsql.own_clock(moment, minutes), style) || ' ' || tsql.offset_text(minutes)
     else tsql.moment_text(tsql.own_clock(moment, minutes), style) end;
--- What leaves for the session, which makes one value of it: the instant, by which it is sorted, and the offset.
+-- The text that the session reads as one datetimeoffset: the instant first, so that it sorts, then the offset.
 create or replace function tsql.with_offset(moment timestamptz, minutes integer) returns text language sql immutable strict parallel safe
 return to_char(moment at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || ' ' || minutes;
 

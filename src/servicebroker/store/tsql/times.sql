@@ -28,7 +28,7 @@ return tsql.dateadd(part, number, day::timestamp);
 create or replace function tsql.dateadd(part text, number bigint, moment time) returns timestamp language sql immutable strict parallel safe
 return tsql.dateadd(part, number, date '1900-01-01' + moment);
 
--- DATEDIFF gives an int; DATEDIFF_BIG takes the number as it is.
+-- Check that a result of DATEDIFF is an int. DATEDIFF_BIG is not checked.
 create or replace function tsql.datediff_fits(number bigint) returns integer language plpgsql immutable strict parallel safe as $$
 begin
     if number not between -2147483648 and 2147483647 then
@@ -37,7 +37,7 @@ begin
     end if;
     return number;
 end $$;
--- How many boundaries of the part lie between.
+-- The number of boundaries of the date part between two times.
 create or replace function tsql.datediff(part text, first timestamp, last timestamp) returns bigint
 language sql immutable strict parallel safe
 return case part
@@ -91,7 +91,7 @@ begin
                        'return tsql.datename(part, tsql.to_datetime(moment))', one);
     end loop;
 end $$;
--- The parts of a date that are no date are refused as SQL Server does it.
+-- DATEFROMPARTS. Parts that are no date are refused with SQL Server's error.
 create or replace function tsql.date_of(year integer, month integer, day integer) returns date language plpgsql immutable strict parallel safe as $$
 begin
     return make_date(nullif(greatest(year, 0), 0), month, day);

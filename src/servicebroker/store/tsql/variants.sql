@@ -1,6 +1,7 @@
 -- sql_variant: a text that begins with the type of the value and a colon, as int:5.
 
--- The type of a string or of bytes is told, since their length belongs to it; other types say themselves what they are.
+-- Make an sql_variant. The type of a string or of bytes is an argument, since it has a length; other types follow from
+-- the PostgreSQL type.
 do $$
 declare
     of text; form text; kind text;
@@ -21,7 +22,7 @@ create or replace function tsql.variant_raw(said text) returns text language sql
 return substr(said, strpos(said, ':') + 1);
 create or replace function tsql.variant_scale(said text) returns integer language sql immutable strict parallel safe
 return coalesce(substring(said from '^\w+\((\d)\):')::integer, 7);
--- Families, the higher one wins whatever the values are.
+-- The rank of a type family in comparisons: a value of a higher family is greater than any of a lower one.
 create or replace function tsql.variant_rank(said text) returns integer language sql immutable strict parallel safe
 return case when tsql.variant_base(said) in ('datetime', 'smalldatetime', 'datetime2', 'datetimeoffset', 'date', 'time') then 5
             when tsql.variant_base(said) in ('float', 'real') then 4

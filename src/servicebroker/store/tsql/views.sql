@@ -1,19 +1,19 @@
--- Catalog views that T-SQL scripts ask and sys has not, or has narrower. What belongs to one database shows those of
--- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
+-- Catalog views for T-SQL scripts that the schema sys lacks, or has with fewer columns. Like those of sys they show the
+-- database of the setting servicebroker.database. Every migration drops and creates them, since only T-SQL reads them.
 
 drop view if exists
     tsql.sysusers, tsql.sql_logins, tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.master_files, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
--- The comment of a relation begins with its name; that of a view goes on with the text that has made it, in the next lines.
+-- The first line of a relation's comment is its T-SQL name. For a view, the next lines are the text of its CREATE VIEW.
 create or replace function tsql.noted_name(relation oid) returns text language sql stable strict parallel safe
 return split_part(obj_description(relation, 'pg_class'), E'\n', 1);
 create or replace function tsql.noted_text(relation oid) returns text language sql stable strict parallel safe
 return substring(obj_description(relation, 'pg_class') from E'^[^\n]*\n(.*)$');
--- A module is shown as it would be created, as SQL Server keeps it.
+-- The definition of a module with CREATE in place of ALTER, as SQL Server shows it.
 create or replace function tsql.as_created(definition text) returns text language sql immutable strict parallel safe
 return regexp_replace(definition, '^(create\s+or\s+)?alter\M', 'CREATE', 'i');
 
--- The schemas where something of a broker database stands; dbo is always there.
+-- The schemas of each broker database; dbo always exists.
 create view tsql.every_schema with (security_invoker = true) as
 select d.database_id, d.name as broker_database, 'dbo' as name, 1 as schema_id, lower(d.name || '_dbo') as postgres_schema
   from servicebroker.databases d
@@ -53,7 +53,7 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
   from tsql.every_schema s
   join pg_namespace n on n.nspname = s.postgres_schema
   join pg_constraint k on k.connamespace = n.oid and k.contype in ('p', 'u', 'f', 'c') and k.conrelid <> 0
- union all  -- a default is a part of its column in PostgreSQL: its name is the second line of that one's comment
+ union all  -- a default has no name in PostgreSQL: its name is the second line of the column's comment
 select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
        coalesce(substring(col_description(d.adrelid, d.adnum) from '^\w+(?:\([^)]*\))? [^\n]*\n(.*)$'),
                 'DF_' || coalesce(obj_description(c.oid, 'pg_class'), c.relname) || '_' || a.attname),
@@ -63,13 +63,13 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
   join pg_class c on c.relnamespace = n.oid and c.relkind in ('r', 'p')
   join pg_attrdef d on d.adrelid = c.oid
   join pg_attribute a on a.attrelid = c.oid and a.attnum = d.adnum and a.attgenerated = ''
- union all  -- the tables under the queues: sys.partitions knows how many rows they have
+ union all  -- the tables of the queues, whose numbers of rows sys.partitions shows
 select q.database_id, d.name, 'sys', 'sys', 4, 'queue_messages_' || q.queue_id, c.oid::bigint::integer, 'IT',
        null, q.queue_id, q.create_date, q.modify_date, 1::smallint
   from servicebroker.queues q
   join servicebroker.databases d using (database_id)
   join pg_class c on c.relnamespace = 'servicebroker'::regnamespace and c.relname = 'queue_' || q.queue_id
- union all  -- and how many wait in the transmission queue
+ union all  -- the transmission queue, for its number of rows
 select d.database_id, d.name, 'sys', 'sys', 4, 'sysxmitqueue', 68, 'S', null, 0, null, null, 1::smallint from servicebroker.databases d;
 
 create view tsql.shown_objects with (security_invoker = true) as
@@ -89,7 +89,7 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
 create view tsql.objects with (security_invoker = true) as
 select name, object_id, principal_id, schema_id, parent_object_id, type, type_desc, create_date, modify_date, is_ms_shipped,
        broker_database from tsql.shown_objects;
--- Scripts count up from this view: the objects of the system, which are PostgreSQL's functions here, have negative numbers.
+-- Some scripts only use the many rows of this view. System objects are the functions of PostgreSQL, with negative ids.
 create view tsql.all_objects with (security_invoker = true) as
 select * from tsql.shown_objects
  union all
@@ -100,7 +100,8 @@ create view tsql.views with (security_invoker = true) as select * from tsql.obje
 create view tsql.procedures with (security_invoker = true) as select * from tsql.objects where type = 'P';
 create view tsql.internal_tables with (security_invoker = true) as
 select o.*, 201::smallint as internal_type, 'QUEUE_MESSAGES'::text as internal_type_desc from tsql.objects o where o.type = 'IT';
--- Exactly while they are few, since scripts look right after SEND; of many what PostgreSQL has counted.
+-- The number of rows: exact up to 10,000, because scripts query it right after SEND; beyond that from PostgreSQL's
+-- statistics.
 create or replace function tsql.rows_of(relation oid) returns bigint language plpgsql stable parallel safe as $$
 declare
     found bigint;
@@ -142,7 +143,7 @@ select o.name, o.object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as p
 create view tsql.schemas with (security_invoker = true) as
 select s.name, s.schema_id, 1 as principal_id, s.broker_database
   from tsql.every_schema s join servicebroker.shown_databases shown using (database_id);
--- Under the number that sys.schemas has for it: 1 for dbo.
+-- schema_id is that of sys.schemas: 1 for dbo.
 create or replace view tsql.service_queues with (security_invoker = true) as
 select q.name, q.object_id, q.principal_id,
        case when n.nspname is null or n.nspname = lower(q.broker_database || '_dbo') then 1 else q.schema_id end as schema_id,
@@ -163,7 +164,7 @@ select name, number as system_type_id, number as user_type_id, 4 as schema_id, s
                ('decimal', 106, 17), ('numeric', 108, 17), ('smallmoney', 122, 4), ('bigint', 127, 8), ('varbinary', 165, 8000),
                ('varchar', 167, 8000), ('binary', 173, 8000), ('char', 175, 8000), ('nvarchar', 231, 8000), ('nchar', 239, 8000), ('sql_variant', 98, 8016),
                ('xml', 241, -1), ('sysname', 256, 256)) t(name, number, size);
--- The values are sql_variant; a smallint of PostgreSQL with the bounds of tinyint is one. Nothing is cached.
+-- Values are sql_variant. A smallint sequence with the bounds of tinyint is shown as tinyint. No sequence is cached.
 create view tsql.sequences with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type, o.type_desc, o.create_date, o.modify_date,
        o.is_ms_shipped, 0::smallint as is_published, 0::smallint as is_schema_published,
@@ -216,7 +217,8 @@ select o.broker_database as specific_catalog, o.schema_name as specific_schema, 
             when t.name in ('nvarchar', 'nchar', 'varchar', 'char', 'varbinary', 'binary') then p.max_length end as character_maximum_length
   from tsql.shown_objects o join tsql.parameters p using (object_id)
   join tsql.system_types t on t.system_type_id = p.system_type_id and t.name <> 'sysname';
--- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py); queues have those of RECEIVE.
+-- The comment of a column has its T-SQL type and spelling (translation/table_columns.py). Columns of queues have the
+-- types of RECEIVE.
 create view tsql.every_column with (security_invoker = true) as
 select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.object_id, coalesce(said.name, a.attname) as name, a.attnum::integer as column_id,
        coalesce(said.type, received.type, case t.typname when 'uuid' then 'uniqueidentifier' when 'bytea' then 'varbinary' when 'int4' then 'int'
@@ -254,7 +256,7 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
   left join tsql.system_types t on t.name = c.type_name;
 create view tsql.all_columns with (security_invoker = true) as
 select * from tsql.columns
- union all  -- of the system, as in all_objects
+ union all  -- system columns, as in all_objects
 select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, null, 0, 0, 0::smallint, 0::smallint, 0::smallint, 0, shown.name
   from servicebroker.shown_databases join servicebroker.databases shown using (database_id), pg_attribute a
   join pg_class c on c.oid = a.attrelid and c.relnamespace = 'pg_catalog'::regnamespace
@@ -304,9 +306,9 @@ select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.
 create view tsql.information_schema_schemata with (security_invoker = true) as
 select s.broker_database as catalog_name, s.name as schema_name from tsql.schemas s;
 
--- --- of the instance ---
+-- --- the instance ---
 
--- Null for a role that may not see master keys; it may see databases.
+-- Null for a role that may not read master keys. It may still read the view of databases.
 create or replace function tsql.has_open_master_key(id integer) returns boolean language plpgsql stable parallel safe as $$
 begin
     if not has_table_privilege('servicebroker.master_keys', 'select') then return null; end if;
@@ -355,13 +357,14 @@ create or replace view tsql.sysdatabases with (security_invoker = true) as
 select d.name, d.database_id as dbid, d.owner_sid as sid, 0::smallint as mode, (d.is_read_only * 1024 + 16)::integer as status, 0 as status2, d.create_date as crdate,
        0 as category, d.compatibility_level as cmptlevel
   from tsql.databases d;
--- @@SPID of the sessions that have asked for it: the number that they hold as a lock (store/locks.py, TSQL_SESSION).
+-- @@SPID of each session that has used it: the session holds an advisory lock of that number (store/locks.py,
+-- TSQL_SESSION).
 create or replace view tsql.session_numbers with (security_invoker = true) as
 select l.pid, l.objid::bigint::integer as spid
   from pg_locks l
  where l.locktype = 'advisory' and l.classid = 1396834337 and l.objsubid = 2 and l.granted
    and l.database = (select d.oid from pg_database d where d.datname = current_database());
--- That of this session, which takes the first free one where it has none yet; NULL: there is none.
+-- @@SPID of this session. At first use it takes the first free number; NULL if none is free.
 create or replace function tsql.spid() returns smallint language plpgsql as $$
 declare
     known text := nullif(current_setting('servicebroker.tsql_spid', true), '');
@@ -380,7 +383,7 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.c
        a.state_change as last_request_end_time, (a.xact_start is not null)::integer as open_transaction_count, a.pid as host_process_id
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
--- The text that a session runs, or has run last, is found by its process; it is what PostgreSQL was told.
+-- A handle for the present or last statement of a session, by its process id. The text is PostgreSQL's SQL, not T-SQL.
 create or replace function tsql.sql_handle(pid integer) returns bytea language sql immutable strict parallel safe
 return '\x02'::bytea || decode(lpad(to_hex(pid), 8, '0'), 'hex');
 create or replace function tsql.dm_exec_sql_text(handle bytea)
@@ -389,7 +392,7 @@ begin atomic
     select null::smallint, null::integer, null::smallint, 0::smallint, a.query
       from pg_stat_activity a where tsql.sql_handle(a.pid) = handle and a.datname = current_database();
 end;
--- PostgreSQL keeps no plans to be asked for.
+-- Always empty: PostgreSQL keeps no plans that could be queried.
 create or replace function tsql.dm_exec_query_plan(handle bytea)
 returns table (dbid smallint, objectid integer, number smallint, encrypted smallint, query_plan text) language sql immutable
 begin atomic
@@ -425,7 +428,7 @@ select coalesce(a.backend_xid, a.backend_xmin)::text::bigint as transaction_id, 
        case when a.backend_xid is null then 2 else 1 end as transaction_type, 2 as transaction_state
   from pg_stat_activity a
  where a.datname = current_database() and a.xact_start is not null and coalesce(a.backend_xid, a.backend_xmin) is not null;
--- PostgreSQL counts no waits, and keeps no plans, buffers or files to tell of.
+-- Always empty: PostgreSQL has no such statistics of waits, plans, buffers or files.
 create or replace view tsql.dm_os_wait_stats with (security_invoker = true) as
 select ''::text as wait_type, 0::bigint as waiting_tasks_count, 0::bigint as wait_time_ms, 0::bigint as max_wait_time_ms,
        0::bigint as signal_wait_time_ms where false;
@@ -442,7 +445,7 @@ select shown.database_id::smallint as database_id, o.object_id, i.indexrelid::bi
        0::bigint as user_lookups, 0::bigint as user_updates
   from pg_stat_user_indexes i join tsql.every_object o on o.object_id::bigint::oid = i.relid
   join servicebroker.shown_databases shown using (database_id);
--- What runs now: what a session waits for is PostgreSQL's word for it.
+-- Running requests. wait_type is PostgreSQL's name of the wait event.
 create or replace view tsql.dm_exec_requests with (security_invoker = true) as
 select coalesce(n.spid, a.pid) as session_id, 0 as request_id, a.query_start as start_time,
        case when a.wait_event_type is null then 'running' else 'suspended' end as status,
@@ -457,7 +460,7 @@ select coalesce(n.spid, a.pid) as session_id, 0 as request_id, a.query_start as 
        0::bigint as reads, 0::bigint as writes, 0::bigint as logical_reads, 0::real as percent_complete, ''::text as wait_resource
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend' and a.state = 'active';
--- Of the machine PostgreSQL tells nothing.
+-- Columns about the machine are null: PostgreSQL does not know them.
 create or replace view tsql.dm_os_sys_info with (security_invoker = true) as
 select null::integer as cpu_count, null::bigint as physical_memory_kb, pg_postmaster_start_time() as sqlserver_start_time,
        (extract(epoch from clock_timestamp() - pg_postmaster_start_time()) * 1000)::bigint as ms_ticks;
@@ -465,7 +468,7 @@ create or replace view tsql.dm_broker_activated_tasks with (security_invoker = t
 select coalesce(n.spid, t.spid) as spid, t.database_id, t.queue_id, t.procedure_name, t.execute_as, t.broker_database
   from sys.dm_broker_activated_tasks t left join tsql.session_numbers n on n.pid = t.spid;
 
--- --- what is always empty here, so that scripts that look before they drop find nothing ---
+-- --- views that are always empty, for scripts that look before they drop ---
 
 create or replace view tsql.assemblies with (security_invoker = true) as
 select ''::text as name, 0 as assembly_id, 1 as principal_id, ''::text as permission_set_desc where false;
@@ -478,9 +481,9 @@ select 0 as configuration_id, ''::text as name, 0 as value, 0 as value_in_use wh
 create or replace view tsql.database_mirroring_endpoints with (security_invoker = true) as
 select ''::text as name, 0 as endpoint_id, ''::text as state_desc, ''::text as role_desc where false;
 
--- --- what databases are made of ---
+-- --- files and filegroups of databases ---
 
--- Scripts take the directory of the files from the path of master's. PostgreSQL keeps its files itself, and no file is at these paths.
+-- The folder in the paths of database files, which scripts take from master's path. No file exists at these paths.
 create or replace function tsql.data_path() returns text language sql immutable parallel safe return '/var/opt/mssql/data/';
 create or replace view tsql.master_files with (security_invoker = true) as
 select d.database_id, kind.file_id, kind.type, kind.type_desc, coalesce(system.names[kind.file_id], d.name || kind.suffix) as name,
@@ -507,7 +510,7 @@ select f.file_id::smallint as file_id, size.pages as total_page_count, size.page
   join servicebroker.shown_databases shown on f.database_id = sys.shown_database_id(shown.database_id, shown.broker_database),
        lateral (select pg_database_size(current_database()) / 8192 as pages) size
  where f.type = 0;
--- Everything stands in the one filegroup that there is, and no table in parts.
+-- One filegroup has all objects, and no table is partitioned.
 create or replace view tsql.filegroups with (security_invoker = true) as
 select 'PRIMARY'::text as name, 1 as data_space_id, 'FG'::text as type, 'ROWS_FILEGROUP'::text as type_desc, 1::smallint as is_default,
        0::smallint as is_system, 0::smallint as is_read_only, shown.broker_database from servicebroker.shown_databases shown;
@@ -519,7 +522,7 @@ create or replace view tsql.partition_schemes with (security_invoker = true) as
 select ''::text as name, 0 as data_space_id, 'PS'::text as type, 'PARTITION_SCHEME'::text as type_desc, 0 as function_id where false;
 create or replace view tsql.partition_range_values with (security_invoker = true) as
 select 0 as function_id, 0 as boundary_id, 0 as parameter_id, ''::text as value where false;
--- Numbers, as many scripts take them from here.
+-- A table of numbers, as many scripts use it.
 create or replace view tsql.spt_values with (security_invoker = true) as
 select null::text as name, n as number, 'P'::text as type, n / 8 + 1 as low, 1 << (n % 8) as high, 0 as status from generate_series(0, 2047) n;
 create or replace function tsql.fn_listextendedproperty(property text, level0type text, level0name text, level1type text, level1name text,
@@ -528,8 +531,8 @@ returns table (objtype text, objname text, name text, value text) language sql i
 begin atomic
     select null, null, null, null where false;
 end;
--- A login has a sid for as long as it is there, and a user that of its login: what joins both by it finds them. Databases are sa's,
--- and who works as a role of PostgreSQL, as the owner does, finds a login of the role's name.
+-- A login keeps its sid until it is dropped, and a user has the sid of its login, so that joins by sid work. Databases
+-- belong to sa. A session that works as a PostgreSQL role, such as the owner's, finds a login with the role's name.
 create or replace function tsql.login_sid(login_id integer, name text) returns bytea language sql immutable parallel safe
 return case when lower(name) = 'sa' then '\x01'::bytea when login_id = 2 then '\x02'::bytea else decode(md5('login ' || login_id || ' ' || name), 'hex') end;
 create view tsql.server_principals with (security_invoker = true) as
@@ -554,7 +557,7 @@ select p.name, p.principal_id, p.type, p.type_desc, p.default_schema_name, p.cre
   join servicebroker.shown_databases shown on shown.broker_database = p.broker_database
   join servicebroker.principals u on u.database_id = shown.database_id and u.principal_id = p.principal_id
   left join servicebroker.logins l using (login_id);
--- The login that works, and the roles that count for it: told by the session.
+-- The session's login and its server roles, which the session sets.
 create view tsql.login_token with (security_invoker = true) as
 select p.principal_id, p.sid, p.name, case p.type when 'R' then 'SERVER ROLE' when 'U' then 'WINDOWS LOGIN' else 'SQL LOGIN' end as type,
        'GRANT OR DENY'::text as usage
@@ -584,7 +587,7 @@ create or replace view tsql.servers with (security_invoker = true) as
 select 0 as server_id, 'servicebroker'::text as name, 'SQL Server'::text as product, 0::smallint as is_linked;
 create or replace view tsql.stats with (security_invoker = true) as
 select 0 as object_id, ''::text as name, 0 as stats_id, 0::smallint as auto_created where false;
--- Nobody subscribes to results of queries here.
+-- Always empty: query notifications do not exist here.
 create or replace view tsql.dm_qn_subscriptions with (security_invoker = true) as
 select 0 as id, 0 as database_id, ''::bytea as sid, 0 as object_id, null::timestamp as created, 0 as timeout, 0 as status where false;
 create or replace view tsql.credentials with (security_invoker = true) as

@@ -1,13 +1,14 @@
--- XML without a library: the server may have been built without libxml. A text becomes a tree in jsonb, and a path of
--- XQuery (translation/xml_paths.py) a path of jsonpath over it. A node is
+-- XML without a library, since PostgreSQL may have been built without libxml. A document is parsed into a tree in
+-- jsonb, and an XQuery path becomes a jsonpath over the tree (translation/xml_paths.py). A node is one of
 --   {"k": "d", "c": [...]}                                 a document or fragment
---   {"k": "e", "n": name, "q": as written, "p": position among its namesakes, "i": among elements, "a": {"@name": value},
+--   {"k": "e", "n": name, "q": as written, "p": position among its namesakes, "i": among elements, "a": {"@name":
+-- value},
 --    "r": {"@name": as written}, "s": namespaces in scope, "c": [...], "v": text of an element that holds only text}
 --   {"k": "t", "v": text, "p": position}                   text; {"k": "c" or "i", "v": ...} comment or instruction
--- where a name is local, or {namespace}local.
+-- A name is the local name, or {namespace}local.
 
--- Refuses a text that was cut into tokens, at the character `ahead` of a token's first one, at most the last of all. Rules, numbers and
--- texts are those of model/xml_problems.py.
+-- Refuse a text that was split into tokens. The error names the position `ahead` characters after the start of the
+-- token `place`, at most that of the last character. Rules, numbers and texts are those of model/xml_problems.py.
 create or replace function tsql.xml_refuse(number integer, tokens text[], place integer, ahead integer) returns void
 language plpgsql immutable parallel safe as $$
 declare
@@ -21,7 +22,7 @@ end $$;
 create or replace function tsql.xml_refuse_at_end(number integer, tokens text[]) returns void language sql immutable parallel safe
 return tsql.xml_refuse(number, tokens, 1, 1000000000);
 
--- Refuses the first bad reference of `said`, which is in the token.
+-- Refuse the first bad reference of `said`, a part of the token `place`.
 create or replace function tsql.xml_refuse_reference(said text, tokens text[], place integer) returns void language plpgsql immutable parallel safe as $$
 declare
     bad text := substring(said from '&(?!(?:lt|gt|amp|quot|apos|#[0-9]+|#x[0-9A-Fa-f]+);).*$');
@@ -40,7 +41,8 @@ begin
     perform tsql.xml_refuse(case substr(bad, length(begun) + 1, 1) when ';' then 9448 else 9411 end, tokens, place, ahead + length(begun));
 end $$;
 
--- Refuses a colon behind a name that ends `ahead` of the tag: a second one, or one without a local name.
+-- Refuse a bad colon after a name that ends `ahead` characters after the start of the tag: a second colon, or one
+-- without a local name.
 create or replace function tsql.xml_refuse_colon(rest text, name text, tokens text[], place integer, ahead integer) returns void
 language plpgsql immutable parallel safe as $$
 begin
@@ -49,7 +51,7 @@ begin
     perform tsql.xml_refuse(9455, tokens, place, ahead + 1);
 end $$;
 
--- Refuses a malformed tag. A < that nothing closes is a token of its own, and the tag goes on in the next ones.
+-- Refuse a malformed tag. A `<` without its `>` is a token of its own; the rest of the tag is in the next tokens.
 create or replace function tsql.xml_refuse_tag(tokens text[], place integer) returns void language plpgsql immutable parallel safe as $$
 declare
     qualified constant text := '[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(?::[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?';
@@ -94,7 +96,7 @@ begin
     perform tsql.xml_refuse_at_end(9400, tokens);
 end $$;
 
--- Refuses an end tag that does not fit.
+-- Refuse an end tag that does not match.
 create or replace function tsql.xml_refuse_end(tokens text[], place integer) returns void language plpgsql immutable parallel safe as $$
 begin
     if tokens[place] !~ '^</[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*(?::[A-Za-z_\u0080-\uffff][\w.\-\u0080-\uffff]*)?\s*>$' then
@@ -103,7 +105,7 @@ begin
     perform tsql.xml_refuse(9436, tokens, place, length(tokens[place]) - 1);
 end $$;
 
--- What an instruction says, '' for the declaration, and a comment. One that is malformed is refused.
+-- The content of a processing instruction or comment; '' for the XML declaration. A malformed one is refused.
 create or replace function tsql.xml_instruction(tokens text[], place integer) returns text language plpgsql immutable parallel safe as $$
 declare
     token text := tokens[place];
@@ -132,19 +134,19 @@ begin
     return left(inside, dashes - 1);
 end $$;
 
--- Characters that no XML has, as a pattern: control characters, and what stands for U+0000.
+-- A regular expression for characters that XML forbids: control characters, and tsql.zero(), which stands for U+0000.
 create or replace function tsql.xml_illegal() returns text language sql immutable parallel safe
 return '[\u0001-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff' || tsql.zero() || ']';
 
--- A value that goes into a document, which has no such character: 9420.
+-- Refuse a value for a document because of a forbidden character (9420).
 create or replace function tsql.xml_refuse_character(said text) returns text language plpgsql immutable parallel safe as $$
 begin
     perform tsql.refuse(9420, 'XML parsing: illegal xml character');
-    return said;  -- by which it is no constant, that the planner would compute
+    return said;  -- depends on the argument, so that the planner does not evaluate the call as a constant
 end $$;
 
--- A document that FOR XML has put together. As text it has references to control characters, as SQL Server writes them; as xml, and
--- for U+0000, it is refused.
+-- The document of FOR XML. As text it may have references to control characters, like SQL Server's. As xml, or with
+-- U+0000, it is refused.
 create or replace function tsql.xml_document(said text, is_typed boolean) returns text language plpgsql immutable parallel safe as $$
 declare
     sign text := substring(said from tsql.xml_illegal());
@@ -166,10 +168,10 @@ begin
     return said;
 end $$;
 
--- Views that were made by a version whose migrations end before 0496 call this one.
+-- For views that were created before migration 0496.
 create or replace function tsql.xml_document(said text) returns text language sql immutable parallel safe return tsql.xml_document(said, false);
 
--- The character that a reference means: its number, or behind an x its hexadecimal one.
+-- The character of a numeric reference: a decimal number, or a hexadecimal one after x.
 create or replace function tsql.xml_character(reference text, tokens text[], place integer) returns text
 language plpgsql immutable parallel safe as $$
 declare
@@ -184,7 +186,7 @@ begin
     return chr(code);
 end $$;
 
--- A text or the value of an attribute, of the token, with characters in place of its references.
+-- A text or an attribute value of the token, with its references replaced by characters.
 create or replace function tsql.xml_unescaped(said text, tokens text[], place integer) returns text language plpgsql immutable parallel safe as $$
 begin
     if strpos(said, '&') = 0 then return said; end if;
@@ -213,7 +215,7 @@ begin
     return case when coalesce(uri, '') = '' then written else '{' || uri || '}' || regexp_replace(written, '^.*:', '') end;
 end $$;
 
--- The nodes from a place on up to the end tag that closes them.
+-- Parse nodes from the token `place` up to the end tag of their parent.
 create or replace function tsql.xml_content(tokens text[], inout place integer, scope jsonb, depth integer, out nodes jsonb[], out said text, out has_elements boolean)
 language plpgsql immutable parallel safe as $$
 declare
@@ -226,7 +228,7 @@ declare
     own jsonb;
     attributes jsonb;
     spelled jsonb;
-    written_order text[];  -- of the attributes: jsonb has one of its own
+    written_order text[];  -- of the attributes, since jsonb has an order of its own
     names text[];
     texts_of text[];
     below record;
@@ -331,7 +333,7 @@ begin
         perform tsql.xml_refuse(9420, array[value], 1, strpos(value, substring(value from tsql.xml_illegal())) - 1);
     end if;
     if value ~* '^\s*(<\?.*?\?>\s*)?<!DOCTYPE' then perform tsql.xml_refuse_dtd(); end if;
-    -- what is not closed goes to the end: otherwise the rest would be passed again for each one
+    -- an unclosed token extends to the end; otherwise the rest would be scanned again for each one
     tokens := array(select m[1] from regexp_matches(value,
         '(<!--(?:(?!-->).)*(?:-->|$)|<!\[CDATA\[(?:(?!\]\]>).)*(?:\]\]>|$)|<\?(?:(?!\?>).)*(?:\?>|$)|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|<|[^<]+)', 'g') m);
     found := tsql.xml_content(tokens, 1, '{}', 1);
@@ -343,17 +345,17 @@ begin
 end $$;
 create or replace function tsql.xml_tree(node jsonb) returns jsonb language sql immutable parallel safe return node;
 
--- The text of a value of type xml, without a mark and a declaration.
+-- The text of a value of type xml, without byte order mark and declaration.
 create or replace function tsql.xml_parsed(value text) returns text language sql immutable strict parallel safe
 return (select case when tsql.xml_tree(value) is not null then regexp_replace(ltrim(value, chr(65279)), '^<\?xml\s(?:(?!\?>).)*\?>\s*', '') end);
 
--- The encoding that a text declares, in lower case.
+-- The encoding in the XML declaration of a text, in lower case.
 create or replace function tsql.xml_encoding(value text) returns text language sql immutable strict parallel safe
 return lower(substring(left(ltrim(value, chr(65279)), 400) from '^<\?xml\s[^>]*\sencoding\s*=\s*["'']([^"''>]*)["'']'));
 create or replace function tsql.xml_refuse_encoding(value text) returns void language sql immutable strict parallel safe
 return tsql.xml_refuse(9402, array[value], 1, strpos(value, '>') - 1);
 
--- A string of two-byte characters declares an encoding of such.
+-- Check the declaration of an nvarchar: only a two-byte encoding is allowed.
 create or replace function tsql.xml_checked(value text) returns text language plpgsql immutable strict parallel safe as $$
 begin
     if tsql.xml_encoding(value) not in ('utf-16', 'ucs-2', 'iso-10646-ucs-2') then perform tsql.xml_refuse_encoding(value); end if;
@@ -364,7 +366,7 @@ create or replace function tsql.to_xml(value text) returns text language sql imm
 return tsql.xml_parsed(tsql.xml_checked(value));
 create or replace function tsql.to_xml(value text, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
 
--- The text of bytes in UTF-8, in which others are no characters: 9420.
+-- Decode UTF-8. Invalid bytes are refused (9420).
 create or replace function tsql.xml_narrow(value bytea) returns text language plpgsql immutable strict parallel safe as $$
 declare
     octets text := convert_from(value, 'LATIN1');
@@ -380,7 +382,7 @@ begin
     return convert_from(value, 'UTF8');
 end $$;
 
--- The text of bytes in UTF-16. Half of a pair is no character: 9420.
+-- Decode UTF-16. Half of a surrogate pair is refused (9420).
 create or replace function tsql.xml_wide(value bytea) returns text language plpgsql immutable strict parallel safe as $$
 declare
     digits text := encode(value, 'hex');
@@ -398,7 +400,8 @@ end $$;
 create or replace function tsql.swapped(bytes bytea) returns bytea language sql immutable strict parallel safe
 return decode(regexp_replace(encode(bytes, 'hex'), '(..)(..)', '\2\1', 'g'), 'hex');
 
--- The text of XML: its mark says how it is encoded, or a NUL where none can be, or its declaration; else it is UTF-8.
+-- Decode the bytes of an XML document. The encoding follows from the byte order mark, from a NUL byte, or from the
+-- declaration; else it is UTF-8.
 create or replace function tsql.xml_decoded(value bytea) returns text language plpgsql immutable strict parallel safe as $$
 declare
     declared text;
@@ -422,13 +425,13 @@ create or replace function tsql.to_xml(value bytea) returns text language sql im
 return tsql.xml_parsed(tsql.xml_decoded(value));
 create or replace function tsql.to_xml(value bytea, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
 
--- A varchar: the encoding that it declares is that of its bytes.
+-- A varchar as xml: its declared encoding is that of its bytes.
 create or replace function tsql.to_xml_single(value text) returns text language sql immutable strict parallel safe
 return case when tsql.xml_encoding(value) is null then tsql.xml_parsed(value) else tsql.to_xml(tsql.single_encoded(value)) end;
 create or replace function tsql.to_xml_single(value text, style integer) returns text language sql immutable strict parallel safe
 return tsql.to_xml_single(value);
 
--- --- what is in a node ---
+-- --- the content of a node ---
 
 create or replace function tsql.xml_string(node jsonb) returns text language sql immutable strict parallel safe
 return case when jsonb_typeof(node) <> 'object' then node #>> '{}'
@@ -468,7 +471,7 @@ end $$;
 
 create or replace function tsql.to_xml(node jsonb) returns text language sql immutable strict parallel safe return tsql.xml_written(node, '{}');
 
--- --- the methods; `variables` are those of sql:variable() and sql:column() ---
+-- --- methods of the type xml; `variables` holds the values of sql:variable() and sql:column() ---
 
 create or replace function tsql.xml_items(tree jsonb, path text, variables jsonb default '{}') returns setof jsonb
 language sql immutable strict parallel safe rows 5 return jsonb_path_query(tree, path::jsonpath, variables);
@@ -485,7 +488,7 @@ language sql immutable strict parallel safe return jsonb_array_length(jsonb_path
 create or replace function tsql.xml_local_name(node jsonb) returns text language sql immutable strict parallel safe
 return regexp_replace(regexp_replace(coalesce(node ->> 'n', ''), '^\{[^}]*\}', ''), '^.*:', '');
 
--- --- FOR XML: a value as it stands in a document ---
+-- --- FOR XML: a value as text in a document ---
 
 create or replace function tsql.xml_value(said text) returns text language sql immutable parallel safe
 return case when said ~ tsql.xml_illegal() then tsql.xml_refuse_character(said) else said end;
@@ -503,7 +506,7 @@ begin
                        case when of in ('uuid', 'date', 'time') then 'to_json(tsql.to_nvarchar(value))::text' else 'tsql.to_nvarchar(value)' end);
     end loop;
 end $$;
--- XML and JSON have sixteen digits of a float.
+-- A float has sixteen digits in XML and JSON.
 create or replace function tsql.xml_text(value float8) returns text language sql immutable parallel safe return tsql.float_text(value, 2);
 create or replace function tsql.json_text(value float8) returns text language sql immutable parallel safe return tsql.float_text(value, 2);
 create or replace function tsql.xml_text(node jsonb) returns text language sql immutable parallel safe return tsql.xml_string(node);

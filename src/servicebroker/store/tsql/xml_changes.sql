@@ -1,4 +1,5 @@
--- xml.modify(): the tree with a number on each node, the numbers of the nodes that a path finds, and the changed tree.
+-- xml.modify(): number all nodes of the tree, find the numbers of the nodes to change by a path, and return the changed
+-- tree.
 
 create or replace function tsql.xml_numbered(node jsonb, inout number integer, out numbered jsonb)
 language plpgsql immutable strict parallel safe as $$
@@ -29,14 +30,14 @@ create or replace function tsql.xml_numbers(tree jsonb, path text, variables jso
 language sql immutable strict parallel safe
 return (select coalesce(jsonb_agg(item -> '#'), '[]') from jsonb_path_query(tree, path::jsonpath, variables) item);
 
--- The nodes of a piece of XML, in the scope of these namespaces.
+-- Parse a piece of XML with these namespaces in scope, and return its nodes.
 create or replace function tsql.xml_nodes(piece text, namespaces jsonb) returns jsonb language sql immutable parallel safe
 return tsql.xml_tree('<x' || coalesce((select string_agg(' xmlns' || case when key = '' then '' else ':' || key end || '="'
                                                          || tsql.xml_attribute(value) || '"', '') from jsonb_each_text(namespaces)), '')
                      || '>' || piece || '</x>') -> 'c' -> 0 -> 'c';
 
--- `action` is delete, replace, first, last, before or after, done to the nodes with the numbers `wanted`, or to their
--- `attribute`; `content` are nodes, or a text for replace.
+-- Apply an action to the nodes with the numbers `wanted`, or to their `attribute`. `action` is delete, replace, first,
+-- last, before or after. `content` has nodes, or a text for replace.
 create or replace function tsql.xml_changed(node jsonb, wanted jsonb, action text, attribute text, content jsonb) returns jsonb
 language plpgsql immutable parallel safe as $$
 declare

@@ -1,5 +1,5 @@
--- What XQuery beyond paths comes down to. A sequence is an array in jsonb: its items are nodes of tsql.xml_tree, and
--- strings (attributes and untyped values too), numbers and booleans.
+-- Functions for XQuery beyond paths. A sequence is a jsonb array. Its items are nodes of tsql.xml_tree, strings (also
+-- attributes and untyped values), numbers and booleans.
 
 create or replace function tsql.xq_of(value anyelement) returns jsonb language sql immutable parallel safe as
 $$ select case when value is null then '[]' else jsonb_build_array(value) end $$;
@@ -9,15 +9,15 @@ return (select coalesce(jsonb_agg(i.item order by s.place, i.place), '[]')
           from jsonb_array_elements(sequences) with ordinality s(items, place),
                jsonb_array_elements(s.items) with ordinality i(item, place));
 
--- What these steps find from each of the items.
+-- The items that a path finds from each of the items.
 create or replace function tsql.xq_steps(items jsonb, path text, variables jsonb default '{}') returns jsonb
 language sql immutable parallel safe
 return (select coalesce(jsonb_agg(f.found order by i.place, f.place), '[]')
           from jsonb_array_elements(items) with ordinality i(item, place),
                jsonb_path_query(i.item, path::jsonpath, variables, true) with ordinality f(found, place));
 
--- A node that knows its number and its parents is itself wherever it was found: each is there once, in the order of the
--- document; what has no number stays where it is.
+-- Remove duplicate nodes, and sort by document order. A numbered node is identified by its number and parents; items
+-- without a number all stay, at the end.
 create or replace function tsql.xq_once(items jsonb) returns jsonb language sql immutable parallel safe
 return (select coalesce(jsonb_agg(item order by (item ->> '#')::integer nulls last, place), '[]')
           from (select item, min(place) place from jsonb_array_elements(items) with ordinality i(item, place)
@@ -27,8 +27,8 @@ create or replace function tsql.xq_parents(items jsonb) returns jsonb language s
 return tsql.xq_once((select coalesce(jsonb_agg(i.item -> 'u' order by i.place), '[]')
                        from jsonb_array_elements(items) with ordinality i(item, place) where jsonb_typeof(i.item -> 'u') = 'object'));
 
--- The items of a path, each with its parent under `u`, and that one with its own: what `..` needs. The numbers that a tree
--- has it keeps.
+-- The items of a path, each with its chain of parents under `u`, which `..` needs. A tree that is numbered already
+-- keeps its numbers.
 create or replace function tsql.xml_climbing_items(tree jsonb, path text, variables jsonb default '{}') returns setof jsonb
 language plpgsql immutable strict parallel safe rows 5 as $$
 declare
@@ -52,7 +52,7 @@ begin
     end loop;
 end $$;
 
--- The document of a node that has its parents.
+-- The document of a node with a chain of parents.
 create or replace function tsql.xml_document_of(node jsonb) returns jsonb language plpgsql immutable strict parallel safe as $$
 begin
     while node ? 'u' loop node := node -> 'u'; end loop;
@@ -74,7 +74,7 @@ return (select coalesce(jsonb_agg(tsql.xq_atom(item) order by place), '[]')
 
 create or replace function tsql.xq_said(item jsonb) returns text language sql immutable parallel safe
 return case jsonb_typeof(item) when 'number' then trim_scale((item #>> '{}')::numeric)::text else tsql.xml_string(item) end;
--- The text of the first item, null without one.
+-- The text of the first item, or null.
 create or replace function tsql.xq_string(items jsonb) returns text language sql immutable parallel safe
 return tsql.xq_said(items -> 0);
 
@@ -83,7 +83,7 @@ return case jsonb_typeof(item) when 'number' then (item #>> '{}')::numeric
                                when 'boolean' then (item = 'true')::integer::numeric
             else case when tsql.xml_string(item) ~ '^\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?\s*$' then tsql.xml_string(item)::numeric end end;
 
--- As a condition takes it: nothing is false, a node is true.
+-- The effective boolean value: an empty sequence is false, a node is true.
 create or replace function tsql.xq_true(items jsonb) returns boolean language sql immutable parallel safe
 return case when jsonb_array_length(items) = 0 then false
             else case jsonb_typeof(items -> 0) when 'boolean' then (items -> 0)::boolean when 'number' then (items -> 0)::numeric <> 0
@@ -151,13 +151,13 @@ return case when tsql.xq_number(items -> 0) is null then '[]'
             else jsonb_build_array(case kind when 'ceiling' then ceil(tsql.xq_number(items -> 0)) when 'floor' then floor(tsql.xq_number(items -> 0))
                                              when 'round' then floor(tsql.xq_number(items -> 0) + 0.5) else abs(tsql.xq_number(items -> 0)) end) end;
 
--- Characters from one place on, so many: places are rounded, and begin with 1.
+-- substring(): positions are rounded, and begin with 1.
 create or replace function tsql.xq_substring(said text, start jsonb, length jsonb default '[1000000000]') returns text
 language sql immutable parallel safe
 return (select case when first + count > 1 then substr(said, greatest(first, 1), first + count - greatest(first, 1)) else '' end
           from (select round(tsql.xq_number(start -> 0))::integer first, round(tsql.xq_number(length -> 0))::integer count) places);
 
--- What a text in hexadecimal digits or base64 stands for; null for a text that is not written so.
+-- The bytes of a text in hexadecimal digits or base64; null if it is not valid.
 create or replace function tsql.xq_bytes(said text, coding text) returns bytea language sql immutable parallel safe
 return (select case when coding = 'hex' and plain ~ '^([0-9A-Fa-f]{2})*$' or coding = 'base64' and plain ~ '^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
                     then decode(plain, coding) end
@@ -169,7 +169,7 @@ create or replace function tsql.xq_rewritten(items jsonb, coding text, wanted te
 return (select case when said is null then '[]' else jsonb_build_array(said) end
           from (select tsql.xq_written(tsql.xq_bytes(tsql.xq_string(items), coding), wanted) as said) as made);
 
--- A value of another type; nothing, where it is none.
+-- cast as: the value in another type, or the empty sequence if it cannot be converted.
 create or replace function tsql.xq_cast(items jsonb, kind text) returns jsonb language plpgsql immutable parallel safe as $$
 declare
     said text := btrim(tsql.xq_string(items), E' \t\r\n');
@@ -194,14 +194,14 @@ begin
     return case when number = trunc(number) or jsonb_typeof(items -> 0) = 'number' then jsonb_build_array(trunc(number)) else '[]' end;
 end $$;
 
--- Items in what is made: nodes as they are, values beside each other with a blank between.
+-- The content of a constructed element: nodes unchanged, adjacent values separated by a blank.
 create or replace function tsql.xq_content(items jsonb) returns text language sql immutable parallel safe
 return (select coalesce(string_agg(case when is_node then tsql.xml_written(item)
                                         else case when after_value then ' ' else '' end || tsql.xml_escaped(tsql.xq_said(item)) end, '' order by place), '')
           from (select item, place, jsonb_typeof(item) = 'object' is_node,
                        coalesce(lag(jsonb_typeof(item)) over (order by place) <> 'object', false) after_value
                   from jsonb_array_elements(items) with ordinality i(item, place)) pieces);
--- Their text, and themselves with texts for values: what modify() puts somewhere.
+-- Items as content for modify(): as one text, and as nodes, in which values become text nodes.
 create or replace function tsql.xq_joined(items jsonb) returns text language sql immutable parallel safe
 return (select coalesce(string_agg(tsql.xq_said(item), ' ' order by place), '')
           from jsonb_array_elements(items) with ordinality i(item, place));
