@@ -153,7 +153,7 @@ class ActivatedSession(Instance):
 
     def _check_that_it_may_wait(self) -> None:
         if self._waits_no_more:
-            raise InstanceError("Activation ends in this process: its readers wait for no further message.")
+            raise InstanceError("Activation is ending in this process, so its readers stop waiting for messages.")
 
     def end_waiting(self) -> None:
         """Wake the readers of the task that wait for a message, and let none wait any more."""

@@ -84,7 +84,12 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
     """Return whether a reader that others have ended begins again: yes, unless the worker is to end."""
     if over.is_set():
         return False
-    report(_LOG, logging.ERROR, "A reader of the worker of %s was ended from outside; another begins.", worker.queue)
+    report(
+        _LOG,
+        logging.ERROR,
+        "A reader of the worker of %s was killed; another one is started.",
+        worker.queue,
+    )
     return True
 
 

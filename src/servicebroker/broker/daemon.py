@@ -139,7 +139,7 @@ class Daemon:
         self._reports = SelfReport(clock)
         self._reports.tell(Subject.VERSION, this_version())
         self._tell_fault_at = 0.0
-        self._outage = Outage(_log, "The database was lost, and is looked for again")
+        self._outage = Outage(_log, "The connection to the database was lost; reconnecting")
         self._shown: list[Observed] = []
         self._serving: list[Serving] = []
         self._membership: ToldMembership | None = None  # as the database has it
@@ -193,7 +193,7 @@ class Daemon:
                 try:
                     self._connect_and_serve()
                 except ProcessExited as problem:  # as conversations were to be divided anew
-                    _log.warning("%s All of them begin anew from what is stored.", problem)
+                    _log.warning("%s All of them restart from the stored state.", problem)
                     self._begin_anew()
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.lost(problem)
@@ -220,7 +220,7 @@ class Daemon:
         now = time.monotonic()
         if now >= self._tell_fault_at:
             self._tell_fault_at = now + REPEAT_S
-            _log.error("%s It begins anew from what is stored.", text, exc_info=problem)
+            _log.error("%s The rounds restart from the stored state.", text, exc_info=problem)
 
     def _connect_and_serve(self) -> None:
         with connect(self._url, application_name=NAME) as connection:
@@ -282,7 +282,7 @@ class Daemon:
             case Act.TRY_LEASE:
                 return Event.WON if _has_lease(connection) else Event.HELD
             case Act.NOTE_STANDBY:
-                _log.warning("Another process serves the instance; this one stands by until that has gone.")
+                _log.warning("Another process serves the instance; this one stands by until that process ends.")
             case Act.STOP_LISTENING:
                 self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
                 self._network.obey(OFF)

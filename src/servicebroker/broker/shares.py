@@ -280,7 +280,7 @@ class Shares:
             opened = opening.result()
         except (psycopg.Error, InstanceError, OSError, RuntimeError) as problem:
             if self._growth.failed(told := one_line(problem), time.monotonic()):
-                _log.warning("It stays at %d rounds at a time: %s", count, told)
+                _log.warning("The number of parallel rounds stays at %d: %s", count, told)
             return
         self._growth.opened()
         self._divide(opened)
@@ -324,7 +324,7 @@ class Shares:
     def open_here(self, number: int, problem: Exception | None) -> _Opened:
         """Go on in this process: no other one can be had."""
         count, share = len(self.all), self.all[number]
-        _log.warning("What process %d of %d did is done in the first: %s", number + 1, count, problem)
+        _log.warning("The daemon itself does the work of process %d of %d: %s", number + 1, count, problem)
         self._set.goes_on_here(share)
         self._opened[number - 1] = opened = open_share(self._url, self._clock, Division(number, count), follows=True)
         return opened

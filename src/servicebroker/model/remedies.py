@@ -13,8 +13,8 @@ from servicebroker.model.waiting import CLOCK_DIFFERS, DELAYED, NO_ACKNOWLEDGEME
 
 _EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
 _TRUST = (
-    "If the peer may connect, import its certificate of today: servicebroker certificate import NAME FILE. A member of "
-    "the domain that was revoked joins anew: servicebroker domain join."
+    "If the peer may connect, import its present certificate: servicebroker certificate import NAME FILE. A member of "
+    "the domain that was revoked joins again: servicebroker domain join."
 )
 _ENABLE = "Enable the broker: Database.alter(enable_broker=True)."
 _MASTER_KEY = "Create the master key of the database, or open it: CREATE MASTER KEY, servicebroker serve --keys."
@@ -22,29 +22,35 @@ _ROUTE = "Look where the route leads: servicebroker route explain; create or alt
 _SERVICE = "Create the service there, or create a route to the instance that has it."
 _DIALOG_CERTIFICATES = (
     "Exchange the certificates of the users again (Database.backup_certificate, create_certificate): both sides need "
-    "those of today, and the private key of their own."
+    "the present ones, and the private key of their own."
 )
-_BROKEN = "See what is between the two instances, and that both run a version of today; the sender sends it again."
+_BROKEN = "Check the network between the two instances, and that both run current versions; the sender sends it again."
 _MEND_KEY = "Make a certificate with a private key under the master key: Database.create_certificate."
 _ONE_BEGINS_PLAIN = (
-    "One side begins without security: see the remote service bindings and certificates of both, then begin anew."
+    "One side begins without security: check the remote service bindings and certificates of both, then begin a new "
+    "dialog."
 )
 
 REMEDIES: dict[int, str] = {
     # conversations that failed, on either side
-    8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT at the target, then begin anew.",
+    8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT there, then begin a new dialog.",
     8428: "The receiver does not know the message type: create it there under the same name.",
-    8462: "The other side has gone without saying so: begin anew.",
+    8462: "The other side has ended the conversation without a message: begin a new dialog.",
     8470: "The other side's service was dropped.",
-    8489: "Its lifetime is over: begin dialogs with a longer one, or see why nobody has answered.",
-    8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin anew.",
-    9616: "The peer's program has sent what its own broker refuses: see what runs there.",
+    8489: "Its lifetime is over: begin dialogs with a longer one, or find out why nobody has answered.",
+    8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin a new dialog.",
+    9616: "The peer has sent a message that its own broker should have refused: check which program runs there.",
     9644: (
-        "It is a fault of servicebroker: report it with what the log of servicebroker serve says. If one conversation "
-        "brings it about each time, END CONVERSATION ... WITH CLEANUP of it lets the others go on."
+        "This is a bug of servicebroker: report it with the log of servicebroker serve. If one conversation causes it "
+        "each time, END CONVERSATION ... WITH CLEANUP of that one lets the others go on."
     ),
-    9719: "This database was restored: ERROR_BROKER_CONVERSATIONS has ended it, or both sides disagreed. Begin anew.",
-    9720: "The other side's database was restored: what it has taken since that copy is lost there. Begin anew.",
+    9719: (
+        "This database was restored: ERROR_BROKER_CONVERSATIONS has ended the conversation, or both sides disagreed. "
+        "Begin a new dialog."
+    ),
+    9720: (
+        "The other side's database was restored and has lost the messages received since that copy. Begin a new dialog."
+    ),
     # messages that wait
     9727: "CREATE REMOTE SERVICE BINDING for the service, or begin with encryption=False.",
     9731: _MEND_KEY,
@@ -55,45 +61,48 @@ REMEDIES: dict[int, str] = {
     9749: "Switch the target's queue on: ALTER QUEUE ... STATUS = ON, or servicebroker poison retry.",
     9750: _ROUTE,
     9753: (
-        "See that servicebroker serve runs at the address of the route, and that nothing is between. Where the "
+        "Check that servicebroker serve runs at the address of the route, and that no firewall is between. If the "
         "peer has moved: servicebroker route alter NAME --address TCP://host:port."
     ),
     9762: "Make one: servicebroker certificate create NAME, export it, and import it at each peer.",
     9763: "Make a new one: servicebroker certificate create NAME, export it, and import it at each peer.",
     9767: "Allow it: ALTER CERTIFICATE ... WITH ACTIVE FOR BEGIN_DIALOG = ON, or make another one.",
-    9770: "See that the dynamic routing service answers: its queue, its procedure, its permissions.",
+    9770: "Check that the dynamic routing service answers: its queue, its procedure, its permissions.",
     9779: "END CONVERSATION: the other side has ended it.",
-    9784: "Receive the Error, END CONVERSATION, and begin anew when the cause is mended.",
+    9784: "Receive the Error, END CONVERSATION, and begin a new dialog when the cause is mended.",
     9791: _ENABLE,
     9793: _ROUTE,
     9795: _ROUTE,
     9796: _SERVICE,
     9797: _ROUTE,
-    28012: f"{_ENABLE} Where its server does not answer, or of a mirrored pair: servicebroker doctor there.",
+    28012: f"{_ENABLE} If its server does not answer, or is one of a mirrored pair: servicebroker doctor there.",
     28050: _MASTER_KEY,
     28051: _MASTER_KEY,
     28054: _MASTER_KEY,
     # connections that are refused
     9751: _EXCHANGE,
-    9758: "See that the address is that of a broker, and that ENCRYPTION of both endpoints goes together.",
-    28027: "ENCRYPTION, AUTHENTICATION or the versions of both do not go together: ALTER ENDPOINT at one of them.",
-    28028: "See the log and servicebroker doctor at the peer: it has closed the connection without saying why.",
-    28029: "See that the peer is a broker, and that nothing is between.",
-    28034: "Let its login in: GRANT CONNECT ON ENDPOINT::broker TO its login.",
+    9758: "Check that the address is that of a broker, and that ENCRYPTION of both endpoints is compatible.",
+    28027: "ENCRYPTION, AUTHENTICATION or the versions of both are not compatible: ALTER ENDPOINT at one of them.",
+    28028: "The peer has closed the connection without a reason: see the log and servicebroker doctor there.",
+    28029: "Check that the peer is a broker, and that no proxy or firewall is between.",
+    28034: "Allow its login to connect: GRANT CONNECT ON ENDPOINT::broker TO its login.",
     28035: _TRUST,
     28036: "Make a certificate: servicebroker certificate create NAME, export it, and import it at each peer.",
     28038: _EXCHANGE,
     28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
     # messages that are refused
     10928: (
-        "Nothing of others is harmed. A peer's messages wait or are sent again: raise its budget by servicebroker "
-        "certificate budget, or if it means harm, servicebroker certificate drop. Of a role: servicebroker rights "
-        "budget."
+        "Others are not affected. A peer's messages wait or are sent again: raise its budget (servicebroker "
+        "certificate budget), or, if it is an attacker, servicebroker certificate drop. For a role: servicebroker "
+        "rights budget."
     ),
-    8401: "GRANT RECEIVE on the queue TO the owner of the target service, or take back its DENY.",
+    8401: "GRANT RECEIVE on the queue TO the owner of the target service, or revoke its DENY.",
     11210: _SERVICE,
-    11214: "ALTER SERVICE ... ADD CONTRACT at the target, with a contract of the same name; then begin anew.",
-    11215: "GRANT SEND on the service TO the user whose certificate the sender shows, or to public; then begin anew.",
+    11214: "ALTER SERVICE ... ADD CONTRACT at the target, with a contract of the same name; then begin a new dialog.",
+    11215: (
+        "GRANT SEND on the service TO the user whose certificate the sender shows, or to public; then begin a new "
+        "dialog."
+    ),
     11220: _BROKEN,
     11221: _BROKEN,
     11230: _DIALOG_CERTIFICATES,
@@ -124,14 +133,15 @@ def after_refusal(number: int, *, is_ours: bool) -> str:
 
 
 _UNANSWERED = (
-    "Nothing is lost, and it goes on as soon as the other side answers. See there whether servicebroker serve and its "
-    "server run and are not frozen, and what servicebroker doctor says. Only where that instance was restored and does "
-    "not know the conversation: END CONVERSATION WITH ERROR here, and begin anew."
+    "Nothing is lost, and messages go on as soon as the other side answers. Check there that servicebroker serve and "
+    "its server run and do not hang, and run servicebroker doctor. Only if that instance was restored and does not "
+    "know the conversation: END CONVERSATION WITH ERROR here, and begin a new dialog."
 )
 _WRONG_CLOCK = (
-    "Nothing is lost: it goes again after a few seconds. Set the clock of the server, here or there, that is wrong."
+    "Nothing is lost: the message is sent again after a few seconds. Set the clock of the server that is wrong, here "
+    "or there."
 )
-_ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
+_ELSE = "servicebroker route explain shows its route; servicebroker doctor at the other side, what was refused."
 
 
 _DELAYED = (

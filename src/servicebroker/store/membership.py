@@ -200,7 +200,7 @@ class Membership:
         if token is None:
             if not domain.holds_key:
                 raise DomainError(
-                    f"The key of {domain.name} is not yours: who has it gives you a token, servicebroker domain invite."
+                    f"The key of {domain.name} is not yours: get a token from its owner (servicebroker domain invite)."
                 )
             key = x509.new_key()
             facts = domain.issue(x509.public_bytes(key), own_name(), self._instance, now)
@@ -227,9 +227,9 @@ class Membership:
                 continue
             if time.monotonic() > end:
                 raise DomainError(
-                    f"Nobody has answered in {seconds:g} s. The daemon of whoever holds the key of {domain.name} "
-                    "does, or servicebroker domain answer there; then join again with the same token. A token that "
-                    "is not known there is not answered either."
+                    f"No answer came within {seconds:g} s. The daemon of the user who holds the key of {domain.name} "
+                    "answers, or servicebroker domain answer run by that user; then join again with the same token. An "
+                    "unknown token gets no answer either."
                 )
             time.sleep(_POLL_INTERVAL_S)
         if answer.refusal:
@@ -241,7 +241,7 @@ class Membership:
         member = x509.member_of(answer.certificate, domain.authority.der)
         is_ours = member is not None and member.instance == self._instance
         if not is_ours or x509.public_key_of_certificate(answer.certificate) != x509.public_bytes(key):
-            raise DomainError(f"What the domain in {domain.folder} has answered is no certificate of this instance.")
+            raise DomainError(f"The answer of the domain in {domain.folder} is not a certificate of this instance.")
         return read(answer.certificate)
 
     # ---------------------------------------------------------------- files

@@ -729,8 +729,8 @@ exists (select from servicebroker.queue_{id} m
 -- name: finish_dialog
 -- END CONVERSATION if the peer has ended: delete the unread messages of this endpoint, and close it; delete it if it is
 -- an initiator without dialog security. The peer gets no message. Parameters and results are those of `end_dialog`. The
--- first query needs no lock: a peer that is closed or gone stays so, and this side sends no more. Only a peer in another
--- instance may still send an Error, and messages of this side may wait for it, which nobody will read.
+-- first query needs no lock: a peer that is closed or gone stays so, and this side sends no more. Only a peer in
+-- another instance may still send an Error, and messages of this side may wait for it, which nobody will read.
 create or replace function servicebroker.finish_dialog_{id}(
     handle uuid, at timestamptz, version bigint, out done boolean, out is_due boolean, out kept integer
 ) language plpgsql set enable_seqscan = off
@@ -745,7 +745,7 @@ declare
     sent bigint;                     -- the next sequence number of this side
     is_unknown boolean;              -- the peer's endpoint does not have `sent` yet
     has_messages boolean;
-    is_left boolean;                 -- what a side with a peer in another instance has sent, or has not read
+    is_left boolean;                 -- rows remain of messages that this side, of a remote peer, has sent or not read
     under_savepoint boolean;
 begin
     done := false;
@@ -821,9 +821,10 @@ begin
 end $$;
 
 -- name: end_remote
--- END CONVERSATION if the peer is in another instance, and neither delayed nor retained messages are in the way. EndDialog
--- waits in the transmission queue behind what was sent before; this side reads no more. Parameters and results as those of
--- `end_dialog`; `is_told` is true if EndDialog waits. If the peer has ended, `finish_dialog` does it.
+-- END CONVERSATION if the peer is in another instance, and there are no delayed or retained messages. It inserts
+-- EndDialog into the transmission queue, after the messages sent before, and deletes the unread messages of this
+-- endpoint. Parameters and results are those of `end_dialog`; `is_told` is true if EndDialog was inserted. If the peer
+-- has ended, `finish_dialog` is called.
 create or replace function servicebroker.end_remote_{id}(
     handle uuid, at timestamptz, version bigint, out done boolean, out is_told boolean, out is_due boolean, out kept integer
 ) language plpgsql set enable_seqscan = off
@@ -836,7 +837,7 @@ declare
     is_open boolean;
     number bigint;
     has_messages boolean;
-    is_beside boolean;               -- messages wait beside the queue
+    is_beside boolean;               -- arrived_fragments has messages of the conversation
     under_savepoint boolean;
 begin
     done := false;
@@ -847,7 +848,7 @@ begin
                    select not q.keeps_retained and (version is null or q.catalog_version = version) and (
                           select d.is_broker_enabled from servicebroker.databases d where d.database_id = q.database_id)
                      from servicebroker.queues q where q.queue_id = {id})
-               -- the other side may be here, too, if the routes have led back
+               -- no peer in this instance, to which the routes may have led back
                and not exists (select from servicebroker.conversation_endpoints p
                                 where p.conversation_id = e.conversation_id and p.is_initiator = not e.is_initiator)
           into conversation_group, own_priority, has_ended, is_open
@@ -861,9 +862,9 @@ begin
             return;
         end if;
         exit when pg_try_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- and look again
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));  -- then read the row again
     end loop;
-    -- a statement of its own: the next one sees what the daemon, or another sender, has written before
+    -- lock first, so that the next statement sees what the daemon or another sender has written
     perform from servicebroker.conversation_endpoints e
       where e.conversation_handle = handle and e.state = 'CO' and e.lifetime > at and e.is_remote and e.far_handle is null
         and e.conversation_group_id = conversation_group and e.queue_id = {id}

@@ -52,12 +52,12 @@ def check_sessions(connection: psycopg.Connection[Any], url: str) -> None:
     )
     if backend != connection.info.backend_pid and _shares_sessions(connection, url):
         raise InstanceError(
-            "A proxy stands before PostgreSQL that lends its sessions by the transaction: group locks, LISTEN and "
-            f"prepared statements would belong to somebody else; {_ADVICE} (pgbouncer: pool_mode = session)."
+            "A proxy in front of PostgreSQL pools sessions by transaction, so group locks, LISTEN and prepared "
+            f"statements would be lost after each; {_ADVICE} (pgbouncer: pool_mode = session)."
         )
     if isolation != "read committed":
         raise InstanceError(
-            f"A proxy drops the settings of a session, and transactions are {isolation} by default, with which readers "
+            f"A proxy drops the settings of sessions, and the default isolation is {isolation}, with which readers "
             f"fail: {_ADVICE}, or ALTER ROLE ... SET default_transaction_isolation = 'read committed'."
         )
 

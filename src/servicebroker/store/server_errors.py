@@ -57,15 +57,15 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
         return None
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return LockTimeout(
-            "PostgreSQL gave up waiting for a lock that somebody else holds, as lock_timeout wants: nothing of the "
-            f"statement was done. Begin the transaction again, or raise that setting.{_where(problem)}"
+            "PostgreSQL gave up waiting for a lock of another session after lock_timeout: nothing of the statement was "
+            f"done. Begin the transaction again, or raise that setting.{_where(problem)}"
         )
     if _where(problem) and (locked_out := explain_lock_refusal(problem)):
         return InstanceError(f"{locked_out}{_where(problem)}")
     if isinstance(problem, psycopg.errors.InsufficientPrivilege) and "servicebroker" in str(problem):
         return InstanceError(
-            f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the "
-            "verbs, all else is for the owner of the schema. `servicebroker rights show` says what a role may do."
+            f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has only "
+            "the verbs, the schema's owner can do all else. `servicebroker rights show` says what a role may do."
             f"{_where(problem)}"
         )
     for key in (state, state[:3], state[:2]):

@@ -476,7 +476,7 @@ def test_a_database_that_loses_its_sessions_is_reached_again(two: Two) -> None:
             connection.execute(text + "and datname = current_database()")
     two.send("b", handle=handle)
     two.arrives("b", seconds=30)
-    two.east.daemon.says("The database was lost, and is looked for again")
+    two.east.daemon.says("The connection to the database was lost; reconnecting")
 
 
 def test_a_daemon_that_hears_nothing_more_finds_out(two: Two) -> None:
@@ -485,7 +485,7 @@ def test_a_daemon_that_hears_nothing_more_finds_out(two: Two) -> None:
     handle = two.send("a")
     two.arrives("a")
     deafened(two.west.url, "servicebroker serve")
-    two.west.daemon.says("The database was lost, and is looked for again")
+    two.west.daemon.says("The connection to the database was lost; reconnecting")
     two.send("b", handle=handle)
     two.arrives("b")
 

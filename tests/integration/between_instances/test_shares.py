@@ -457,8 +457,8 @@ def test_where_no_process_can_take_its_place_the_daemon_does_its_work(
     sends(west, east, handle, b"2")
     assert east.processes == []
     assert len(east.remembered) == 2
-    (told,) = [text for text in caplog.messages if "is done in the first" in text]
-    assert told.startswith(f"What process 2 of 2 did is done in the first: {said}")
+    (told,) = [text for text in caplog.messages if "does the work of process" in text]
+    assert told.startswith(f"The daemon itself does the work of process 2 of 2: {said}")
 
 
 @pytest.mark.sampled(1)
@@ -489,7 +489,7 @@ def test_where_no_process_can_be_had_the_daemon_goes_on_with_fewer(
             east.route(ORDERS, west)
             sends(west, east, handle_of(west, 1), b"1")
             eventually(lambda: len(tries) >= 6)
-            told = [text for text in caplog.messages if "It stays at 1 rounds at a time" in text]
+            told = [text for text in caplog.messages if "The number of parallel rounds stays at 1" in text]
             assert len(told) == 2  # once each
             assert all(said in text for text in told)
             hindered.undo()

@@ -100,7 +100,7 @@ def test_a_clock_that_fails_once_ends_no_upkeep(
         return datetime.now(UTC)
 
     with sb.open(make_instance_url(1), clock=now, upkeep=0.05) as instance:
-        eventually(lambda: "upkeep begins anew: OSError: no time" in caplog.text)
+        eventually(lambda: "background upkeep restarts: OSError: no time" in caplog.text)
         database = standard_database(instance)
         database.begin_conversation_timer(begin(database), 1)
         text = "select from servicebroker.conversation_endpoints where dialog_timer is not null"

@@ -37,7 +37,7 @@ def test_a_proxy_that_lends_its_sessions_is_refused(make_url: Callable[[], str],
     url = make_url()
     with (
         PoolingProxy(url, sessions) as proxied,
-        pytest.raises(sb.InstanceError, match="lends its sessions by the transaction") as caught,
+        pytest.raises(sb.InstanceError, match="pools sessions by transaction") as caught,
     ):
         sb.open(proxied)
     assert "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_a_proxy_that_ignores_our_options(make_url: Callable[[], str], monkeypat
         assert connection.execute("show jit").fetchall() == [("off",)]
         assert connection.execute("show idle_session_timeout").fetchall() == [("0",)]
     alter(url, "timezone = 'UTC'")  # then nothing shows that they were ignored
-    with pytest.raises(sb.InstanceError, match="transactions are serializable by default"):
+    with pytest.raises(sb.InstanceError, match="the default isolation is serializable"):
         sb.open(url)
 
 

@@ -162,7 +162,7 @@ class World:
         if group == own:
             return False
         if self.is_read:
-            with pytest.raises(InstanceError, match="being read by a pipeline"):
+            with pytest.raises(InstanceError, match="A pipeline reads the queue"):
                 self.database.move_conversation(handle, group)
             return False
         self.database.move_conversation(handle, group)
@@ -203,7 +203,7 @@ class World:
     def others(self):
         """A reader, a second stream, a look."""
         if self.is_read:
-            with pytest.raises(InstanceError, match="being read by a pipeline") if self.is_on else refused(9617):
+            with pytest.raises(InstanceError, match="A pipeline reads the queue") if self.is_on else refused(9617):
                 self.database.receive(self.feed.queue)
             with pytest.raises(InstanceError, match="being read by another pipeline"):
                 attach(self.feed, claimTimeout="0").initialOffset()

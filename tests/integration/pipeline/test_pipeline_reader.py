@@ -49,7 +49,7 @@ def test_a_proxy_that_lends_its_sessions_is_refused(feed):
     feed.dialog(b"a")
     with PoolingProxy(feed.options["instance"], 3) as proxied:
         reader = attach(feed, instance=proxied)
-        with pytest.raises(InstanceError, match="lends its sessions by the transaction"):
+        with pytest.raises(InstanceError, match="pools sessions by transaction"):
             reader.initialOffset()
 
 
@@ -212,7 +212,7 @@ def test_a_second_reader_is_refused(feed, reader):
 def test_a_receive_is_refused_while_the_pipeline_reads_and_works_again_after(feed, database, reader):
     reader.initialOffset()
     feed.dialog(b"a")
-    with pytest.raises(InstanceError, match="is being read by a pipeline"):
+    with pytest.raises(InstanceError, match="A pipeline reads the queue"):
         database.receive(feed.queue)
     assert feed.left() == 1
     reader.stop()

@@ -283,7 +283,7 @@ def test_doctor_says_who_can_and_who_does_and_a_superuser_closes_it(plain: Town)
             (holder,) = [one for one in of_locks(judged(plain)) if one.subject.startswith("session")]
             assert holder.subject == f"session {stranger.info.backend_pid}"
             assert STRANGER in holder.problem
-            assert f"1 lock of ours ({word})" in holder.problem
+            assert f"1 lock of the broker ({word})" in holder.problem
             assert "pg_terminate_backend" in holder.advice
         stranger.execute("select pg_advisory_unlock_all()")
     done = CliRunner().invoke(command, ["rights", "locks"], env={"SERVICEBROKER_INSTANCE": plain.database.instance.url})
@@ -509,7 +509,7 @@ def test_who_fills_the_servers_room_for_locks_is_named(small: str) -> None:
     ):
         stranger.execute("select pg_advisory_lock(i) from generate_series(1, 2500) i")
         found = judge(run(owner, gather(instance.clock())))
-        (hoarder,) = [one for one in found if "locks for which the server has room" in one.problem]
+        (hoarder,) = [one for one in found if "locks that the server has room for" in one.problem]
         assert hoarder.subject == f"session {stranger.info.backend_pid}"
         assert STRANGER in hoarder.problem
 
@@ -529,6 +529,6 @@ def test_a_room_for_notifications_that_gets_full_is_told(small: str) -> None:
                 while True:
                     stranger.execute("select pg_notify('everything', repeat('x', 7000) || random())")
             found = judge(run(owner, gather(instance.clock())))
-            assert [one.subject for one in found if "room for notifications is taken" in one.problem] == ["PostgreSQL"]
+            assert [one.subject for one in found if "queue of notifications is" in one.problem] == ["PostgreSQL"]
             with pytest.raises(psycopg.errors.ProgramLimitExceeded), database.transaction() as transaction:
                 transaction.connection.execute("select servicebroker.send(%s, %s, 'x')", (handle, ORDER))

@@ -142,11 +142,11 @@ def test_a_token_is_good_for_its_own_domain(corp: Domain, make: Make, tmp_path: 
 
 def test_a_token_with_another_secret_is_not_answered(corp: Domain, make: Make) -> None:
     token = corp.invite("shop", NOW, DAY)
-    with Away(corp), refused("Nobody has answered in 0 s"):
+    with Away(corp), refused("No answer came within 0 s"):
         make("west").join(corp.folder, token._replace(secret=bytes(24)), NOW, 0)
     assert corp.answer(NOW) == 1
     assert list((corp.folder / "answers").iterdir()) == []
-    with refused("Nobody has answered"):
+    with refused("No answer came"):
         make("east").join(corp.folder, token._replace(number=bytes(8)), NOW, 0)
     assert make("west").join(corp.folder, token, NOW, 0).problem == ""
 
@@ -165,7 +165,7 @@ def test_whoever_has_not_the_key_needs_a_token(corp: Domain, make: Make) -> None
 
 def test_an_answer_that_comes_later_is_taken_with_the_same_token(corp: Domain, make: Make) -> None:
     token = corp.invite("shop", NOW, DAY)
-    with Away(corp), refused("Nobody has answered"):
+    with Away(corp), refused("No answer came"):
         make("west").join(corp.folder, token, NOW, 0)
     corp.answer(NOW)
     with Away(corp):
@@ -249,7 +249,7 @@ def test_a_revoked_member_is_renewed_no_more_and_known_to_all(corp: Domain, make
 
 
 def test_who_can_be_revoked(corp: Domain, make: Make) -> None:
-    with refused("Nobody of the name shop"):
+    with refused("no member and no invitation of the name shop"):
         corp.revoke("shop", NOW)
     make("west").join(corp.folder, None, NOW, 0)
     with refused("make another domain"):

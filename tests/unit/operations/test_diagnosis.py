@@ -158,11 +158,11 @@ def test_all_is_well() -> None:
             ["It (bob, no name) has locked servicebroker.routes and 2 other tables for itself"],
         ),
         ({"changed": ("the view sys.routes is missing",)}, ["the view sys.routes is missing", "check --mend"]),
-        ({"changed": ("the table servicebroker.routes has another definition",)}, ["Undo what was done"]),
+        ({"changed": ("the table servicebroker.routes has another definition",)}, ["Undo the change"]),
         ({"is_foreign": True}, ["another PostgreSQL", "check --mend"]),
         ({"disabled": ["Shop"]}, ["database Shop: Its broker is disabled", "enable_broker"]),
         ({"remote_routes": 2}, ["2 routes lead", "servicebroker serve"]),
-        ({"daemon": DAEMON._replace(since=AGO)}, ["session 815", "done nothing for 10 minutes", "is frozen"]),
+        ({"daemon": DAEMON._replace(since=AGO)}, ["session 815", "done nothing for 10 minutes", "hangs"]),
         ({"daemon": DAEMON._replace(state="active", since=AGO)}, ["waited in one statement for 10 minutes"]),
         ({"clocks": [CLOCK]}, ["machine 10.0.0.7: The clock of servicebroker serve there is 3,600 s ahead of"]),
         ({"clocks": [CLOCK._replace(host="", seconds_ahead=-9)]}, ["of the PostgreSQL server: ", "is 9 s behind"]),
@@ -213,15 +213,15 @@ def test_all_is_well() -> None:
         (
             {"neighbours": NeighbourFacts(holders=[HOLDER])},
             [
-                "session 4711: It (bob, psql, connected since 2030-01-01 11:50:00 UTC) is none of",
-                "1 lock of ours (delivery)",
+                "session 4711: It (bob, psql, connected since 2030-01-01 11:50:00 UTC) does not belong to",
+                "1 lock of the broker (delivery)",
             ],
         ),
         (
             {"neighbours": NeighbourFacts(holders=[HOLDER._replace(since=None, application="", locks=3)])},
             [
-                "It (bob, no name) is none of",
-                "3 locks of ours",
+                "It (bob, no name) does not belong to",
+                "3 locks of the broker",
                 "pg_terminate_backend(4711)",
                 "rights locks --sql prints",
             ],
@@ -232,7 +232,7 @@ def test_all_is_well() -> None:
         ),
         (
             {"neighbours": NeighbourFacts(connections=ConnectionFacts(notifications=0.753))},
-            ["PostgreSQL: 75% of the room for notifications is taken", "the server's log names its process"],
+            ["PostgreSQL: The queue of notifications is 75% full", "the server's log names its process"],
         ),
         (
             {"neighbours": NeighbourFacts(holders=[HOLDER._replace(pid=0, prepared="x")])},
@@ -343,7 +343,7 @@ def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
         ({"failing": 2}, ["2 messages have failed", "poison list"]),
         ({"messages": 9, "oldest": AGO}, ["Nobody receives: 9 messages, the oldest for 10 minutes"]),
         ({"messages": 9, "oldest": NOW - timedelta(seconds=11)}, ["Nobody receives: 9 messages"]),
-        ({"messages": 9, "oldest": AGO, "readers": 2}, ["2 readers wait and take nothing of 9 messages", "frozen"]),
+        ({"messages": 9, "oldest": AGO, "readers": 2}, ["2 readers wait and take nothing of 9 messages", "hangs"]),
     ],
 )
 def test_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:

@@ -143,7 +143,7 @@ class Upkeep:
                 pause = _TICK_S if held else 2 * pause
                 await self._closed.wait(min(pause, self._interval))
             except Exception as problem:  # a fault here or in the application's clock: timers fire nevertheless
-                report(_LOG, logging.ERROR, "upkeep begins anew: %s", told(problem), exc_info=problem)
+                report(_LOG, logging.ERROR, "background upkeep restarts: %s", told(problem), exc_info=problem)
                 pause = _TICK_S
                 await self._closed.wait(min(_FAULT_PAUSE_S, self._interval))
             finally:

@@ -39,7 +39,7 @@ def audit(
     for act in found:
         say(*told(act))
     if not found:
-        say("Nothing of that is known.")
+        say("The audit log has no such entry.")
 
 
 def told(act: Act) -> list[str]:

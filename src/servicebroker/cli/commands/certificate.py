@@ -110,7 +110,7 @@ def import_(
     with open_existing(instance) as opened:
         if database is not None:
             kept = user_certificate.import_(opened, database, name, file, user, to_service, grant_send)
-            say(f"Who signs with certificate {name} is {user} here, until {_day(kept.facts.expiry_date)}.")
+            say(f"A peer that signs with certificate {name} acts as {user} here, until {_day(kept.facts.expiry_date)}.")
             say(f"Compare its SHA-256 with the one that its owner sees: {kept.facts.thumbprint.hex()}")
             return
         thumbprint = opened.run(replace(operation, file=file))

@@ -176,7 +176,7 @@ def replay(
                 if numbers and len(numbers) == 1:
                     raise
                 refused += 1
-                say(f"Dead letter {number} stays: {problem}", error=True)
+                say(f"Dead letter {number} was not replayed: {problem}", error=True)
                 continue
             replayed += 1
             where = "" if handle is None else f", on the new conversation {handle}"
@@ -256,10 +256,10 @@ def _check_choice(
 ) -> None:
     """Refuse numbers beside a filter, and neither of both: nobody replays all by a forgotten word."""
     if error == "":
-        raise typer.BadParameter("an empty text is in every error: say --all", param_hint="--error")
+        raise typer.BadParameter("an empty text matches every error: use --all", param_hint="--error")
     filters = every or queue is not None or message_type is not None or error is not None
     if bool(numbers) == filters:
-        raise typer.BadParameter("say numbers, or a filter (--queue, --type, --error), or --all")
+        raise typer.BadParameter("give numbers, a filter (--queue, --type, --error), or --all")
 
 
 def _chosen(

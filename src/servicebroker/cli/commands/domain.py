@@ -86,7 +86,7 @@ def invite(
     token = found.invite(member, system_time(), timedelta(hours=hours))
     say(str(token))
     say(
-        f"It lets one instance in as {account(found.name, member)}, within {hours} h: "
+        f"One instance may join with it as {account(found.name, member)}, within {hours} h: "
         f"servicebroker domain join TOKEN --folder {found.folder} --instance ...",
         error=True,
     )
@@ -119,8 +119,8 @@ def revoke(member: MemberArgument, folder: FolderOption = None) -> None:
     found = _domain(folder)
     found.revoke(member, system_time())
     say(
-        f"{account(found.name, member)} is revoked. Where the folder cannot be read, its certificate counts for up to "
-        "7 days more."
+        f"{account(found.name, member)} is revoked. Instances that cannot read the folder accept its certificate for "
+        "up to 7 more days."
     )
 
 

@@ -66,9 +66,9 @@ def send(
 ) -> None:
     """Send one message, on a new dialog or on a conversation, and print its handle."""
     if (conversation is None) == (from_service is None or to_service is None):
-        raise InstanceError("Say --from and --to for a new dialog, or --conversation for one that there is.")
+        raise InstanceError("Give --from and --to for a new dialog, or --conversation for an existing one.")
     if conversation is not None and (priority is not None or idempotency_key is not None):
-        raise InstanceError("--priority and --idempotency-key are for a new dialog, not for one that there is.")
+        raise InstanceError("--priority and --idempotency-key are for a new dialog, not for an existing one.")
     content = read_standard_input(HIGHEST_MAX_BODY_BYTES) if body == "-" else (body or "").encode()
     with open_database(instance, database) as opened:
         with opened.transaction() as transaction:

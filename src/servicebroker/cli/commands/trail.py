@@ -83,7 +83,7 @@ def show(
         where = f"{event.at:%Y-%m-%d %H:%M:%S.%f} UTC {event.handle}"
         say(f"{where} {told(event)} [transaction {event.transaction}]")
     if not events:
-        say(f"Nothing is known of it. {_said(settings)}")
+        say(f"The trail has no event of it. {_said(settings)}")
 
 
 def record_conversation(opened: Instance, handle: UUID) -> None:
@@ -138,7 +138,7 @@ def _switch(opened: Instance, wanted: TrailSettings) -> None:
                 except psycopg.errors.LockNotAvailable:
                     if time.monotonic() > ends:
                         raise InstanceError(
-                            f"A table is in use for longer than {_LOCK_TIMEOUT_S:.0f} s by a transaction that does not "
-                            "end (servicebroker doctor): the background of the instance does the rest when it is over."
+                            f"An open transaction has used a table for more than {_LOCK_TIMEOUT_S:.0f} s (see "
+                            "servicebroker doctor). When it ends, the instance's upkeep completes this change."
                         ) from None
                     time.sleep(0.05)

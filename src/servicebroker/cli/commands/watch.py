@@ -35,12 +35,12 @@ def watch(
         ),
     ],
     database: DatabaseOption,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds between two looks.")] = INTERVAL_S,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds between two polls.")] = INTERVAL_S,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when the queue is empty, or the conversation is over.")
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each look.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each poll.")] = False,
 ) -> None:
     """Watch a queue (depth, age, rates, failures) or a conversation (states, and why it waits) until Ctrl-C."""
     if not isfinite(every):

@@ -181,7 +181,7 @@ def _supervise(
         finally:
             end([running], patience, hurries.is_set)
         if not over.is_set():
-            _log.info("A file has changed: the worker %s begins anew.", target)
+            _log.info("A file has changed: the worker %s restarts.", target)
 
 
 def _options_of_a_process() -> list[str]:

@@ -329,6 +329,6 @@ def keep_off_pipelines(queue_id: int) -> Steps[None]:
 def refuse_pipeline(queue: str) -> InstanceError:
     """Return the error for a queue whose only reader is a pipeline."""
     return InstanceError(
-        f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it, or move what is there, until "
-        "that stops."
+        f"A pipeline reads the queue {queue}: until it stops, nobody else can RECEIVE from the queue or MOVE its "
+        "conversations."
     )

@@ -56,7 +56,9 @@ def _conversation(facts: ConversationFacts) -> Iterable[ConversationFinding]:
         )
     if facts.state == "CD":
         yield ConversationFinding(
-            "It is closed.", "Nothing is to be done: it is kept against replays for a while.", Severity.NOTE
+            "It is closed.",
+            "Nothing is to be done: it is kept so that no replay reopens it.",
+            Severity.NOTE,
         )
     if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
         yield ConversationFinding(

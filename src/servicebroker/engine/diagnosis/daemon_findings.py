@@ -27,7 +27,7 @@ def judge_daemon_version(reports: Iterable[DaemonReport], version: str) -> list[
         Finding(
             "servicebroker serve",
             f"It is {one.report}, and this is {version}.",
-            "Start it again with the installed version, or ask the doctor of its version.",
+            "Restart it with the installed version, or run the doctor of its version.",
             Severity.WARNING,
         )
         for one in reports
@@ -49,8 +49,8 @@ def judge_daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]
     said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
     yield Finding(
         "servicebroker serve",
-        f"The process that serves the instance (session {daemon.pid}) {said}: what goes out and what comes in waits.",
-        "See whether it is frozen, or its machine; end it and start it again. Another one that stands by takes over "
+        f"The process that serves the instance (session {daemon.pid}) {said}: messages from and to peers wait.",
+        "Check whether it or its machine hangs; end it and start it again. Another one that stands by takes over "
         f"after select pg_terminate_backend({daemon.pid}).",
         acts=(end_session(daemon.pid),),
     )
@@ -64,7 +64,7 @@ def judge_replaced(processes: Sequence[ProcessStatus], now: datetime) -> Iterato
                 "servicebroker serve",
                 f"Process {one.number} of {len(processes)} was replaced {counted(one.replaced, 'time')}, "
                 f"lately {one.last_time:%Y-%m-%d %H:%M:%S} UTC: it {one.ending}.",
-                "See who ends it: the system where memory is short (its log has that), or a limit of the service.",
+                "Find out what kills it: the system if memory is short (see its log), or a limit of the service.",
             )
 
 
@@ -73,7 +73,7 @@ def judge_network(facts: Facts) -> Iterator[Finding]:
     if facts.is_public:
         yield Finding(
             "endpoint",
-            "CONNECT is granted to public: whoever makes a certificate of its own is let in.",
+            "CONNECT is granted to public: anybody may connect with a self-made certificate.",
             "Import the certificates of the peers, then REVOKE CONNECT ON ENDPOINT::... FROM PUBLIC.",
             Severity.WARNING,
         )
@@ -81,7 +81,7 @@ def judge_network(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "domain",
             f"AUTHENTICATION of the endpoint is WINDOWS, and this is in no domain: {facts.membership.problem}",
-            "servicebroker domain join, or AUTHENTICATION = CERTIFICATE.",
+            "Join a domain (servicebroker domain join), or set AUTHENTICATION = CERTIFICATE.",
         )
     if facts.endpoint == "STARTED" and facts.encryption in ("DISABLED", "SUPPORTED"):
         yield Finding(

@@ -73,9 +73,9 @@ def judge_unseen(unseen: Iterable[UnseenFacts]) -> list[Finding]:
         Finding(
             "doctor",
             f"It could not see {one.subject}: {one.reason}",
-            "Ask again. If it stays so, pg_stat_activity and pg_locks show what that statement waits for."
+            "Run it again. If that does not help, pg_stat_activity and pg_locks show what that statement waits for."
             if one.is_cut
-            else "What is said of the rest counts.",
+            else "The other findings are valid.",
         )
         for one in unseen
     ]
@@ -84,15 +84,15 @@ def judge_unseen(unseen: Iterable[UnseenFacts]) -> list[Finding]:
 def _definitions(facts: Facts) -> Iterator[Finding]:
     for what in facts.changed:
         advice = (
-            "Undo what was done to it, or restore a backup: it cannot be made anew beside what it holds."
+            "Undo the change, or restore a backup: recreating it would lose its contents."
             if what.startswith(("the table", "the trigger", "the index", "the sequence"))
-            else "servicebroker check --mend makes views and functions anew; what it still finds comes from a backup."
+            else "servicebroker check --mend recreates views and functions. For what it still finds, restore a backup."
         )
         yield Finding("schema", f"Somebody has changed the broker's own schema: {what}.", advice)
     if facts.is_foreign:
         yield Finding(
             "schema",
-            "The schema was made by another PostgreSQL, or is a restored copy: whether it was changed cannot be told.",
-            "servicebroker check --mend makes views and functions anew, and records how everything is defined.",
+            "The schema was made by another PostgreSQL, or is a restored copy: changes of it cannot be detected.",
+            "servicebroker check --mend recreates views and functions, and records all definitions for later checks.",
             Severity.WARNING,
         )

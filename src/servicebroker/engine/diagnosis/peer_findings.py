@@ -68,7 +68,7 @@ def _broken(one: Refused) -> Finding:
     return Finding(
         f"peer {one.peer}",
         f"The connection with it broke, {_often(one)}: {one.text}",
-        "See what is between the two instances.",
+        "Check the network between the two instances, and the log of servicebroker serve at both.",
     )
 
 
@@ -128,7 +128,7 @@ def _peer(one: PeerFacts) -> Finding:
     return Finding(
         f"peer with {one.owner}",
         said,
-        f"{right} Else let it in no more: servicebroker certificate drop {one.certificate}.",
+        f"{right} If not, stop accepting it: servicebroker certificate drop {one.certificate}.",
         Severity.WARNING,
     )
 
@@ -136,8 +136,8 @@ def _peer(one: PeerFacts) -> Finding:
 def _dispute(one: DisputeFacts) -> Finding:
     return Finding(
         f"instance {one.instance}",
-        f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, and none of them is let in.",
-        f"Say which one is: servicebroker certificate accept {' | '.join(one.certificates)}. Where both are of one "
+        f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, so none may connect.",
+        f"Choose the right one: servicebroker certificate accept {' | '.join(one.certificates)}. If both belong to one "
         "peer, drop one and import it with the same --login as the other.",
     )
 
@@ -173,14 +173,14 @@ def _old_copy(one: OldCopyFacts) -> Finding:
         return Finding(
             subject,
             f"This database has gone back to an old copy: {ended}",
-            f"What was sent and taken here since that copy is known to broker {one.far_broker} only: compare with it, "
-            "then begin the conversations anew. After a restore: servicebroker instance adopt.",
+            f"Only broker {one.far_broker} still knows what was sent and received here since that copy: compare with "
+            "it, then begin new conversations. After a restore: servicebroker instance adopt.",
         )
     return Finding(
         subject,
         f"That database has gone back to an old copy: {ended}",
-        f"What broker {one.far_broker} has taken since that copy is lost there: send it again, and begin the "
-        "conversations anew. At that instance: servicebroker instance adopt, servicebroker doctor.",
+        f"Broker {one.far_broker} has lost the messages that it received since that copy: send them again on new "
+        "conversations. At that instance: servicebroker instance adopt, servicebroker doctor.",
     )
 
 
@@ -198,14 +198,14 @@ def _certificate(one: UsedCertificate, now: datetime) -> Finding:
     if one.database:
         return Finding(
             f"certificate {one.name}",
-            f"It is that of the user {one.user} in {one.database} and {over}: without it nothing secure begins.",
+            f"It belongs to the user {one.user} in {one.database} and {over}: without it no secured dialog begins.",
             "Make or import a new one under the same user: servicebroker certificate create or import, --database.",
             severity,
         )
     whose = "of this instance" if one.is_own else "of a peer"
     return Finding(
         f"certificate {one.name}",
-        f"It is {whose} and {over}: without it no connection is let in.",
+        f"It is {whose} and {over}: without it no connection is accepted.",
         "Make a new one (servicebroker certificate create), export it, and import it at each peer.",
         severity,
     )

@@ -68,7 +68,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
         yield Finding(
             subject,
             f"{counted(queue.readers, 'reader waits and takes', 'readers wait and take')} nothing of {waits}.",
-            "See whether that program is frozen: waiting_readers has its session, pg_stat_activity its process.",
+            "Check whether that program hangs: waiting_readers has its session, pg_stat_activity its process.",
         )
     elif queue.notifies:
         yield Finding(
@@ -96,7 +96,7 @@ def _unread(queue: QueueFacts, waits: str, now: datetime) -> Iterator[Finding]:
 def _disabled(name: str) -> Finding:
     return Finding(
         f"database {name}",
-        "Its broker is disabled: what is sent from here and to here waits.",
+        "Its broker is disabled: messages from and to this database wait.",
         "Database.alter(enable_broker=True).",
         acts=(Act("enable-broker", name),),
     )

@@ -46,7 +46,7 @@ def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
         return []
     said = f"Its disk is full but for {free // 2**20} MB."
     return [
-        Finding(f"folder {folder}", said, "Make room, or move the folder to a larger disk; what waits goes on then.")
+        Finding(f"folder {folder}", said, "Free space, or move the folder to a larger disk. Waiting work then goes on.")
     ]
 
 
@@ -61,14 +61,14 @@ def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
             Finding(
                 "PostgreSQL",
                 f"The hosts of the URL are servers of different clusters, and each takes writes: {said}.",
-                "Name one cluster only: which of them an application gets is up to chance.",
+                "Name only one cluster: now each connection gets an arbitrary one of them.",
             )
         ]
     newest = writable[-1]
     return [
         Finding(
             "PostgreSQL",
-            f"Several servers of the URL take writes: {said}. What applications do on the lower timeline is lost.",
+            f"Several servers of the URL take writes: {said}. Changes on a lower timeline will be lost.",
             f"Stop every one but {newest.host}, before anything else; then make it a standby of {newest.host} "
             "(pg_basebackup or pg_rewind). End no conversation before.",
         )
@@ -86,7 +86,7 @@ def judge_log(path: str, written: str) -> Finding:
     kept = f" Until then {written} has it." if written else ""
     return Finding(
         "PostgreSQL",
-        f"Its log '{path}' was deleted or moved while the server runs: what the server says does not get there.",
+        f"Its log '{path}' was deleted or moved while the server runs: new messages of the server are not in it.",
         f"End all processes that have the instance open, and start them again: the server begins a new log.{kept}",
     )
 
@@ -96,8 +96,8 @@ def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
     return [
         Finding(
             "PostgreSQL",
-            f"{name} is {settings[name]} ms for this role: verbs and transactions that take longer are cut.",
-            f"Raise it, or take it away: ALTER ROLE ... RESET {name}, in the server's settings, or in the URL.",
+            f"{name} is {settings[name]} ms for this role: verbs and transactions that take longer are cancelled.",
+            f"Raise or remove it: ALTER ROLE ... RESET {name}, in the server's settings, or in the URL.",
             Severity.WARNING,
         )
         for name in TIMEOUTS
@@ -144,9 +144,9 @@ def judge_commits(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "PostgreSQL",
         f"Commits wait for a synchronous standby ({commits.standby_names}), which {gone}{since}. No verb returns.",
-        "Bring that standby back: what waits goes on then, and nothing is lost. End no waiting session. If the standby "
-        "is lost for good: ALTER SYSTEM SET synchronous_standby_names = '' and reload; what is acknowledged from then "
-        "on may be lost with this server.",
+        "Bring that standby back: waiting commits then return, and nothing is lost. End no waiting session. If it "
+        "is lost for good: ALTER SYSTEM SET synchronous_standby_names = '' and reload; commits from then on "
+        "may be lost with this server.",
     )
 
 

@@ -38,7 +38,7 @@ def _table_lock(lock: TableLockFacts, now: datetime) -> Finding:
     return Finding(
         f"session {lock.pid}",
         f"It ({lock.role}, {lock.application or 'no name'}) has locked {lock.table}{more} for itself, in a transaction "
-        f"that has been open for {since}: whoever uses that waits.",
+        f"that has been open for {since}: all other users of the table wait.",
         f"See what that program does. select pg_terminate_backend({lock.pid}) rolls it back.",
         acts=(end_session(lock.pid),),
     )
@@ -61,9 +61,9 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
     for role, some, count in facts.trespassers:
         yield Finding(
             f"role {role}",
-            f"It has {counted(count, 'right')} past the verbs ({some}): with those on tables it reads, redirects and "
-            "forges what is not its own.",
-            f"servicebroker rights grant {role} --database ... --receive ... takes them, and gives it the verbs.",
+            f"It has {counted(count, 'right')} beyond the verbs ({some}): with rights on tables it can read, redirect "
+            "and forge the messages of others.",
+            f"servicebroker rights grant {role} --database ... --receive ... revokes them, and grants the verbs.",
             Severity.WARNING,
         )
     for one in facts.blockers:
@@ -79,7 +79,7 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
         yield Finding(
             f"session {hoarder.pid}",
             f"It ({hoarder.role}, {hoarder.application or 'no name'}) holds {hoarder.taken:,} of about "
-            f"{hoarder.possible:,} locks for which the server has room: when that is full, verbs fail.",
+            f"{hoarder.possible:,} locks that the server has room for: when none is left, verbs fail.",
             f"select pg_terminate_backend({hoarder.pid}) ends it. Do less in one transaction, or raise "
             "max_locks_per_transaction.",
             Severity.WARNING,
@@ -89,8 +89,8 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
         yield Finding(
             f"session {old.pid}",
             f"It ({old.role}, {old.application or 'no name'}) has a transaction open since {old.age:,} transactions "
-            "ago: what is received meanwhile takes up space.",
-            "Grant pg_read_all_stats to the schema's owner, who is shown then since when, and its statement. "
+            "ago: received messages take up space until it ends.",
+            "Grant pg_read_all_stats to the schema's owner, so that doctor shows its start time and statement. "
             f"select pg_terminate_backend({old.pid}) ends it.",
             Severity.WARNING,
             (end_session(old.pid),),
@@ -107,8 +107,8 @@ def judge_neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
     if connections.notifications > NOTABLE_SHARE:
         yield Finding(
             "PostgreSQL",
-            f"{connections.notifications:.0%} of the room for notifications is taken: when that is full, transactions "
-            "that wake a reader fail.",
+            f"The queue of notifications is {connections.notifications:.0%} full: when it is full, "
+            "transactions that wake a reader fail.",
             "A session that listens keeps a transaction open: the server's log names its process. End it with "
             "pg_terminate_backend.",
             Severity.WARNING,
@@ -143,7 +143,7 @@ def _locks(facts: NeighbourFacts) -> Iterator[Finding]:
 
 def _holder(one: HolderFacts, close: str) -> Finding:
     since = f" since {one.since:%Y-%m-%d %H:%M:%S} UTC" if one.since else ""
-    held = f"{counted(one.locks, 'lock')} of ours ({one.kinds}): whoever needs the same waits."
+    held = f"{counted(one.locks, 'lock')} of the broker ({one.kinds}): sessions that need them wait."
     if one.prepared:
         return Finding(
             f"transaction {one.prepared}",
@@ -153,7 +153,7 @@ def _holder(one: HolderFacts, close: str) -> Finding:
     who = f"{one.role}, {one.application or 'no name'}{', connected' + since if since else ''}"
     return Finding(
         f"session {one.pid}",
-        f"It ({who}) is none of the broker's, and holds or waits for {held}",
+        f"It ({who}) does not belong to the broker, and holds or waits for {held}",
         f"As a superuser or a member of pg_signal_backend: select pg_terminate_backend({one.pid}). {close}",
         acts=(end_session(one.pid),),
     )

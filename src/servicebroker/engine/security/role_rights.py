@@ -147,8 +147,8 @@ def close_locks() -> Steps[None]:
     rights = yield from find_lock_rights()
     if not rights.may_close:
         raise InstanceError(
-            "Only a superuser takes functions of PostgreSQL from everybody: let one run, in this database, what "
-            f"{CLOSING_COMMAND} --sql prints."
+            "Only a superuser can revoke functions of PostgreSQL from PUBLIC: let one run, in this database, the "
+            f"statements that {CLOSING_COMMAND} --sql prints."
         )
     for statement in plan_closing(rights, for_all=True):  # noqa: UP028 # `yield from` a list returns no rows
         yield statement

@@ -71,7 +71,7 @@ def public_key_of(request: bytes) -> bytes:
     except (ValueError, TypeError):
         proven = False
     if not proven:
-        raise DomainError("The request is none, or does not prove to have its key.")
+        raise DomainError("The certificate request is invalid, or is not signed with its own key.")
     return _public_bytes(read.public_key())
 
 

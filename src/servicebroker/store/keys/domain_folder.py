@@ -160,7 +160,7 @@ class Domain:
             InstanceError: others may read the key.
         """
         if not self.holds_key:
-            raise DomainError(f"The key of the domain in {self.folder} is not yours: its owner does that.")
+            raise DomainError(f"The key of the domain in {self.folder} is not yours: only its owner can do that.")
 
     def revoked(self) -> Revoked:
         """Return the revoked members, with the times of revocation.
@@ -215,7 +215,7 @@ class Domain:
                 raise DomainError(f"{member} has the key of {self.name} and can be anybody in it: make another domain.")
             known = {name.lower() for name in self.members()} | {guest.member.lower() for guest in self.guests()}
             if wanted not in known:
-                raise DomainError(f"Nobody of the name {member} is a member of {self.name}, or invited.")
+                raise DomainError(f"{self.name} has no member and no invitation of the name {member}.")
             self._write("revoked.json", self.revoked() | {wanted: now})
 
     def issue(self, key: bytes, member: str, instance: UUID, now: datetime) -> Facts:
@@ -274,7 +274,7 @@ class Domain:
         file = self._invitation(asked.invitation)
         invitation = msgspec.json.decode(read_file(file), type=Invitation)
         if not hmac.compare_digest(proof_of(invitation.secret, asked.request, asked.instance), asked.proof):
-            raise DomainError("That is not the token of the invitation.")
+            raise DomainError("The token does not match the invitation.")
         return Member(self.name, invitation.member, asked.instance), file
 
     def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:

@@ -134,6 +134,6 @@ def _check_alone(found: os.stat_result, file: Path) -> None:
         raise InstanceError(f"Others may read the key in {file}: make it yours alone with chmod 600.")
     if found.st_uid not in (0, os.geteuid(), file.parent.stat().st_uid):
         raise InstanceError(
-            f"The key in {file} is neither yours nor of whoever owns the folder, but of the user {found.st_uid}: make "
-            "it yours with chown, or remove it if you do not know it."
+            f"The key in {file} belongs to user {found.st_uid}, who is neither you nor the owner of the folder: take "
+            "it with chown, or remove it if you do not know it."
         )

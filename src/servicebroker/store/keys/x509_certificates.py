@@ -252,7 +252,7 @@ def checked_key(key: object) -> PrivateKey:
         isinstance(key, rsa.RSAPrivateKey) and key.key_size >= MIN_RSA_BITS
     ):
         return key
-    raise BrokerError(15208, hint=f"A key is one of an elliptic curve, or RSA with at least {MIN_RSA_BITS} bits.")
+    raise BrokerError(15208, hint=f"The key must be of an elliptic curve, or RSA with at least {MIN_RSA_BITS} bits.")
 
 
 def key_bytes(key: PrivateKey) -> bytes:
