@@ -1,8 +1,8 @@
-"""The process of a share: rounds as its daemon asks for them (broker/processes.py).
+"""The child process of a share (shard): it runs rounds when the daemon asks for them (`broker/processes.py`).
 
-`python -m servicebroker.broker.share_process DESCRIPTOR`. It has a relay and a connection to the database, and knows no
-socket: links, peers and the log are asked and told through the daemon (`sharing/worker.py`). It ends with the daemon,
-at once.
+Started as `python -m servicebroker.broker.share_process DESCRIPTOR`. It has a relay and a connection to the database,
+but no network. Frames, questions about peers and log records go through the pipe to the daemon (`sharing/worker.py`).
+When the daemon ends, this process ends at once.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from servicebroker.store.statement_counts import counts_of, place_of
 
 
 class Daemon(Calls):
-    """The process that this one works for, at the other end of a pipe."""
+    """The daemon, at the other end of the pipe."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection
 
     def hear(self) -> Any:
-        """Return the daemon's next message. If the daemon has gone, end this process: no round has failed then."""
+        """Return the daemon's next message. If the daemon has gone, exit."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
             sys.exit(1)
 
     def say(self, what: object) -> None:
-        """Answer it."""
+        """Send the daemon a message. If the daemon has gone, exit."""
         try:
             self._connection.send(what)
         except OSError:
@@ -71,7 +71,7 @@ class DaemonsLog(logging.Handler):
         self._daemon = daemon
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Send a record to the daemon's log."""
         text = record.getMessage()
         if record.exc_info:
             text = f"{text}\n{''.join(traceback.format_exception(*record.exc_info))}"
@@ -95,7 +95,7 @@ class ShareServer:
         self._worker = Worker(daemon, around, self._relay, self._opened.store, time.monotonic, self._status)
 
     def serve(self) -> None:
-        """Until the daemon wants no more rounds."""
+        """Run rounds until the daemon asks for no more."""
         daemon = self._daemon
         with closing(self._kept), closing(self._opened):
             daemon.say(self._session())
@@ -122,19 +122,19 @@ class ShareServer:
 
 
 def _end_with_the_daemon() -> None:
-    """End this process when the daemon has gone: then nobody holds the other end of the standard input."""
+    """Exit when the daemon has gone: then the standard input ends."""
     os.read(0, 1)
     os._exit(1)
 
 
 def main(descriptor: int) -> None:
-    """Serve the daemon at the other end of that socket."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes of a service: the daemon ends this one
+    """Serve the daemon at the other end of the socket `descriptor`."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a service manager signals all processes; the daemon ends this one
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_daemon, daemon=True).start()
     with Connection(descriptor) as connection:
         daemon = Daemon(connection)
-        daemon.say(PROGRAM)  # before anything that another program would not understand
+        daemon.say(PROGRAM)  # first, so that a daemon of another version can tell
         begin: Begin = daemon.hear()
         logging.basicConfig(handlers=[DaemonsLog(daemon)], level=logging.WARNING)
         logging.getLogger("servicebroker").setLevel(begin.level)

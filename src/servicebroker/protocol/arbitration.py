@@ -1,8 +1,15 @@
-"""One connection for each pair of peers: of two, both sides let the same one go.
+"""The choice between two connections with one peer: both sides keep the same one and close the other.
 
-Two instances may open to each other at the same moment. A peer that has lost a connection opens a new one while this
-side still believes in the old. docs/decisions/052 says how the moments tell these apart. A peer is the seat of an
-owner: whoever greets under somebody else's seat, with a certificate of its own, is another peer (decision 150).
+**The problem.** Two daemons may connect to each other at the same time. Or a peer has lost a connection and opens a new
+one, while this side has not noticed the loss. In the first case any of the two will do, if both sides choose the same;
+in the second case the new one must win.
+
+**The rule.** Each side counts its openings and welcomes; such a count is a moment, and the greeting carries it. A
+connection that was opened after the other one was welcomed is a replacement, and wins. Of two connections that were
+opened at once, the one of the lower seat wins.
+
+A seat is the UUID of a daemon's instance, host and server. A peer is a seat with the owner of its certificate. So a
+stranger that greets under the seat of another owner is a different peer, and replaces nothing (decision 150).
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ Key = TypeVar("Key")
 
 
 class _Link(NamedTuple, Generic[Key]):
-    """A connection with the moments at which each side opened or welcomed it."""
+    """A connection with the moments (counts) at which each side opened or welcomed it."""
 
     key: Key
     is_opener: bool
@@ -27,9 +34,9 @@ class _Link(NamedTuple, Generic[Key]):
 
 
 class Arbiter(Generic[Key]):
-    """The connections of one seat that are online, one for each peer; the caller names each by a key of its own.
+    """The established connections of this daemon, one for each peer. Keys are chosen by the caller.
 
-    `owner` is whose certificate the peer has shown.
+    `seat` is that of this daemon. `owner` is the owner of the certificate that the peer has shown.
     """
 
     def __init__(self, seat: UUID) -> None:
@@ -38,17 +45,17 @@ class Arbiter(Generic[Key]):
         self._online: dict[Peer, _Link[Key]] = {}
 
     def moment(self) -> int:
-        """The moment of an opening or a welcome: a count of them."""
+        """Count an opening or a welcome, and return the count."""
         self._moment += 1
         return self._moment
 
     def find(self, peer: Peer) -> Key | None:
-        """The connection with a peer."""
+        """Return the connection with a peer, or None."""
         link = self._online.get(peer)
         return None if link is None else link.key
 
     def greeted(self, hello: Hello, owner: str = NOBODY) -> int:
-        """A peer has greeted: 0 to welcome it, or 28032 to reject it with."""
+        """Judge the greeting of a peer. Return 0 to welcome it, or 28032, the error to reject it with."""
         if hello.seat == self.seat:
             return 28032
         link = self._online.get(Peer(owner, hello.seat))
@@ -56,7 +63,10 @@ class Arbiter(Generic[Key]):
         return 0 if link is None or self._wins(new, link, hello.seat) else 28032
 
     def online(self, key: Key, event: Online, *, is_opener: bool, moment: int, owner: str = NOBODY) -> Key | None:
-        """A connection is online; `moment` is our own of it. Returns which to close with 28033: another, or itself."""
+        """Note an established connection; `moment` is our own count for it.
+
+        Returns the connection to close with 28033: the replaced one, this one, or None.
+        """
         peer = Peer(owner, event.seat)
         link = self._online.get(peer)
         new = _Link(key, is_opener, moment, event.incarnation, event.moment)
@@ -66,15 +76,15 @@ class Arbiter(Generic[Key]):
         return None if link is None else link.key
 
     def gone(self, key: Key) -> None:
-        """A connection is over."""
+        """Forget a closed connection."""
         self._online = {peer: link for peer, link in self._online.items() if link.key != key}
 
     def _wins(self, new: _Link[Key] | _Link[None], old: _Link[Key], peer: UUID) -> bool:
-        """The same on both sides: the later one, or of two that were opened at once that of the lower seat."""
+        """Return whether the new connection wins. Both sides come to the same result, by the rule above."""
         if new.incarnation != old.incarnation or new.is_opener == old.is_opener:
             return True
         ours, theirs = (new, old) if new.is_opener else (old, new)
-        if theirs.peer_moment > ours.peer_moment:  # the peer opened its own after it had welcomed ours: it had lost it
+        if theirs.peer_moment > ours.peer_moment:  # opened after the peer had welcomed ours, so the peer has lost ours
             return theirs is new
         if ours.own_moment > theirs.own_moment:
             return ours is new

@@ -1,4 +1,4 @@
-"""When to try again what somebody else holds: a row that is locked, or a service that is being altered."""
+"""Backoff for work that another session blocks: a row that is locked, or a service that is being altered."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ LAST_RETRY_S = 1.0  # a longer pause delays messages by as much when a long tran
 
 
 class Backoff:
-    """The moment of the next attempt: soon at first, then after twice the pause each time, up to LAST_RETRY_S.
+    """The time of the next attempt: after FIRST_RETRY_S, then twice the pause each time, up to LAST_RETRY_S.
 
     Attributes:
-        at: that moment, in seconds; NEVER if nothing is left to try.
+        at: that time, in seconds; NEVER if nothing is left to try.
     """
 
     def __init__(self) -> None:
@@ -20,14 +20,14 @@ class Backoff:
         self.at = NEVER
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to try. If so, `schedule` sets the next moment."""
+        """Return whether an attempt is due. If so, the caller tries, and then calls `schedule`."""
         if now < self.at:
             return False
         self.at = NEVER
         return True
 
     def schedule(self, now: float, *, is_left: bool) -> None:
-        """Set the next moment if something is left to try; else begin again with the first pause."""
+        """Set the time of the next attempt if work is left; otherwise reset the pause."""
         if not is_left:
             self.at, self._pause_s = NEVER, FIRST_RETRY_S
         elif self.at == NEVER:

@@ -1,10 +1,10 @@
-"""The budget of each owner: how much of this instance a peer may use, whatever it sends.
+"""The budget of each peer: limits on what it can make this instance use.
 
-An owner is whoever owns the certificate that a peer's connections have shown. All peers without one count together. A
-budget bounds what an owner uses at a time, or in an hour, over all of its connections and conversations. What goes
-beyond is dropped or waits, with error 10928, which is counted under the owner's name and shown by doctor.
+A peer is identified by the owner of the certificate that its connections have shown. All peers without a certificate
+count as one owner. A budget holds for all connections and conversations of an owner together. Messages or connections
+beyond it are dropped or wait, with error 10928. doctor shows these errors, counted by owner.
 
-Rounds and sockets share one `Budgets`. Whoever takes something in for a peer asks it here.
+Rounds and sockets share one `Budgets`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.routing import Address
 
 OVER_BUDGET = 10928  # the number of the event, and of the refusal that doctor shows
-MAX_RECENT = 10_000  # route requests that are remembered, so that each counts once in `REQUEST_PERIOD_S`
+MAX_RECENT = 10_000  # remembered route requests; each counts once in `REQUEST_PERIOD_S`
 REQUEST_PERIOD_S = 60.0  # seconds for which a route request is pending, or its answer counts
 NAMED_PERIOD_S = 10.0  # the longest pause between two attempts to connect
 HOUR_S = 3_600.0
@@ -28,12 +28,12 @@ class Budget(NamedTuple):
 
     Attributes:
         connections: connections at a time.
-        openings: conversations that its messages have begun, and of which no message has been delivered.
-        unfinished_bytes: bytes kept of its messages that are not complete (`protocol/unfinished.py`).
-        waiting_messages: first messages in memory that wait until their service or their sender is known.
+        openings: conversations begun by its messages, of which no message has been delivered yet.
+        unfinished_bytes: stored bytes of its incomplete messages (`protocol/unfinished.py`).
+        waiting_messages: messages in memory whose service or sender cannot be judged yet.
         trace_contexts: trace contexts in memory whose messages are not stored yet.
-        addresses: addresses in ten seconds that its messages name, and where nobody has answered.
-        route_requests: requests to the dynamic routing service in an hour that its messages cause.
+        addresses: addresses named by its messages in ten seconds that nobody has answered at.
+        route_requests: requests to the dynamic routing service that its messages cause in an hour.
     """
 
     connections: int = 64
@@ -49,7 +49,7 @@ DEFAULT = Budget()
 
 
 def share_of(amount: int, shares: int) -> int:
-    """Return the part of an amount that each of its shares has: one at least, since none would let nothing through."""
+    """Return the part of an amount for each of `shares` shares, rounded up: with 0 nothing could pass."""
     return -(-amount // shares)
 
 

@@ -1,11 +1,14 @@
-"""A conversation on its way to another instance: how far it is, what may happen to it then, and what that asks for.
+"""The state machines of a conversation with another instance: stages, events, and the acts that each event asks for.
 
-Two tables, since what leaves and what arrives know nothing of each other: `LEAVING` says where what is sent goes and
-whether it may travel, `ARRIVING` whether what has come is being stored. A pair that is in none cannot happen, and is
-refused. Messages are in no table: those of one conversation are offered, sent, acknowledged and removed at the same
-time, by their numbers (`Dialog`).
+There are two tables, which do not depend on each other. `LEAVING` is for sending: whether the conversation has an
+address, is claimed, and has a link (a connection to the peer). `ARRIVING` is for receiving: whether a batch of received
+messages is being stored. A pair of stage and event that is in no table is refused as a bug. Single messages have no
+states here: `Dialog` (`dialog.py`) tracks their sequence numbers.
 
-Whoever drives it (`broker/conversations.py`) tells what happens and carries out, in their order, the acts of the step.
+`broker/conversations.py` reports events, and carries out the acts of the step in their order.
+
+To match a conversation is to find the address of its target by the routes. To claim it is to note in the database that
+its target is in another instance, before the first byte leaves (decision 056).
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from typing import Generic, NamedTuple, TypeVar
 class Stage(StrEnum):
     """The stage of what a conversation sends."""
 
-    FOUND = "FOUND"  # without an address, and nothing of it has left
-    MATCHED = "MATCHED"  # its address is known; it is not claimed: there is no link, or somebody holds its row
-    DELAYED = "DELAYED"  # claimed, for its peer is elsewhere; its address is not known now
-    CLAIMED = "CLAIMED"  # its address is known, and there is no link to it
-    LINKED = "LINKED"  # its offered messages travel, when its turn comes
-    FORGOTTEN = "FORGOTTEN"  # out of memory; what waits is found in the database again
+    FOUND = "FOUND"  # no address, and no message was sent
+    MATCHED = "MATCHED"  # an address, but no claim: there is no link, or another session has locked its row
+    DELAYED = "DELAYED"  # claimed, but without an address now
+    CLAIMED = "CLAIMED"  # claimed, with an address, but without a link
+    LINKED = "LINKED"  # with a link; messages are sent when its turn comes
+    FORGOTTEN = "FORGOTTEN"  # dropped from memory; waiting messages are found in the database again
 
 
 class Event(StrEnum):
@@ -32,54 +35,54 @@ class Event(StrEnum):
     ROUTED = "its address is found, or still the same"
     REROUTED = "another address is found"
     UNROUTED = "there is no address for it now"
-    AT_HOME = "its target is to be in this instance"
+    AT_HOME = "the routes lead to this instance"
     WON = "it is claimed"
-    BUSY = "somebody holds its row"
-    UNSECURED = "it cannot be secured as it has to be"
+    BUSY = "another session has locked its row"
+    UNSECURED = "its required dialog security cannot be set up"
     LINK_FOUND = "there is a link for what it has to send"
     REACHED = "there is a new link to its address"
-    UNREACHED = "no link to its address can be had"
-    LINK_LOST = "its link is over"
+    UNREACHED = "no link to its address can be made"
+    LINK_LOST = "its link is closed"
     HELD_BACK = "it has something to send, and cannot"
-    LEFT = "it is gone, or has to be found again"
+    LEFT = "it has ended, or must be read from the database again"
 
 
 class Act(StrEnum):
     """An action that a step asks for."""
 
-    NOTE_ADDRESS = "note where it goes"
-    TAKE_LINK = "take the link"
+    NOTE_ADDRESS = "note the address"
+    TAKE_LINK = "use the link"
     DROP_LINK = "leave the link"
-    TRAVEL_AGAIN = "begin again at once"
-    TRY_LATER = "begin again later and say why"
-    GO = "wait no longer"
-    LINE_UP = "get in line"
-    SAY_WHY = "say why it waits"
-    SAY_NOTHING = "say that all is well"
+    TRAVEL_AGAIN = "send again from the first unacknowledged message"
+    TRY_LATER = "retry with backoff, and set the status"
+    GO = "end the backoff"
+    LINE_UP = "queue up for sending"
+    SAY_WHY = "set transmission_status to the reason"
+    SAY_NOTHING = "clear transmission_status"
     MATCH_NOW = "match now"
     MATCH_SOON = "match soon"
     MATCH_LATER = "match later"
     REST = "match when its route expires"
-    FORGET = "forget it"
-    ACKNOWLEDGE = "acknowledge what is stored"
-    ROLL_BACK = "as if it had never arrived: its peer sends it again"
+    FORGET = "drop it from memory"
+    ACKNOWLEDGE = "acknowledge the stored messages"
+    ROLL_BACK = "drop the batch: its peer sends it again"
 
 
 class Storing(StrEnum):
-    """The state of what has arrived for a conversation."""
+    """The stage of a conversation's received messages."""
 
-    NOTHING = "NOTHING"  # is being stored
-    BATCH = "BATCH"  # is in the transaction of this round
-    POSTPONED = "POSTPONED"  # and somebody holds the row: the same batch is tried again
+    NOTHING = "NOTHING"  # no batch is being stored
+    BATCH = "BATCH"  # a batch is in the transaction of this round
+    POSTPONED = "POSTPONED"  # another session has locked the row: the same batch is tried again
 
 
 class BatchEvent(StrEnum):
     """An event of a batch that is to be stored."""
 
     GIVEN = "a batch is given to the store"
-    ROW_HELD = "somebody holds the row"
+    ROW_HELD = "another session has locked the row"
     COMMITTED = "it is committed"
-    NO_ROOM = "too much waits for rows"
+    NO_ROOM = "too many batches wait for row locks"
 
 
 State = TypeVar("State", Stage, Storing)
@@ -151,7 +154,7 @@ LEAVING: dict[tuple[Stage, Event], Step[Stage]] = {
 
 ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.NOTHING, BatchEvent.GIVEN): Step(Storing.BATCH),
-    # found anew after its batch was given: it was made from tables that have the batch already
+    # read from the database again after its batch was given: the tables have that batch already
     (Storing.NOTHING, BatchEvent.COMMITTED): Step(Storing.NOTHING),
     (Storing.BATCH, BatchEvent.COMMITTED): Step(Storing.NOTHING, (Act.ACKNOWLEDGE,)),
     (Storing.BATCH, BatchEvent.ROW_HELD): Step(Storing.POSTPONED),
@@ -159,8 +162,8 @@ ARRIVING: dict[tuple[Storing, BatchEvent], Step[Storing]] = {
     (Storing.POSTPONED, BatchEvent.NO_ROOM): Step(Storing.NOTHING, (Act.ROLL_BACK,)),
 }
 
-UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # no message has left, so its target may still be made here
-UNSETTLED = UNCLAIMED | {Stage.DELAYED}  # is matched whenever it is looked at
+UNCLAIMED = frozenset({Stage.FOUND, Stage.MATCHED})  # the target may still be created here: no message was sent
+UNSETTLED = UNCLAIMED | {Stage.DELAYED}  # these are matched each time they are looked at
 
 
 def step(table: Mapping[tuple[State, AnyEvent], Step[State]], before: State, event: AnyEvent) -> Step[State]:

@@ -1,18 +1,26 @@
-"""The quota of each peer for what it has begun to send: messages of which something is kept, and that nobody can read.
+"""The quota of each peer for incomplete messages: fragments that are stored, but cannot be delivered yet.
 
-A peer is whoever owns the certificate that its links have shown, whatever conversations and connections it has. Two
-parts of what it has begun are told apart:
+**The problem.** A large message comes in fragments, and messages may come out of order. Both are stored on disk until
+they are complete and in order. A peer may begin many messages and complete none, and so fill the disk. But if its quota
+just refused every fragment, two honest large messages could block each other for ever.
 
-* Reserved are the messages next in order that came first, as long as the sizes which they say to have fit the quota
-  together. The first of all is reserved in any case. They are always taken, so each of them comes to its end.
-* All else shares the quota by the bytes that have come. When they are used up, nothing more is taken of it; its senders
-  try again. When a reserved message is complete, the oldest of the others takes its place.
+**The rules.** A peer is the owner of a certificate, with all of its connections and conversations. Of its incomplete
+messages there are two classes:
 
-So a peer fills a bounded part of the disk, and what an honest one sends arrives, if more slowly. What has brought
-nothing for an hour is deleted, and after five minutes where its peer has used up a budget: its sender notices that, and
-sends it again. After five minutes an opening goes, too, of whose first message nothing has come.
+* Reserved: the first-come messages that are next in order in their conversation, as long as their declared sizes fit
+  the quota together. The very first one is reserved whatever its size. Fragments of reserved messages are always
+  accepted, so each reserved message completes.
+* Shared: all others. They share the quota by the bytes that have come. When it is used up, their fragments are refused
+  and the senders repeat them. When a reserved message is complete, the oldest of the others becomes reserved.
 
-An opening is a conversation of which no message has been delivered. A peer has so many at a time (`budgets.py`).
+So the disk space of a peer is bounded, and an honest peer's messages arrive, perhaps more slowly.
+
+An opening is a conversation of which no message has been delivered yet. A peer has a budget of them, too
+(`budgets.py`).
+
+**Timeouts.** The fragments of a conversation are deleted after an hour without a new one. If the peer has used up a
+budget, or an opening lacks its first message, they are deleted after five minutes. The sender notices that, and repeats
+the messages.
 """
 
 from __future__ import annotations
@@ -29,12 +37,12 @@ from servicebroker.protocol.incoming import FREE, Allowance, Begun
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
 
-LOOK_S = 30.0  # between two looks for what is idle
-MOST_LOOKED_AT = 1_000  # conversations
+LOOK_S = 30.0  # between two searches for idle conversations
+MOST_LOOKED_AT = 1_000  # conversations of one search
 
 
 class Stored(NamedTuple):
-    """The incomplete messages of one conversation in the store, their owner, and the seconds since the last came."""
+    """The stored incomplete messages of one conversation, their owner, and the seconds since the last fragment."""
 
     conversation_handle: UUID
     owner: str
@@ -48,12 +56,12 @@ class _Conversation:
 
     owner: str
     begun: Begun
-    at: float  # when it has brought something
+    at: float  # the time of its last fragment
     is_reserved: bool = False
 
     @property
     def shared(self) -> int:
-        """Bytes that are not reserved."""
+        """The bytes that count for the shared part of the quota."""
         return self.begun.ahead + (0 if self.is_reserved else self.begun.current)
 
     @property
@@ -69,12 +77,12 @@ class _Account:
     conversations: int = 0
     openings: int = 0  # of these conversations
     shared: int = 0  # bytes
-    reserved: int = 0  # bytes that reserved messages say to have
+    reserved: int = 0  # declared bytes of reserved messages
     waiting: OrderedDict[UUID, None] = field(default_factory=OrderedDict)
 
 
 class UnfinishedMessages:
-    """The accounts of all peers of one share, of so many that divide each budget."""
+    """The accounts of all peers in one share. Each of the `shares` has an equal part of every budget."""
 
     def __init__(self, limits: Limits, budgets: Budgets, shares: int = 1) -> None:
         self._limits = limits
@@ -92,7 +100,7 @@ class UnfinishedMessages:
 
     @property
     def wake_at(self) -> float:
-        """When to look for what is idle."""
+        """The time of the next search for idle conversations."""
         return self._look_at if self._conversations else NEVER
 
     def owner(self, handle: UUID) -> str | None:
@@ -101,7 +109,7 @@ class UnfinishedMessages:
         return None if found is None else found.owner
 
     def quota(self, owner: str) -> int:
-        """Return the bytes that a peer may fill in this share."""
+        """Return the quota of a peer in this share, in bytes."""
         return share_of(self._budgets.of(owner).unfinished_bytes, self._shares)
 
     def max_openings(self, owner: str) -> int:
@@ -109,17 +117,17 @@ class UnfinishedMessages:
         return share_of(self._budgets.of(owner).openings, self._shares)
 
     def has_room(self, owner: str, more: int) -> bool:
-        """Return whether a peer may have another opening, beside those noted and so many more."""
+        """Return whether a peer may have another opening beside those noted here and `more` others."""
         account = self._accounts.get(owner)
         return (0 if account is None else account.openings) + more < self.max_openings(owner)
 
     def is_headless(self, handle: UUID) -> bool:
-        """Return whether a conversation is an opening of whose first message nothing has come."""
+        """Return whether a conversation is an opening without any fragment of its first message."""
         found = self._conversations.get(handle)
         return found is not None and found.is_opening and not found.begun.declared
 
     def allowance(self, owner: str, handle: UUID, fragments: int) -> Allowance:
-        """Return the allowance of a conversation, of which a message in so many fragments arrives."""
+        """Return the allowance of a conversation, of which a message in `fragments` fragments arrives."""
         account = self._accounts.get(owner)
         if account is None or account.shared < self.quota(owner):
             return FREE
@@ -129,7 +137,7 @@ class UnfinishedMessages:
         return Allowance(current=is_reserved or may_be, ahead=False)
 
     def note(self, owner: str, handle: UUID, begun: Begun, now: float) -> None:
-        """Note what is kept of a conversation now that its peer has brought something, or that it went."""
+        """Note what is stored of a conversation, after a fragment has come or messages were delivered."""
         known = self._conversations.get(handle)
         is_same = known is not None and known.owner == owner and known.begun.number == begun.number
         is_reserved = known is not None and is_same and known.is_reserved
@@ -148,26 +156,26 @@ class UnfinishedMessages:
             self._promote(known.owner)
 
     def load(self, stored: Iterable[Stored], now: float) -> None:
-        """Begin with what the store has."""
+        """Replace all accounts by those of the stored fragments."""
         self._accounts.clear()
         self._conversations.clear()
         for one in sorted(stored, key=lambda one: -one.idle):
             self.note(one.owner, one.conversation_handle, one.begun, now - one.idle)
 
     def quiet(self, now: float) -> list[UUID]:
-        """Return conversations that may be over: their peer has brought nothing since the last look."""
+        """Return conversations without a fragment since the last search, which may have ended."""
         oldest = islice(self._conversations.items(), MOST_LOOKED_AT)
         return [handle for handle, one in oldest if now - one.at >= LOOK_S]
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to look for what is idle; then the next time is set."""
+        """Return whether a search for idle conversations is due. If so, set the time of the next one."""
         if now < self.wake_at:
             return False
         self._look_at = now + LOOK_S
         return True
 
     def idle(self, now: float) -> list[UUID]:
-        """Return the conversations whose peer has brought nothing for so long that what is kept of them goes."""
+        """Return the conversations whose fragments are to be deleted, by the timeouts above."""
         found = []
         for handle, one in self._conversations.items():
             waited = now - one.at
@@ -197,7 +205,7 @@ class UnfinishedMessages:
             account.waiting.setdefault(handle)
 
     def _take_out(self, handle: UUID, *, is_waiting_on: bool = False) -> None:
-        """Without what it is counted for; in line where it goes on waiting."""
+        """Remove a conversation from its peer's account. With `is_waiting_on` it keeps its place in line."""
         one = self._conversations.pop(handle, None)
         if one is None:
             return
@@ -213,7 +221,7 @@ class UnfinishedMessages:
             del self._accounts[one.owner]
 
     def _promote(self, owner: str) -> None:
-        """Reserve what waits, the oldest first, as far as it fits."""
+        """Reserve waiting messages, the oldest first, as long as they fit the quota."""
         account = self._accounts.get(owner)
         while account is not None and account.waiting:
             handle = next(iter(account.waiting))

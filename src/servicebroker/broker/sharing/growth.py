@@ -1,18 +1,18 @@
-"""The number of shares: by how busy the present ones are, and when another number is tried."""
+"""The number of shares (shards of the daemon's conversations): grown under load, and shrunk without."""
 
 from __future__ import annotations
 
-FULL_LOAD = 0.6  # part of the time that shares are in rounds, on average, and more are started
-FULL_CPU = 0.8  # part of the time that this process computes, and more would only wait for each other
-LOW_LOAD = 0.55  # part of the time for each share but one, and there is one less
-LOOKS_TO_GROW, LOOKS_TO_SHRINK = 3, 10  # looks for which that has to last
+FULL_LOAD = 0.6  # average part of the time in rounds from which a share is added
+FULL_CPU = 0.8  # part of a core that this process uses from which threads would only wait for each other
+LOW_LOAD = 0.55  # average part of the time in rounds, if there were one share less, below which one is removed
+LOOKS_TO_GROW, LOOKS_TO_SHRINK = 3, 10  # seconds, one look each, for which that has to last
 RETRY_INTERVAL_S = 60.0  # seconds until more connections are tried again
 
 
 class Load:
-    """The number of shares to have, by how busy the present ones are.
+    """The wanted number of shares, by the load of the present ones.
 
-    `most` is the largest number. Shares that are in processes do not wait for what this one computes.
+    `most` is the maximum. Shares `in_processes` do not compete for this process's core.
     """
 
     def __init__(self, most: int, now: float, computed: float, *, in_processes: bool = False) -> None:
@@ -23,9 +23,9 @@ class Load:
         self._full = self._resting = 0  # looks
 
     def wanted(self, worked: list[float], now: float, computed: float) -> int:
-        """Return how many from now on.
+        """Return the number of shares to have from now on.
 
-        `worked` is how long each has been in rounds in all, `computed` how long this process has computed in all.
+        `worked` has the total seconds that each share has been in rounds, `computed` the CPU seconds of this process.
         """
         count = len(worked)
         elapsed = max(now - self._looked_at, 1e-6)
@@ -45,11 +45,11 @@ class Load:
 
 
 class Growth:
-    """The decision, each second, whether another number of shares is opened.
+    """The decision, each second, whether to open another number of shares.
 
     Attributes:
-        fixed: so many, whatever the load; None where load decides.
-        is_opening: others are being opened, and nothing is decided meanwhile.
+        fixed: the configured number; None if the load decides.
+        is_opening: shares are being opened; nothing is decided meanwhile.
     """
 
     def __init__(self, load: Load, fixed: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Growth:
         self._told = ""
 
     def look(self, worked: list[float], now: float, computed: float) -> int | None:
-        """Return the number of shares to open now; None where it stays as it is."""
+        """Return the number of shares to open now; None if the number stays."""
         if self.is_opening:
             return None
         wanted = self.fixed or self._load.wanted(worked, now, computed)
@@ -70,20 +70,20 @@ class Growth:
         return wanted
 
     def opened(self) -> None:
-        """All of them are open."""
+        """Note that all shares are open."""
         self.is_opening, self._told = False, ""
 
     def failed(self, why: str, now: float) -> bool:
-        """Wait a minute before the next try. Returns whether the reason is news."""
+        """Note that shares could not be opened, and wait a minute. Returns whether the reason is a new one to log."""
         self.is_opening = False
         self.rest(now)
         is_news, self._told = why != self._told, why
         return is_news
 
     def rest(self, now: float) -> None:
-        """Open no others for a minute."""
+        """Change nothing for `RETRY_INTERVAL_S`."""
         self._try_at = now + RETRY_INTERVAL_S
 
     def begin(self, load: Load) -> None:
-        """Begin with one share. What could not be had is tried no sooner for that."""
+        """Begin with one share. A pause after a failure goes on."""
         self.is_opening, self._load = False, load

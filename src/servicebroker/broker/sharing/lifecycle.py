@@ -1,7 +1,8 @@
-"""The life of one share beside the daemon's own: a table of its stages, and what each event asks for.
+"""The state machine of one share (shard) beside the daemon's first: stages, events, and the acts that each asks for.
 
-Whoever drives it (`broker/shares.py`) carries out the acts of a step in their order. An act may end with an event; then
-the acts of that event's step follow, and the rest of the former ones is dropped.
+A share runs rounds in a thread of the daemon or in a process of its own. The caller (`broker/shares.py`) carries out
+the acts of a step in their order. If an act ends with an event, the acts of that event's step follow, and the remaining
+acts of the first step are dropped.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ class Stage(StrEnum):
     """The stage of a share."""
 
     OPENING = "OPENING"  # its connection, or its process, is not ready
-    SERVING = "SERVING"  # runs rounds
-    PAUSING = "PAUSING"  # its process was killed, and the next one is not to follow too soon
-    ENDED = "ENDED"  # was told to end, and has
-    FAILED = "FAILED"  # all shares are to begin anew
+    SERVING = "SERVING"  # running rounds
+    PAUSING = "PAUSING"  # its process was killed; a pause before the next one is started
+    ENDED = "ENDED"  # ended, as it was told
+    FAILED = "FAILED"  # all shares restart from the database
 
 
 class Event(StrEnum):
     """An event of a share."""
 
     READY = "its connection is there"
-    EXITED = "its process has ended without a word"
-    EXITED_AT_END = "its process has ended without a word when it was told to end"
-    UNSTARTABLE = "no process can be had"
+    EXITED = "its process has exited without a report"
+    EXITED_AT_END = "its process has exited without a report when it was told to end"
+    UNSTARTABLE = "no process can be started"
     ERROR = "something else has failed"
     PAUSED = "the pause is over"
     TOLD_TO_END = "it is told to end"
@@ -81,7 +82,7 @@ class ShareLife:
         self.stage = Stage.OPENING
 
     def happens(self, event: Event) -> tuple[Act, ...]:
-        """Go on to the next stage. Returns the acts on the way.
+        """Handle an event: enter the next stage, and return the acts to carry out.
 
         Raises:
             RuntimeError: that event cannot happen in this stage.
