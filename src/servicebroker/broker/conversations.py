@@ -1,7 +1,8 @@
-"""The conversations that a relay has in memory: a bounded number of them, since all can be found in the database again.
+"""The conversations that a relay has in memory. Their number is bounded: others are found in the database again.
 
-What happens to one is looked up in the tables of `protocol/on_its_way.py`, and carried out here. Only this file writes
-what it remembers of them; each link has a line of those that send on it, by priority.
+`protocol/on_its_way.py` has the state machine of a conversation; this file carries out its acts. Only this file changes
+the state of a conversation in memory. Each link (connection to a peer) has a queue of the conversations that send on
+it, by priority.
 """
 
 from __future__ import annotations

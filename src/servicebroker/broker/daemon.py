@@ -1,9 +1,10 @@
-"""`servicebroker serve`: one process that carries an instance's messages to others, and theirs into its queues.
+"""`servicebroker serve`: the daemon that sends an instance's messages to others, and stores received ones in its
+queues.
 
-One thread runs the rounds, on one database connection, and several of both while there is much to do and cores are
-there (`broker/shares.py`). The network has a thread of its own; another one only hears PostgreSQL's notifications.
-Rounds follow each other at once while there is something to do, paced so that small transactions are carried together,
-and none runs while nothing happens.
+One thread runs the rounds on one database connection. Under load, and with enough cores, several threads do, each on
+its own connection (`broker/shares.py`). The network has a thread of its own, and another thread LISTENs for
+notifications of PostgreSQL. While work is left, rounds follow each other with short pauses, so that small transactions
+share a round. While nothing happens, no round runs.
 """
 
 from __future__ import annotations

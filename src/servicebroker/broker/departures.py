@@ -1,4 +1,4 @@
-"""Leaving messages: finding conversations that have some, reading and offering them, and making frames."""
+"""Outbound messages of the daemon: find conversations with messages to send, read the messages, and make frames."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Secure conversations: session keys made, wrapped for the peer, learned from it, and kept under master keys.
+"""Dialog security: make session keys, wrap them for the peer, learn the peer's, and store them under master keys.
 
-What protects a conversation is decided once, before anything of it travels. Who has sent a message is known by the
-signature of the key that opens it, so what cannot be verified is dropped and not answered: its sender will try again.
+The protection of a conversation is decided once, before its first message is sent. The sender of a message is proven by
+the signature of its session key. A message that cannot be verified is dropped without an answer; its sender repeats it.
 
-Each conversation has session keys of its own. Key exchange keys and signatures are shared among conversations
-(`exchanges.py`), where the peer's broker has said that it understands that. A target says it in its first
-acknowledgement; the brokers of a service are asked by nothing else, so the first conversations after a start use the
-form that every version knows. So does an exchange that nobody answers: the peer may be of an older version again.
+Each conversation has session keys of its own. Conversations share key exchange keys and signatures (`exchanges.py`) if
+the peer's broker supports that. A target announces the support in its first acknowledgement. So the first conversations
+after a start use the form that every version knows. So does an exchange that gets no answer, since the peer may have
+been downgraded.
 """
 
 from __future__ import annotations

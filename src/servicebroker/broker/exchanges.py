@@ -1,8 +1,8 @@
-"""Exchanges of session keys, made and opened with certificates, and what of that is used again.
+"""Exchanges of session keys, made and opened with certificates, and the cache of their costly parts.
 
-A private key operation takes longer than all else that a conversation costs. So a key exchange key is used again for
-each pair of services, and one signature is made for all conversations that begin in a round. Both need a peer that
-understands exchanges of a batch (`key_exchange.py`); another one gets those of the first form.
+A private key operation takes longer than everything else in a conversation. So a key exchange key is reused for each
+pair of services, and one signature covers all conversations that begin in a round. Both need a peer that supports
+batched exchanges (`key_exchange.py`); other peers get the first form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passing messages on: what is held for other instances, the links it leaves by, and what is told of it."""
+"""Forwarding: messages held in memory for other instances, the links that they leave by, and their log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The inboxes: what has happened on the network and waits for rounds, and whose turn it is to be taken from.
+"""The inboxes: received frames and events of links, which wait for a round, and the fair order of peers.
 
-The threads of relays empty them. A stream whose frames nobody takes is not read from, so a peer that floods waits at
-its own side.
+The network's thread fills them, the threads of relays empty them. If a peer's frames are not taken, its connection is
+not read (backpressure), so a peer that floods is slowed down by TCP.
 """
 
 from __future__ import annotations

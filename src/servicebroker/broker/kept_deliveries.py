@@ -1,7 +1,7 @@
-"""Large messages go into their queues beside the rounds, in a thread and on a connection of its own (decision 462).
+"""Delivery of large messages in a thread and on a connection of its own, beside the rounds (decision 462).
 
-A round stores and acknowledges their fragments only. To put 400 MB together and write them takes seconds, for which all
-other peers would wait, and for which the daemon would say that it is not in service.
+A round only stores and acknowledges their fragments. To join 400 MB and write them takes seconds. Within a round, all
+other peers would wait for that long, and the daemon would report that it is not in service.
 """
 
 from __future__ import annotations

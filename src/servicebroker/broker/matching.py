@@ -1,4 +1,7 @@
-"""Matching of routes, and the claim of a conversation before anything of it leaves."""
+"""Route matching, and the claim of a conversation before its first message is sent.
+
+A claim notes in the database that the target is in another instance, so that no local service becomes the target.
+"""
 
 from __future__ import annotations
 

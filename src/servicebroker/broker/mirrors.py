@@ -1,4 +1,4 @@
-"""The mirrored pairs that messages are sent to: whom to ask, who is the principal, and what is kept of it."""
+"""The mirrored pairs that messages are sent to: ask both brokers, find the principal, remember their timelines."""
 
 from __future__ import annotations
 

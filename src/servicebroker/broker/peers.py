@@ -1,6 +1,6 @@
 """The daemon's knowledge of peers: the owner of each address and instance, and false claims.
 
-The network's thread learns, the relay's asks. What is new is kept in the database by the look of each second.
+The network's thread adds knowledge, the relay's thread reads it. Once a second, new facts are stored in the database.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Shares in processes of their own: their rounds run there, their inboxes and all links stay here (decision 252).
+"""Shares whose rounds run in child processes; their inboxes and all connections stay in the daemon (decision 253).
 
-The thread of such a share asks its process for each round. What has come goes there; what the round has to say to
-links, to peers and to the log comes back after its commit, and is said here. So the network, its turns and its limits
-know nothing of processes. What only is known here a process asks for while its round runs. What is asked and said:
-`sharing/remote_relay.py`; this is the pipe, the process and its end.
+The thread of such a share asks its child process for each round, and sends it the received frames. After the commit
+the child returns frames for links, answers about peers, and log records, and the daemon sends or writes them. So the
+code of the network knows nothing of processes. During a round the child may ask the daemon for facts that only the
+daemon has. `sharing/remote_relay.py` has the questions and answers; this file has the pipe, the process and its end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Quotas of incomplete messages, in step with the store: counted, bounded, and dropped when idle.
+"""Quotas of incomplete messages: applied to received fragments, and kept equal to the stored ones.
 
-The rules are those of `protocol/unfinished.py`. The accounts are in memory, and begin with what the store has.
+The rules are those of `protocol/unfinished.py`. The accounts are in memory, and are loaded from the store at the start.
 """
 
 from __future__ import annotations

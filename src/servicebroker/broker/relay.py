@@ -1,8 +1,9 @@
-"""The relay: rounds that carry messages from the transmission queue to links, and from links into queues.
+"""The relay: rounds that move messages from the transmission queue to links, and from links into queues.
 
-One round is one transaction: what arrived is stored, what was acknowledged is removed, what was committed since the
-last round is found. Only after its commit do acknowledgements leave. The relay knows no socket: links are given to it,
-and so is what they bring. It forgets everything when the database is lost, since all of it can be found there again.
+A round is one transaction. It stores received messages, deletes acknowledged ones, and finds messages that were
+committed since the last round. Acknowledgements are sent only after its commit. The relay has no socket: the caller
+gives it links (connections to peers) and their frames. If the database connection is lost, the relay drops its memory
+and reads everything from the database again.
 """
 
 from __future__ import annotations

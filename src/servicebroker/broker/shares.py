@@ -1,10 +1,10 @@
-"""The shares of an instance: its conversations are divided among several relays, so that rounds overlap.
+"""The shares (shards) of an instance: its conversations are divided among several relays, whose rounds run in parallel.
 
-Each share has a relay, an inbox, a connection and a thread; those of the first one are the daemon's, which alone does
-what is done once for an instance. How many there are follows load and cores (decision 253). The relays of the others,
-with their connections, may be in processes of their own (decision 252).
+Each share has a relay, an inbox, a database connection and a thread. Those of the first share are the daemon's own,
+which also does the work that an instance needs only once. The number of shares follows load and cores (decision 253).
+The relays and connections of the other shares may be in child processes.
 
-The decisions are those of `broker/sharing`: these are the threads and connections that carry them out.
+`broker/sharing` makes the decisions; this file has the threads and connections that carry them out.
 """
 
 from __future__ import annotations

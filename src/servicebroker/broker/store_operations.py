@@ -1,6 +1,6 @@
-"""The operations of rounds on the store: the relay knows neither SQL nor a driver.
+"""The interface between rounds and their store, so that the relay contains no SQL and no driver.
 
-PostgreSQL carries it out (`broker/postgres_store.py`), and memory for the simulator (`simulation/store.py`).
+`broker/postgres_store.py` implements it with PostgreSQL, and the simulator in memory (`simulation/store.py`).
 """
 
 from __future__ import annotations

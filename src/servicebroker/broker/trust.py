@@ -1,8 +1,8 @@
-"""Trust in links: a peer may bring only what it can be the source of.
+"""Trust in peers: a message is accepted only from a peer that may be its source.
 
-What dialog security seals is proved by its seal, whoever carried it. All else is taken from a peer that a route of ours
-names for the service that it comes from: the instance itself, a forwarder, both halves of a mirrored pair. Routes and
-peers are looked up in memory.
+A message with dialog security is proven by its key, whichever peer has carried it. Any other message is accepted only
+from a peer that a route of ours names for the sending service. That may be the sender's instance, a forwarder, or one
+of a mirrored pair. Routes and peers are looked up in memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Limits on connections that have proved nothing yet.
+"""Limits on connections that are not authenticated yet.
 
-A stranger opens connections faster than honest peers prove who they are, and each costs a descriptor. So unproven
-connections share a fixed number of places. A newcomer that finds no place takes that of the oldest one, for an honest
-peer proves itself within a second: the oldest of its own network where that has its share, else the oldest of the
-network that has the most places. Each step of a handshake has a deadline, and no bytes that come meanwhile extend it.
+**The problem.** A stranger can open connections faster than honest peers finish their handshakes, and each costs a file
+descriptor.
 
-A network is an IPv4 address, or the 64 bits of an IPv6 address that one subscriber has.
+**The rules.** Unauthenticated connections share a fixed number of places. If none is free, a new connection takes the
+place of the oldest one, since an honest peer finishes its handshake within a second. If the newcomer's network has
+used up its part, the oldest of that network is closed; otherwise the oldest of the network with the most places. Each
+step of a handshake has a deadline, which no received bytes extend.
+
+A network is an IPv4 address, or the 64-bit prefix of an IPv6 address.
 """
 
 from __future__ import annotations

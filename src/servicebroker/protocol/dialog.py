@@ -1,9 +1,9 @@
-"""The transmission object: one conversation endpoint's state of transmission, about 1 KB.
+"""The transmission state of one conversation endpoint (a transmission object), about 1 KB.
 
 The rules: docs/reference/rules.md#transmission.
 
-It holds numbers, never bodies, and knows no clock: `now` is in seconds of any clock that only goes forward. How to
-drive it stands in the package's docstring.
+A dialog holds sequence numbers, never bodies, and has no clock: `now` is in seconds of any monotonic clock. The
+docstring of the package says how to use it.
 """
 
 from __future__ import annotations

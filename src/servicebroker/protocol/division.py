@@ -1,4 +1,7 @@
-"""The conversations of an instance, divided among shares by their identifiers, so that each has one order."""
+"""The division of an instance's conversations among shares (shards), by their identifiers.
+
+Each conversation belongs to one share, so its messages stay in order.
+"""
 
 from __future__ import annotations
 

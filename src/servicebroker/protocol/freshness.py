@@ -1,9 +1,9 @@
-"""The age of the first message of a secured conversation: what is too old may be a replay, and opens nothing.
+"""The age limit of the first message of a secured conversation: an older one may be a replay, and begins nothing.
 
-A target's endpoint stays for `REPLAY_PROTECTION` after it has closed, by the clock of its broker. Whoever keeps a frame
-that opened it can bring the frame again once the endpoint has gone. By then the frame is at least as old as the
-endpoint was kept, so the target takes only what was sealed later. Two clocks differ, and a message is on its way for a
-while: `CLOCK_ALLOWANCE` is left for both.
+A closed target endpoint is kept for `REPLAY_PROTECTION`, by the clock of its broker, and while it exists a replay is
+recognized. An attacker who has recorded the first frame can send it again after the endpoint was deleted. By then the
+frame is at least as old as `REPLAY_PROTECTION`. So the target accepts only younger frames. `CLOCK_ALLOWANCE` covers the
+difference of the two clocks and the time in transit.
 """
 
 from __future__ import annotations

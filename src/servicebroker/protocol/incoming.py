@@ -1,4 +1,4 @@
-"""The receiving half of a conversation endpoint: what is new, what is due for the store, what may be acknowledged."""
+"""The receiving half of a conversation endpoint: drop duplicates, keep early messages, acknowledge stored ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The integrity of what is transmitted (the published protocol's signature of a message; here it is keyed).
+"""The integrity of transmitted messages, with or without a session key.
 
-A dialog with a session key has its bodies encrypted and everything authenticated by AES-256-GCM. A dialog without
-security has no shared key: a digest shows corruption, and against tampering there is only TLS, hop by hop.
+With a session key, AES-256-GCM encrypts the body, and authenticates the body and the header. Without one, a digest only
+detects corruption, and only TLS between neighbouring daemons protects against tampering.
 """
 
 from __future__ import annotations

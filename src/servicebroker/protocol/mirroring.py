@@ -1,8 +1,9 @@
-"""Mirrored routes: which of the two brokers is the principal (decision 105).
+"""Mirrored routes: the choice of the principal among the two brokers of a pair (decision 105).
 
-Plain values: what each of the two has last said, or that it cannot be reached, decides. A broker is the principal when
-its PostgreSQL server is not a standby and has just committed; of two that both say so the higher timeline wins, since a
-promotion takes the next one. What has been seen of timelines is remembered, so an old primary that comes back is known.
+A mirrored pair is a PostgreSQL primary and its standby, each with a daemon. The decision needs only the last answer of
+each of the two, or that it cannot be reached. A broker is the principal if its server is not a standby and has just
+committed. If both say so, the higher timeline wins, since each promotion begins a new one. Seen timelines are
+remembered, so that a former primary that comes back is recognized.
 """
 
 from __future__ import annotations

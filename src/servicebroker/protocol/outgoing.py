@@ -1,6 +1,6 @@
-"""The sending half of a conversation endpoint: what travels next, what must travel again, what was acknowledged.
+"""The sending half of a conversation endpoint: the window, retransmission, and acknowledgements.
 
-It knows the numbers and sizes of messages, never their bodies.
+An instance knows the sequence numbers and sizes of messages, never their bodies.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""When a queue gets another reader: the queue monitor as a function of what it sees.
+"""The queue monitor: the decision whether a queue gets another reader, as a pure function.
 
 The rules: docs/reference/rules.md#queue-monitors.
 
     monitor = NEW
     monitor, decision = look(monitor, seen, settings, now)
 
-`now` is in seconds of any clock that only goes forward. A monitor is thrown away, and begins as NEW, at every ALTER
-QUEUE; a first look at messages starts one reader at once. Nothing is started where there is no monitor: who calls has
-seen that queue and activation are ON.
+`now` is in seconds of any monotonic clock. After every ALTER QUEUE the caller begins with NEW again. The first look
+that sees a message starts one reader at once. The caller has checked that the queue and its activation are ON.
 """
 
 from __future__ import annotations

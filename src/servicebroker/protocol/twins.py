@@ -1,7 +1,7 @@
-"""Two daemons with one identity at once: a copy of an instance works beside its original.
+"""Detection of two daemons with one identity: a copy of an instance that runs beside its original.
 
-A daemon draws an incarnation when it starts, and whoever replaces it brings messages only after its last one. So the
-times in which two incarnations of one instance bring messages do not overlap, unless one of them is a copy.
+A daemon draws a random identifier, its incarnation, when it starts. A successor sends messages only after the last one
+of its predecessor. So the times in which two incarnations of one instance send do not overlap, unless one is a copy.
 """
 
 from __future__ import annotations

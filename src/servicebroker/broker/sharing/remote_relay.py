@@ -1,7 +1,7 @@
-"""The relay of a share whose rounds run in another process: the daemon's side of `worker.py`.
+"""The daemon's side of a share whose rounds run in a child process; the child's side is `worker.py`.
 
-Links are known to the process by numbers. What happens to them is told with the next round; what a round has to say to
-them is said here, after its commit.
+The child knows links by numbers. It learns of their events with the next round. Frames that a round sends on links come
+back after its commit, and are sent here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The way of a process until it serves the instance: a table of its phases, and what each event asks for.
+"""The state machine of a process until it serves the instance: phases, events, and the acts that each asks for.
 
-Of all processes that want to serve an instance, one does. It has the lease, its server is no standby, and a commit
-has proven that it is the principal of its cluster. The others wait, and have no connections with peers.
+One of the processes that want to serve an instance does. The process has the lease, its server is no standby, and a
+commit has proven that the server is the principal of its cluster. The others wait, without connections to peers.
 
-Each connection to the database begins at `Phase.ASKING`. Whoever drives it (`broker/daemon.py`) carries out the acts of
-a step in their order. An act that ends with an event drops the rest.
+Each connection to the database begins at `Phase.ASKING`. The caller (`broker/daemon.py`) carries out the acts of a step
+in their order. If an act ends with an event, the remaining acts are dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rounds of a share in its process: the other side of `remote_relay.py`.
+"""The rounds of a share in its child process; the daemon's side is `remote_relay.py`.
 
-The process knows no socket. The relay sees links, peers and the clock of the daemon as each round is told of them, and
-asks the daemon for the rest while the round runs.
+The child process has no socket. Links, peers and the clock are those of the daemon: the message that begins a round
+brings them. During the round the child asks the daemon for other facts.
 """
 
 from __future__ import annotations

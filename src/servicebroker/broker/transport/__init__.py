@@ -12,9 +12,10 @@ the relay.
 
 * `tls.py` and `stream.py` do no I/O: bytes in, bytes out. The simulator runs `stream.py` and `sockets.py` in an event
   loop of its own, with time and connect as it gives them.
-* Who has not proved who it is holds a place, memory and time within bounds (`accepting.py`).
-* Between two daemons one connection stays: the protocol says which, so that both close the same.
-* A connection whose inbox is full is not read.
+* A peer that is not authenticated yet has bounded descriptors, memory and time (`accepting.py`).
+* Two daemons keep one connection between them. `protocol/arbitration.py` decides which, so that both close the same
+  one.
+* A connection whose inbox is full is not read (backpressure).
 
-What `status` and the views tell of connections: `connections.py`. Begin with `stream.py`.
+The rows of connections for `status` and the views: `connections.py`. Begin with `stream.py`.
 """

@@ -1,7 +1,7 @@
-"""Accepting connections: strangers get a share of this process's descriptors, and so much time for each step.
+"""Accept connections, with limits for unauthenticated peers: a part of the file descriptors, a deadline for each step.
 
-asyncio's own server is not used. It takes every connection, and when descriptors run out it logs a hundred lines with
-each attempt. With TLS it gives a silent stranger a minute before any protocol of ours knows of it.
+The server of asyncio is not used. It accepts every connection, and logs a hundred lines with each attempt when
+descriptors run out. With TLS, it gives a silent client a minute before our code learns of the connection.
 """
 
 from __future__ import annotations

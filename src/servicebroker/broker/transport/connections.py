@@ -1,6 +1,4 @@
-"""sys.dm_broker_connections: what the daemon tells of its connections, and how many it has refused;
-how rows are shown in a view that is there while the daemon runs.
-"""
+"""The rows of sys.dm_broker_connections and the counts of refused connections, which exist while the daemon runs."""
 
 from __future__ import annotations
 

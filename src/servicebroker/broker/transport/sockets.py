@@ -1,6 +1,6 @@
 """The sockets: an event loop in a thread of its own, and the connections that the policy allows.
 
-What happens is put into the inboxes (`broker/inboxes.py`), which the threads of relays empty.
+Received frames and events go into the inboxes (`broker/inboxes.py`), which the threads of relays empty.
 """
 
 from __future__ import annotations

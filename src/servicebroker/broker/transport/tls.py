@@ -1,7 +1,7 @@
 """TLS 1.3 between two instances, without I/O: bytes in, bytes out.
 
-Both show a certificate and prove to have its key; whom that stands for, and whether it is let in, is said by
-broker/recognition.py.
+Both sides show a certificate and prove that they have its key. broker/recognition.py decides whom the certificate
+stands for, and whether that peer may connect.
 """
 
 from __future__ import annotations
