@@ -23,6 +23,7 @@ from unittest import mock
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
+from psycopg import generators
 
 import servicebroker as sb
 import servicebroker.api.aio.verbs
@@ -428,6 +429,23 @@ def without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting reader looks when it is woken, and not once a second."""
     for form in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
         monkeypatch.setattr(form, "FALLBACK_POLL_S", 60.0)
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for each time that something is sent to the server and waited for."""
+    sent: list[None] = []
+
+    def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            sent.append(None)
+            return steps(*arguments)
+
+        return call
+
+    monkeypatch.setattr(generators, "execute", counted(generators.execute))
+    monkeypatch.setattr(generators, "send", counted(generators.send))  # of a pipeline
+    return sent
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from psycopg import generators
 
 import servicebroker as sb
 from servicebroker.store.statement_counts import StatementCounts, counts_of
@@ -44,23 +43,6 @@ def known(database: sb.Database) -> sb.Database:
     database.receive(STOCK_QUEUE, top=None)
     database.receive(STOCK_QUEUE, top=None)
     return database
-
-
-@pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each time that something is sent to the server and waited for."""
-    sent: list[None] = []
-
-    def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            sent.append(None)
-            return steps(*arguments)
-
-        return call
-
-    monkeypatch.setattr(generators, "execute", counted(generators.execute))
-    monkeypatch.setattr(generators, "send", counted(generators.send))  # of a pipeline
-    return sent
 
 
 def ask(database: sb.Database, *messages: bytes, to: str = STOCK, **options: Any) -> UUID:

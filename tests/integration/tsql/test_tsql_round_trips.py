@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from psycopg import generators
 
 import servicebroker as sb
 from servicebroker.tsql.statement_errors import TsqlError
@@ -36,23 +32,6 @@ BEGIN CATCH
     IF @@TRANCOUNT > 0 ROLLBACK
 END CATCH
 """
-
-
-@pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One for each time that something is sent to the server and waited for."""
-    sent: list[None] = []
-
-    def counted(steps: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            sent.append(None)
-            return steps(*arguments)
-
-        return call
-
-    monkeypatch.setattr(generators, "execute", counted(generators.execute))
-    monkeypatch.setattr(generators, "send", counted(generators.send))  # of a pipeline
-    return sent
 
 
 def test_a_procedure_that_receives_and_answers_waits_three_times(database: sb.Database, trips: list[None]) -> None:
