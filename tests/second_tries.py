@@ -1,4 +1,4 @@
-"""The tests that a run may try a second time (decision 136); conftest.py has the hook."""
+"""The tests that a run may try a second time (decision 176); conftest.py has the hook."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Routes:
         """To the service that all have, by broker identifier: to one instance after the other.
 
         A single one may be missing, or expires. Of several none goes: whoever drops the route of an instance gives up
-        what that one has not acknowledged, and another one gets it (decision 82).
+        what that one has not acknowledged, and another one gets it (decision 56).
         """
         named = self._named[here.index]
         missing = [there for there in self._others(here) if there not in named]

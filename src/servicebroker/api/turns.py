@@ -3,7 +3,7 @@
 
 One turn in a transaction: RECEIVE runs before the savepoint, so only a ROLLBACK puts the messages back.
 
-Many groups in one transaction (decision 468): `hold` locks them and reads their messages, which stay in the queue. Each
+Many groups in one transaction (decision 20): `hold` locks them and reads their messages, which stay in the queue. Each
 turn sets a savepoint, then takes the messages of its group. So a rollback to the savepoint undoes both the work of the
 procedure and the RECEIVE. The messages are in the queue as they were, with their place, their body and what RETENTION
 keeps of them. If a procedure ends the transaction, the messages of the following groups are still in the queue. Each

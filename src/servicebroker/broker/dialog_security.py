@@ -63,7 +63,7 @@ class Secured(NamedTuple):
 
 
 class Introduction(NamedTuple):
-    """An exchange that the peer has not acknowledged; `is_unanswered`: it was sent twice."""
+    """A key exchange that the peer has not acknowledged. `is_unanswered`: it was sent twice."""
 
     endpoint: RemoteEndpoint
     exchange: Exchange
@@ -71,14 +71,14 @@ class Introduction(NamedTuple):
 
 
 class Misdated(NamedTuple):
-    """Why an opening is not taken; `clock` is what the initiator is told of ours, in seconds since 1970."""
+    """The reason to refuse an opening by its date. `clock` is our time for the initiator, in seconds since 1970."""
 
     reason: str
     clock: int | None = None
 
 
 class _Opened(NamedTuple):
-    """An exchange that was verified: whom it was wrapped for, who has signed it (None: nobody), the session key."""
+    """A verified exchange: our certificate that it is wrapped for, the signer's (None if unsigned), the session key."""
 
     own: UserCertificate
     peer: UserCertificate | None
@@ -87,7 +87,7 @@ class _Opened(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A first message whose sender may begin a conversation; `back` is the header of an answer."""
+    """A first message whose sender may begin a conversation. `back` is the header of an answer."""
 
     session: SessionKeys
     back: Header
@@ -97,12 +97,12 @@ class Admitted(NamedTuple):
 
     @property
     def signer(self) -> UserCertificate | None:
-        """The certificate that has signed the exchange; None if nobody has."""
+        """The certificate that has signed the exchange, or None."""
         return None if self.opened is None else self.opened.peer
 
 
 class Denied(NamedTuple):
-    """Its first message is not taken; the initiator gets this Error, sealed by `session`."""
+    """A refused first message: the initiator gets this Error, encrypted by `session`."""
 
     failure: BrokerFailure
     session: SessionKeys
@@ -115,7 +115,7 @@ Learned = tuple[UUID, bytes]  # a target's key: its identifier, and as it is sto
 
 
 class DialogSecurity:
-    """Makes and opens session keys. `keys` has the service master key; without it no secure conversation goes."""
+    """Makes and opens session keys. `keys` has the service master key, which secured conversations need."""
 
     def __init__(self, keys: KeyFolder | None, clock: Callable[[], datetime]) -> None:
         self._keys = OpenedKeys(keys, journal.trouble)
@@ -127,12 +127,12 @@ class DialogSecurity:
         self.learned: dict[UUID, Learned] = {}  # by handle, to be saved
 
     def forget(self) -> None:
-        """Forget what was written and may not have been committed."""
+        """Forget everything that was written and may not have been committed."""
         self._brokers.clear()
         self.learned.clear()
 
     def session(self, endpoint: RemoteEndpoint) -> SessionKeys | None:
-        """The keys of a conversation that has them; None while its master key cannot be opened."""
+        """Return the keys of a conversation; None while its master key cannot be opened."""
         keys = endpoint.keys
         if endpoint.security in (None, Security.NONE) or keys is None:
             return UNSECURED if endpoint.security in (None, Security.NONE) else None
@@ -149,7 +149,7 @@ class DialogSecurity:
     # ---------------------------------------------------------------- the initiator
 
     def begin(self, store: Store, endpoints: Sequence[RemoteEndpoint]) -> dict[UUID, Secured | str]:
-        """Decide the security of conversations that begin. A text says why one has to wait, as its status."""
+        """Decide the security of conversations that begin. For one that has to wait, the result is its status text."""
         beginnings = store.find_beginnings([one.conversation_handle for one in endpoints])
         owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
         found = store.find_certificates_of(owners)
@@ -201,7 +201,7 @@ class DialogSecurity:
         return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys), draft
 
     def _signer(self, ours: UserCertificate | None, master: bytes) -> Signer | None:
-        """Our certificate with its private key; None without a certificate.
+        """Return our certificate with its private key; None without a certificate.
 
         Raises:
             BrokerError: 9733 the key cannot be opened.
@@ -214,12 +214,12 @@ class DialogSecurity:
         return Signer(ours, secret)
 
     def _is_batching(self, endpoint: RemoteEndpoint) -> bool:
-        """Return whether every broker that is known to have the far service understands exchanges of a batch."""
+        """Return whether every known broker of the far service supports batched exchanges."""
         known = self._batching.get((endpoint.database_id, endpoint.far_service), {})
         return bool(known) and all(known.values())
 
     def note_capabilities(self, endpoint: RemoteEndpoint, header: Header) -> None:
-        """Remember what the broker of a target can do, by its first acknowledgement of a secured conversation."""
+        """Remember the capabilities of a target's broker, from its first acknowledgement of a secured conversation."""
         if header.is_from_initiator or header.acknowledgement is None:
             return
         if len(self._batching) >= MOST_BROKERS:
@@ -230,10 +230,10 @@ class DialogSecurity:
         known[header.from_broker] = BATCHED in header.capabilities
 
     def renew(self, store: Store, introductions: Sequence[Introduction]) -> dict[UUID, tuple[Keys, Exchange] | str]:
-        """Make unacknowledged exchanges anew for the certificates of today: the peer may have replaced its own.
+        """Remake unacknowledged exchanges for the present certificates, since the peer may have replaced its own.
 
-        If nobody answers, it gets the form that every version knows. Returns what has changed; or why nothing fits any
-        more, in the words of transmission_status.
+        If the peer does not answer, it gets the form that every version knows. Returns the changed protection of each
+        conversation, or the transmission_status if no certificate fits any more.
         """
         owners = [
             (one.endpoint.database_id, owner)
@@ -291,7 +291,7 @@ class DialogSecurity:
     def learn(
         self, store: Store, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
     ) -> tuple[RemoteEndpoint, SessionKeys] | None:
-        """Learn the target's key from an exchange in a later message. Returns None if it is not believed."""
+        """Learn the target's key from an exchange in a later message. Returns None if it cannot be verified."""
         exchange, keys = header.exchange, endpoint.keys
         if exchange is None or keys is None or not header.is_secured:
             return endpoint, session
@@ -357,7 +357,7 @@ class DialogSecurity:
         return Admitted(session, refusal(header, broker), is_batched, opened, key_id)
 
     def secure(self, admitted: Sequence[Admitted]) -> list[Secured]:
-        """Make what is stored of the security of these conversations; in full security with a key for the answers."""
+        """Make the stored security of these conversations; with full security, also a key for the answers."""
         secured = [PLAIN if one.opened is None else self._secured(one, one.opened) for one in admitted]
         answers = [
             (place, one.opened)
@@ -379,23 +379,23 @@ class DialogSecurity:
 
     @staticmethod
     def _secured(one: Admitted, opened: _Opened) -> Secured:
-        """With the initiator's key alone."""
+        """Return the protection with only the initiator's key."""
         assert one.key_id is not None
         peer_id = 0 if opened.peer is None else opened.peer.owner_id
         keys = Keys(opened.own.owner_id, peer_id, one.key_id, seal(opened.master, opened.key, SESSION_KEY))
         return Secured(Security.ANONYMOUS, one.session, keys)
 
     def _answer(self, one: Admitted, opened: _Opened, key: bytes) -> Draft:
-        """The exchange of the target's own key."""
+        """Draft the exchange of the target's own key."""
         assert opened.peer is not None
         signer = self._signer(opened.own, opened.master)
         return self._exchanges.draft(key, uuid4(), opened.peer, signer, one.back, is_batched=one.is_batched)
 
     def judge_date(self, store: Store, header: Header, signer: UserCertificate | None) -> Misdated | None:
-        """Why a proven opening of a secured conversation is not taken: it was sealed too long ago, or says not when.
+        """Return why a verified opening is refused by its date: too old, or without a date. None if it is accepted.
 
-        A broker that says it once always says it: what it sealed before it could may be brought again by anybody. So
-        may what is dated ahead, once its time has come: of a broker whose clock is ahead the latest date is kept.
+        A broker that has once sent a date always sends one, so an opening without one may be a recorded replay.
+        An opening dated in the future could be replayed until then: the latest date of such a broker is remembered.
         """
         opening, broker, now = header.opening, header.from_broker, self._clock()
         assert opening is not None
@@ -420,7 +420,7 @@ class DialogSecurity:
         )
 
     def _known_broker(self, store: Store, signer: UserCertificate, header: Header) -> KnownBroker:
-        """Return the known broker of the signer; for an opening without a date as the database has it now."""
+        """Return the facts known of the signer's broker. For an opening without a date, read them from the database."""
         key, opening = (signer.certificate_id, header.from_broker), header.opening
         if key not in self._brokers or opening is None or opening.sealed_at is None:
             if len(self._brokers) >= MOST_BROKERS:
@@ -435,7 +435,7 @@ class DialogSecurity:
     # ---------------------------------------------------------------- both
 
     def _open(self, store: Store, database_id: int, exchange: Exchange, header: Header, link: Link) -> _Opened | None:
-        """Verify an exchange that has arrived. None: it is not believed, or cannot be opened, and somebody was told."""
+        """Verify a received exchange. Returns None, and logs the reason, if it cannot be verified or opened."""
         if bool(exchange.source) != bool(exchange.signature):
             journal.corrupted(CorruptedMessage(11251), link)
             return None
@@ -464,7 +464,7 @@ class DialogSecurity:
 
 
 def _introduced(secured: Secured, exchange: Exchange) -> Secured:
-    """The same, with our key for the peer."""
+    """Return the protection with our key, wrapped for the peer."""
     assert secured.keys is not None
     return secured._replace(keys=secured.keys._replace(exchange=pack_exchange(exchange)), exchange=exchange)
 
@@ -474,7 +474,7 @@ def _session_key(key: bytes) -> SessionKey:
 
 
 def _header(endpoint: RemoteEndpoint) -> Header:
-    """That of a message of this side, as far as an exchange is bound to it."""
+    """Return the header of a message of this side, with the fields that an exchange is bound to."""
     one, kind = endpoint, Kind.RUN
     return Header(
         *(one.conversation_id, one.is_initiator, kind, True, one.far_service, None, one.own_service, one.own_broker)

@@ -1,7 +1,7 @@
 """Limits of sign-in attempts: wrong ones in a minute, and concurrent checks.
 
 An attempt is counted before it is checked, since many may arrive at once, and uncounted if it was right. A password
-costs 32 MB and 0.1 s to check (decision 235), so at most `MAX_CONCURRENT_CHECKS` are checked at a time.
+costs 32 MB and 0.1 s to check (decision 510), so at most `MAX_CONCURRENT_CHECKS` are checked at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read files that users name: each may be a device, a pipe, as large as a disk, or replaced meanwhile.
 
-All files named by commands, definitions, scripts or folders are read by these functions (decision 461). A test searches
+All files named by commands, definitions, scripts or folders are read by these functions (decision 188). A test searches
 for modules that read files in another way.
 """
 

@@ -1,4 +1,4 @@
-"""The bodies of ServiceDiagnostic messages, similar to BrokerConfigurationNotice (decision 137)."""
+"""The bodies of ServiceDiagnostic messages, similar to BrokerConfigurationNotice (decision 117)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The character U+0000, which T-SQL strings may have and a text of PostgreSQL cannot (decision 405).
+"""The character U+0000, which T-SQL strings may have and a text of PostgreSQL cannot (decision 77).
 
 Python and messages have the character itself. A text in PostgreSQL has `ZERO` in its place: the last code point of
 Unicode, a noncharacter that texts do not exchange and NCHAR cannot make. Every string of T-SQL that enters or leaves

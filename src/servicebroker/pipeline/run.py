@@ -250,7 +250,7 @@ def _start(
     from servicebroker.pipeline.failed_query import reason
 
     checkpoints.check(queue)
-    register_formats(spark)  # each query needs a registration of its own (decision 135)
+    register_formats(spark)  # each query needs a registration of its own (decision 96)
     planners_before = planners(spark)
     try:
         source = spark.readStream.format("servicebroker").options(**queue.source_options(), deliver="parts")

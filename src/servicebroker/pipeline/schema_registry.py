@@ -1,6 +1,6 @@
 """Client of a schema registry with Confluent's API, of which three GETs are needed.
 
-The rules: "Schemas of a registry" in docs/reference/pipeline-file.md. Why not an existing client: decision 232.
+The rules: "Schemas of a registry" in docs/reference/pipeline-file.md. Why not an existing client: decision 213.
 """
 
 from __future__ import annotations

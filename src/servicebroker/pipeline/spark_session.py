@@ -179,7 +179,7 @@ def register_formats(session: SparkSession) -> None:
 
     Queries that start side by side in one session each need a registration. Spark keeps one map of environment
     variables per registration. It writes into the map when a query starts, and copies it into the tasks of running
-    queries (decision 135).
+    queries (decision 96).
     """
     from servicebroker.pipeline.sinks.delta import DeltaSink
     from servicebroker.pipeline.sinks.warehouse import WarehouseSink

@@ -277,7 +277,7 @@ class Progress:
         return [*steps, *self._complete()]
 
     def _jump_to(self, number: int) -> list[Step]:
-        """An error takes the place of everything that has not come; see docs/decisions/051."""
+        """An error takes the place of everything that has not come; see docs/decisions/050."""
         doomed = [kept for kept in self.kept if kept < number]
         for kept in doomed:
             self._let_go(kept)

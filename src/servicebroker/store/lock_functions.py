@@ -1,4 +1,4 @@
-"""Rights on the functions for advisory locks: in the database of an instance they are not public (decision 425).
+"""Rights on the functions for advisory locks: in the database of an instance they are not public (decision 165).
 
 A lock of ours has two keys (`store/locks.py`), which everybody can compute or read in pg_locks. So EXECUTE on the eight
 functions that take such locks is revoked from PUBLIC, and granted to the owner of the schema and to the roles with

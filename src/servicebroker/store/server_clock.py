@@ -1,6 +1,6 @@
 """The time that counts: that of the PostgreSQL server, whatever the clocks of its clients show.
 
-The reasons: docs/decisions/175.
+The reasons: docs/decisions/022.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
 @pytest.mark.full
 @pytest.mark.spark
 def test_each_registration_has_a_map_of_its_own(tmp_path):
-    """Spark writes into that of a query as it starts (decision 135)."""
+    """Spark writes into that of a query as it starts (decision 96)."""
     script = (
         "from servicebroker.pipeline.spark_session import register_formats, spark_session\n"
         "session = spark_session('registered', cores=1)\n"

@@ -1,4 +1,4 @@
-"""A PostgreSQL role with nothing but CONNECT takes no lock of the broker's, and so stops nothing (decision 425)."""
+"""A PostgreSQL role with nothing but CONNECT takes no lock of the broker's, and so stops nothing (decision 165)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ counted.
 Some failures come when the transaction is gone already: its COMMIT was refused, for example by a deferred constraint,
 the procedure has rolled it back, or its connection was lost. Then the message is in the queue again. The handler
 remembers the failure, and gives it to the policy when it receives the message next, without running the procedure
-(decision 330).
+(decision 66).
 A connection may be lost for other reasons than its message: only the second loss in a row is the message's failure.
 """
 

@@ -280,7 +280,7 @@ def _leave_groups(groups: list[UUID]) -> Steps[None]:
     yield remove_empty_groups(groups)
 
 
-# A closed initiator is removed, unless only its keys allow an answer to the peer's end (decision 53).
+# A closed initiator is removed, unless only its keys allow an answer to the peer's end (decision 50).
 _GOES_AT_ONCE = "(is_initiator and coalesce(security, 'N') = 'N')"
 
 

@@ -1,4 +1,4 @@
-"""Answers to requests: their queue, those that arrived, and those that are late (model/requests.py, decision 467)."""
+"""Answers to requests: their queue, those that arrived, and those that are late (model/requests.py, decision 504)."""
 
 from __future__ import annotations
 

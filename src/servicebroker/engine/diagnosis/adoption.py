@@ -1,4 +1,4 @@
-"""Adoption of a restored instance: transaction ids that its new server knows (decision 67)."""
+"""Adoption of a restored instance: transaction ids that its new server knows (decision 350)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Publications of logical replication under which PostgreSQL refuses UPDATE and DELETE of some tables.
 
-A subscriber tells rows apart by the replica identity of their table. Every table of the broker has one (decision 420).
+A subscriber tells rows apart by the replica identity of their table. Every table of the broker has one (decision 162).
 Tables of applications may have none, or a publication leaves out columns of it.
 """
 

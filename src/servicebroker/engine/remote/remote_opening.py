@@ -1,4 +1,4 @@
-"""The targets of conversations that begin in another instance: where each is to be, and their endpoints."""
+"""Targets of conversations that begin in another instance: find the service of each, and create the endpoints."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ SQL = SqlFile(__file__)
 
 
 class Unroutable(NamedTuple):
-    """A message that is neither taken nor answered: the reason as in the event Broker:Message Undeliverable."""
+    """A message that is dropped without an answer. `number` is the reason in the event Broker:Message Undeliverable."""
 
     number: int
 
 
-BEING_ALTERED = Unroutable(9797)  # the service is being made or altered
+BEING_ALTERED = Unroutable(9797)  # another session is creating or altering the service
 
 
 class Place(NamedTuple):
-    """The place for the target of a conversation from another instance. `broker` is that of the database.
+    """The service and database for the target of a conversation. `broker` is the database's broker identifier.
 
-    `failure` is the error for the initiator, if the service is here and does not take the conversation.
+    `failure` is the error for the initiator, if the service exists here but refuses the conversation.
     """
 
     home: LocalService
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class NewTarget(NamedTuple):
-    """A target endpoint to be made for a first message. `broker` is that of the database that gets it."""
+    """A target endpoint to create for a first message. `broker` is its database's broker identifier."""
 
     conversation_handle: UUID
     header: Header
@@ -97,7 +97,7 @@ class NewTarget(NamedTuple):
 
 
 class MadeTarget(NamedTuple):
-    """Values that the database adds to a target that it has made."""
+    """Values of a created target that come from the database."""
 
     priority: int
     honors_priority: bool
@@ -105,16 +105,16 @@ class MadeTarget(NamedTuple):
 
 
 def lock_service(service: str) -> Steps[bool]:
-    """Keep a service as it is until the transaction ends. Returns False if somebody is altering it."""
+    """Lock a service against changes until the transaction ends. Returns False if another session is altering it."""
     rows = yield SQL(
-        "lock_service",  # as `opening.lock_service`, but waiting for nobody
+        "lock_service",  # as `opening.lock_service`, but without waiting
         (locks.PARKED_DELIVERY, locks.SERVICE_NAME, service),
     )
     return bool(rows[0][0])
 
 
 def locate(catalog: Catalog, service: str, contract: str, now: datetime) -> Steps[tuple[LocalTopology, RoutingTable]]:
-    """Return the databases that have the service, and the routes of msdb for what comes from outside."""
+    """Return the databases that have the service, and the routes of msdb, which apply to messages from outside."""
     located = yield from find_topology([service], now, contract=contract)
     return located, (yield from located.routes(catalog, located.msdb))
 
@@ -163,9 +163,9 @@ class FirstMessages(NamedTuple):
 
 
 def insert_targets(targets: Sequence[NewTarget]) -> Steps[dict[UUID, MadeTarget]]:
-    """Make target endpoints, with their keys where they are secured. Returns those that it has made, by handle.
+    """Create target endpoints, with their keys if they are secured. Returns the created ones, by handle.
 
-    It does not make the target of a conversation of which the initiator is in this instance, too.
+    A target is not created if the initiator of its conversation is in this instance, too.
     """
     rows = yield Statement("remote_opening.insert_targets", _INSERT_TARGETS, _columns(targets))
     return {handle: MadeTarget(*row) for handle, *row in rows}
@@ -178,7 +178,7 @@ def insert_with_messages(
     runs: Sequence[Sequence[object]],
     bodies: Bodies,
 ) -> Steps[dict[UUID, MadeTarget]]:
-    """Make the targets of one queue with their first messages, all in one statement.
+    """Create the targets of one queue together with their first messages, in one statement.
 
     `runs` and `bodies` are those of `enqueue.arrive_first`. Returns as `insert_targets`.
     """
@@ -197,7 +197,7 @@ def insert_with_messages(
 
 
 def _columns(targets: Sequence[NewTarget]) -> tuple[Sequence[object], ...]:
-    """The arrays of `_WANTED`; those of bytes travel in binary."""
+    """Return the parameters of `_WANTED`, an array for each column. Arrays of bytes are sent in binary format."""
     columns: list[Sequence[object]] = [
         [one.conversation_handle for one in targets],
         [one.header.conversation_id for one in targets],

@@ -1,4 +1,4 @@
-"""The names of a domain and of its members, and the tokens that invite members (docs/decisions/155)."""
+"""The names of a domain and of its members, and the tokens that invite members (docs/decisions/059)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ UNPROVED = Proved()
 
 
 class Peer(NamedTuple):
-    """The other end of a connection: a seat (decision 106) of an owner; seats of other owners do not count."""
+    """The other end of a connection: a seat (decision 150) of an owner; seats of other owners do not count."""
 
     owner: str
     seat: UUID

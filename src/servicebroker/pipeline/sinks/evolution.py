@@ -1,6 +1,6 @@
 """Plans how a table gets the columns of its changed rule: added columns, wider types, or a refusal. Pure values.
 
-The rules: "When a file changes" in docs/reference/pipeline-file.md; the reasons: decision 212.
+The rules: "When a file changes" in docs/reference/pipeline-file.md; the reasons: decision 92.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def _is_newer(matches: pa.Table) -> Any:
     Clocks may go back; positions in a queue do not, unless it was recreated.
 
     If position and time of two conversations disagree, either may have come first, and no row tells which. Then the new
-    row counts, since batches come in the order of the queue (decision 255).
+    row counts, since batches come in the order of the queue (decision 92).
     """
     from pyarrow import compute
 

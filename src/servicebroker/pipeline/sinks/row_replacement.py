@@ -1,6 +1,6 @@
 """Replacement and removal of rows in a table: the files that hold them are rewritten without them.
 
-MERGE of deltalake does this too, but its files store texts in a form that Arrow filters refuse (decision 212).
+MERGE of deltalake does this too, but its files store texts in a form that Arrow filters refuse (decision 92).
 """
 
 from __future__ import annotations

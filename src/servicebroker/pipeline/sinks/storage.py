@@ -1,6 +1,6 @@
 """Storage of tables: a local folder, or one in an object store, which deltalake reaches by the environment's settings.
 
-The rules: "Where tables live" in docs/reference/pipeline-file.md; the reasons: decision 233.
+The rules: "Where tables live" in docs/reference/pipeline-file.md; the reasons: decision 263.
 """
 
 from __future__ import annotations

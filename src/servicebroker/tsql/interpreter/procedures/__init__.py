@@ -10,7 +10,7 @@ with SQL Server's columns.
 **The rules.**
 
 * An unsupported procedure is refused by its name, in a run and by `tsql check` alike (`unsupported_procedures.py`).
-* The prefix of a call says in which database the procedure works (docs/decisions/400).
+* The prefix of a call says in which database the procedure works (docs/decisions/160).
 * A result set has SQL Server's column names and types, also when it is empty.
 
 Procedures that broker scripts call: `general_procedures.py`. Procedures that show the catalog:

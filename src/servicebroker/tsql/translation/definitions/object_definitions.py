@@ -182,7 +182,7 @@ def _alter_table(writer: Writer, reader: PieceReader) -> list[str]:
 
 
 def _switch_constraints(reader: PieceReader, table: str, *, checks_again: bool) -> str:
-    """Write CHECK or NOCHECK CONSTRAINT, which enables or disables FOREIGN KEY and CHECK constraints (decision 259)."""
+    """Write CHECK or NOCHECK CONSTRAINT, which enables or disables FOREIGN KEY and CHECK constraints (decision 256)."""
     holds = reader.take("CHECK")
     if not holds:
         reader.take("NOCHECK")
