@@ -29,6 +29,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import lost_sessions
 from servicebroker.store.concurrency import Background, Event, Lock
 from servicebroker.store.connection import connect
+from servicebroker.store.direct import wait_for_notifications
 from servicebroker.store.running import run_alone
 
 _CLOSE_CHECK_S = 0.5  # between two looks at whether the instance was closed
@@ -192,8 +193,8 @@ class Doorbell:
                     while not self._closed.is_set():
                         next_poll = min((mode.next_poll for mode in self._polling.values()), default=math.inf)
                         pause = max(0.001, min(_CLOSE_CHECK_S, next_poll - time.monotonic()))
-                        for notice in connection.notifies(timeout=pause, stop_after=1):
-                            self._notified(notice.payload)
+                        for payload in wait_for_notifications(connection, pause):
+                            self._notified(payload)
                         self._poll()
             except (psycopg.Error, InstanceError):
                 self.losses += 1

@@ -48,7 +48,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
-from servicebroker.store.direct import DirectConnection
+from servicebroker.store.direct import DirectConnection, wait_for_notifications
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.server_clock import taken_ahead
 from servicebroker.store.server_time import follow
@@ -207,12 +207,9 @@ class Upkeep:
         return max(0.0, (self._release_at - self._clock()).total_seconds())
 
 
-def _hears(connection: psycopg.Connection[Any], seconds: float) -> bool:
+def _hears(connection: DirectConnection, seconds: float) -> bool:
     """Sleep until a message is to be delivered, at most so many seconds. Return whether there is one."""
-    heard = False
-    for _ in connection.notifies(timeout=seconds, stop_after=1):
-        heard = True
-    return heard
+    return bool(wait_for_notifications(connection, seconds))
 
 
 def tell(connection: psycopg.Connection[Any], tally: Tally) -> None:

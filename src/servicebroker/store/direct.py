@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import selectors
 import struct
 import sys
 import threading
@@ -409,6 +410,17 @@ def send_ahead(connection: DirectConnection) -> None:
     if connection.ahead or connection.waiting.verbs:
         with connection.lock:
             connection.wait(nothing())
+
+
+def wait_for_notifications(connection: DirectConnection, seconds: float) -> list[str]:
+    """Return the payloads of notifications, once some have come, or none after `seconds`.
+
+    The driver rounds a wait down to milliseconds, and takes the processor for the rest of the last one.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.pgconn.socket, selectors.EVENT_READ)
+        selector.select(seconds)
+    return [notice.payload for notice in connection.notifies(timeout=0, stop_after=1)]
 
 
 def run_query(cursor: psycopg.RawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool) -> None:

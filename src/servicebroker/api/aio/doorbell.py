@@ -28,6 +28,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import lost_sessions
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
 from servicebroker.store.aio.connection import connect
+from servicebroker.store.aio.direct import wait_for_notifications
 from servicebroker.store.aio.running import run_alone
 
 _CLOSE_CHECK_S = 0.5  # between two looks at whether the instance was closed
@@ -191,8 +192,8 @@ class Doorbell:
                     while not self._closed.is_set():
                         next_poll = min((mode.next_poll for mode in self._polling.values()), default=math.inf)
                         pause = max(0.001, min(_CLOSE_CHECK_S, next_poll - time.monotonic()))
-                        async for notice in connection.notifies(timeout=pause, stop_after=1):
-                            await self._notified(notice.payload)
+                        for payload in await wait_for_notifications(connection, pause):
+                            await self._notified(payload)
                         await self._poll()
             except (psycopg.Error, InstanceError):
                 self.losses += 1

@@ -47,7 +47,7 @@ from servicebroker.model.reporting import report
 from servicebroker.model.wording import told
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
-from servicebroker.store.aio.direct import AsyncDirectConnection
+from servicebroker.store.aio.direct import AsyncDirectConnection, wait_for_notifications
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.server_clock import taken_ahead
@@ -206,12 +206,9 @@ class Upkeep:
         return max(0.0, (self._release_at - self._clock()).total_seconds())
 
 
-async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bool:
+async def _hears(connection: AsyncDirectConnection, seconds: float) -> bool:
     """Sleep until a message is to be delivered, at most so many seconds. Return whether there is one."""
-    heard = False
-    async for _ in connection.notifies(timeout=seconds, stop_after=1):
-        heard = True
-    return heard
+    return bool(await wait_for_notifications(connection, seconds))
 
 
 async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:

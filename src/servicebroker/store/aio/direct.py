@@ -163,6 +163,11 @@ async def send_ahead(connection: AsyncDirectConnection) -> None:
             await _completed(connection, behind(connection, nothing()))
 
 
+async def wait_for_notifications(connection: AsyncDirectConnection, seconds: float) -> list[str]:
+    """Return the payloads of notifications, once some have come, or none after `seconds`."""
+    return [notice.payload async for notice in connection.notifies(timeout=seconds, stop_after=1)]
+
+
 async def run_query(
     cursor: psycopg.AsyncRawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool
 ) -> None:
