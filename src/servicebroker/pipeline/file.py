@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.model.toml import parse_toml
+from servicebroker.model.wording import cut
 from servicebroker.pipeline.decoding import FORMATS, UTF_8, Column
 from servicebroker.pipeline.decoding.coercion import EPOCHS
 from servicebroker.pipeline.decoding.kinds import has_plain, parse_kind
@@ -31,6 +31,10 @@ from servicebroker.pipeline.schema_registry import checked_url
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, folder_at
 from servicebroker.pipeline.variables import masked, resolved
 from servicebroker.store.connection import is_url
+
+MAX_TRIGGER_S = 31 * 86_400
+MAX_FIELD_BYTES = 2**30  # of a value in PostgreSQL
+MAX_ERROR = 1_000  # characters of an error, which may quote a value of any length
 
 _SOURCE_OPTIONS = {
     "starting_offsets": "startingOffsets",
@@ -66,9 +70,11 @@ def read_pipeline(path: Path, environment: Mapping[str, str] = os.environ) -> Pi
         return parse_pipeline(text, path.resolve().parent, environment)
     except DefinitionError as problem:
         line = line_of(text, problem.place)
-        raise InstanceError(f"{path}:{line}: {_path_prefix(problem.place)}{masked(str(problem))}.") from None
+        raise InstanceError(
+            f"{path}:{line}: {_path_prefix(problem.place)}{cut(masked(str(problem)), MAX_ERROR)}."
+        ) from None
     except ValueError as problem:
-        raise InstanceError(f"{path}: {problem}.") from None
+        raise InstanceError(f"{path}: {cut(str(problem), MAX_ERROR)}.") from None
 
 
 def parse_pipeline(text: str, folder: Path, environment: Mapping[str, str] = os.environ) -> Pipeline:
@@ -92,7 +98,7 @@ def parse_pipeline(text: str, folder: Path, environment: Mapping[str, str] = os.
         "bronze": head.table_name("bronze", "bronze", empty=True),
         "quarantine": head.table_name("quarantine", "quarantine"),
         "unconfigured": head.choice("unconfigured", UNCONFIGURED_ACTIONS),
-        "trigger_seconds": head.number("trigger_seconds", 1.0, 0),
+        "trigger_seconds": head.number("trigger_seconds", 1.0, 0, MAX_TRIGGER_S),
     }
     head.done()
     queues = tuple(_queue(table, folder) for table in document.tables("queue"))
@@ -155,7 +161,7 @@ def _message(table: TomlTable, folder: Path) -> MessageRule:
         table.text("encoding", UTF_8),
         _content(folder / schema, table) if schema else None,
         table.text("message", ""),
-        int(table.number("maximum_body", MAX_BODY_BYTES, 1)),
+        int(table.number("maximum_body", MAX_BODY_BYTES, 1, MAX_FIELD_BYTES)),
         _registry(table),
         table.count("maximum_quarantined"),
         table.text("rescue", ""),
@@ -253,11 +259,11 @@ class TomlTable:
             raise DefinitionError(f"'{key}' must be a list of texts", *self.place, key)
         return list(values)
 
-    def number(self, key: str, default: float, lowest: float) -> float:
-        """Return a number that is at least `lowest`."""
+    def number(self, key: str, default: float, lowest: float, highest: int) -> float:
+        """Return a number from `lowest` to `highest`."""
         value = self._value(key, (int, float), "a number", default)
-        if isinstance(value, bool) or not lowest <= value < math.inf:
-            raise DefinitionError(f"'{key}' must be a number from {lowest:g} on", *self.place, key)
+        if isinstance(value, bool) or not lowest <= value <= highest:
+            raise DefinitionError(f"'{key}' must be a number from {lowest:g} to {highest:,}", *self.place, key)
         return float(value)
 
     def count(self, key: str) -> int | None:

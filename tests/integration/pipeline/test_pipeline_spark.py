@@ -235,6 +235,14 @@ def test_several_queues_of_one_source_land_with_their_names(feed, spark, tmp_pat
     assert sorted(numbers.values()) == [list(range(20))] * 4
 
 
+def test_a_password_is_in_no_plan(feed, spark, capsys):
+    """The pages and the event log of Spark show what `explain` does."""
+    secret = feed.options | {"instance": f"{feed.options['instance']}&password=tops3cret"}
+    spark.read.format("servicebroker").options(**secret).load().explain("extended")
+    assert "BatchScan" in (printed := capsys.readouterr().out)
+    assert "tops3cret" not in printed
+
+
 def test_a_wrong_option_is_one_clear_sentence(feed, spark):
     with pytest.raises(Exception, match="The servicebroker source has no option 'color'"):
         spark.readStream.format("servicebroker").options(**feed.options, color="red").load()

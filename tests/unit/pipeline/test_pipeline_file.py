@@ -146,8 +146,9 @@ def test_a_whole_file_is_read(write, tmp_path):
         ('name = "orders"', "", 1, "'name' is missing"),
         ('name = "orders"', "name = 5", 2, "'name' must be a text"),
         ('name = "orders"', 'name = " "', 2, "'name' is empty"),
-        ("trigger_seconds = 0.5", "trigger_seconds = -1", 4, "number from 0 on"),
-        ("trigger_seconds = 0.5", "trigger_seconds = inf", 4, "number from 0 on"),
+        ("trigger_seconds = 0.5", "trigger_seconds = -1", 4, "number from 0 to"),
+        ("trigger_seconds = 0.5", "trigger_seconds = inf", 4, "number from 0 to 2,678,400"),
+        ("trigger_seconds = 0.5", f"trigger_seconds = {'9' * 400}", 4, "number from 0 to 2,678,400"),
         ("trigger_seconds = 0.5", "triger_seconds = 1", 4, "there is no key 'triger_seconds'"),
         ("trigger_seconds = 0.5", 'format = "orc"', 4, "one of delta, parquet"),
         ('warehouse = "tables"', 'warehouse = "ftp://host/tables"', 3, "not at ftp://"),
@@ -346,6 +347,13 @@ def test_the_option_of_the_sink_is_checked_as_the_file_is(tmp_path, change, mess
 def test_an_option_of_the_sink_that_is_no_pipeline_is_refused(text):
     with pytest.raises(InstanceError, match="not one that this version of servicebroker writes"):
         Pipeline.from_text(text)
+
+
+def test_a_value_of_any_length_is_refused_in_a_short_sentence(write):
+    path = write(SMALL.replace('"t"', f'"{"../" * 10_000}"'))
+    with pytest.raises(InstanceError, match="message 1: ") as refusal:
+        read_pipeline(path)
+    assert len(str(refusal.value)) < 2000
 
 
 def test_a_sink_for_a_queue_that_the_pipeline_lacks_is_refused(tmp_path):
