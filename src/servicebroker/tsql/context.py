@@ -64,7 +64,7 @@ class SessionVerbs(JoinedTransaction):
         transactions = self._machine.transactions
         if not transactions.count or transactions.is_external or transactions.is_doomed or transactions.is_snapshot:
             return super().run(operation)
-        if isinstance(operation, BeginDialog) and not transactions.dialogs:
+        if isinstance(operation, BeginDialog) and not transactions.dialogs.has_dialogs:
             transactions.release_guard()
         if outcome := transactions.dialogs.run(self.engine, operation):
             self._works()

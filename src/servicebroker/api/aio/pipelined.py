@@ -113,6 +113,11 @@ class AsyncWaitingDialogs:
         self._engine: OwnerVerbs | None = None  # the engine of the dialogs that wait
         self._clear()
 
+    @property
+    def has_dialogs(self) -> bool:
+        """Return whether a new conversation waits."""
+        return bool(self._dialogs)
+
     async def run(self, engine: OwnerVerbs, operation: Operation[Any]) -> list[Any]:
         """Let an operation wait, and return its result in a list. If the list is empty, the operation must be run.
 

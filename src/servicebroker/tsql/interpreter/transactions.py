@@ -121,7 +121,7 @@ class Transactions:
             return False
         outcome = self._commit_outcome
         try:
-            if self.dialogs:
+            if self.dialogs.has_dialogs:
                 self._commit_dialogs()
             else:
                 should_send = self.has_begun() and not outcome
@@ -203,7 +203,7 @@ class Transactions:
 
     def has_begun(self) -> bool:
         """Return True if BEGIN has been sent, or if conversations wait to be sent behind it."""
-        return bool(self.dialogs) or not any(
+        return self.dialogs.has_dialogs or not any(
             piggybacked.command in _BEGIN_COMMANDS for piggybacked in self.connection.ahead
         )
 
