@@ -50,19 +50,22 @@ DISCARDED = _counter("forwarded_messages_discarded", "Forwarded Msg Discarded To
 CONNECTIONS = _counter("connection_events", "Broker:Connection events.", "subclass")
 LOGINS = _counter("login_events", "Audit Broker Login events.", "subclass")
 MISTRUSTED = _counter(
-    "mistrusted_peers", "What peers have claimed or brought that is not theirs, and was dropped.", "owner", "claim"
+    "mistrusted_peers",
+    "False claims of peers, and messages that they may not send.",
+    "owner",
+    "claim",
 )
 ACTIVATIONS = _counter(
     "activation_events", "Broker:Activation events: Tasks Started, Tasks Aborted and their like.", "subclass"
 )
-DISABLED = _counter("queue_disabled_events", "Broker:Queue Disabled events: queues that poison has switched off.")
-LIMIT_REACHED = _counter("task_limit_reached", "Task Limit Reached: one more reader was wanted than may run.")
+DISABLED = _counter("queue_disabled_events", "Broker:Queue Disabled events: queues disabled by poison detection.")
+LIMIT_REACHED = _counter("task_limit_reached", "Task Limit Reached: a reader was wanted beyond MAX_QUEUE_READERS.")
 INVOKED = _counter("stored_procedures_invoked", "Stored Procedures Invoked: calls of activated procedures.")
 ACTIVATION_ERRORS = _counter("activation_errors", "Activation Errors Total: calls of them that have raised.")
 TRANSMISSIONS = _counter("transmission_events", "Broker:Transmission events: messages that wait for a connection.")
 CLASSIFIED = _counter("message_classify_events", "Broker:Message Classify events.", "subclass")
 CONVERSATIONS = _counter(
-    "conversation_events", "Broker:Conversation events of what comes from other instances.", "subclass"
+    "conversation_events", "Broker:Conversation events of messages from other instances.", "subclass"
 )
 ACKNOWLEDGEMENTS = _counter("remote_message_acknowledgement_events", "Remote Message Acknowledgement.", "subclass")
 
@@ -93,7 +96,7 @@ BATCHES = _counter("transmission_object_batches", "Batched writes.")
 BATCH_SECONDS = _counter("transmission_object_batch_seconds", "By batches Avg. Time to Write Batch.")
 BETWEEN_SECONDS = _counter("transmission_object_between_batches_seconds", "By batches Avg. Time Between Batches.")
 
-PENDING_RECEIVE_BYTES = _gauge("pending_receive_bytes", "Pending Bytes for Recv I/O: come, and in no round yet.")
+PENDING_RECEIVE_BYTES = _gauge("pending_receive_bytes", "Pending Bytes for Recv I/O: received, and not in a round yet.")
 PENDING_RECEIVE_FRAGMENTS = _gauge("pending_receive_fragments", "Pending Msg Frags for Recv I/O.")
 PENDING_SEND_BYTES = _gauge("pending_send_bytes", "Pending Bytes for Send I/O: ready to be sent.")
 PENDING_SEND_FRAGMENTS = _gauge("pending_send_fragments", "Pending Msg Frags for Send I/O.")

@@ -26,12 +26,12 @@ class EndpointState(StrEnum):
 STATE_WORDS: dict[str, str] = {state.value: state.name.lower().replace("_", " ") for state in EndpointState}
 STATE_MEANINGS: dict[str, str] = {
     EndpointState.STARTED_OUTBOUND: "It has begun, and nothing was sent yet.",
-    EndpointState.STARTED_INBOUND: "A message of it has arrived, and its first one has not.",
+    EndpointState.STARTED_INBOUND: "A later message has arrived, but not the first one.",
     EndpointState.CONVERSING: "Both sides may send.",
     EndpointState.DISCONNECTED_INBOUND: "The other side has ended it; this side has not.",
     EndpointState.DISCONNECTED_OUTBOUND: "This side has ended it; the other side does not know yet.",
     EndpointState.ERROR: "It has failed; this side has not ended it.",
-    EndpointState.CLOSED: "Both sides have ended it. It is kept against replays for a while.",
+    EndpointState.CLOSED: "Both sides have ended it. It is kept for a while, so that no replay reopens it.",
 }
 
 

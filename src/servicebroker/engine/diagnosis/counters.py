@@ -93,7 +93,7 @@ def message_flows() -> Steps[list[Counter]]:
         ),
         Counter(
             "dequeued_transmissionq_messages",
-            "Dequeued TransmissionQ Msgs: messages that wait no longer.",
+            "Dequeued TransmissionQ Msgs: messages that left the transmission queue.",
             (),
             [((), dequeued)],
             rises=True,
@@ -120,7 +120,7 @@ def _depths() -> Steps[list[Counter]]:
         ),
         Counter(
             "queue_oldest_seconds",
-            "How long the oldest message of a queue has been there.",
+            "The age of the oldest message of a queue.",
             queue,
             [((one.database, one.queue), max(0.0, now - one.oldest.timestamp())) for one in found if one.oldest],
         ),
@@ -167,7 +167,7 @@ def _certificates() -> Steps[list[Counter]]:
     return [
         Counter(
             "certificate_seconds_left",
-            "How long a certificate that is in use is valid still; below 0 when it has expired.",
+            "The time until a certificate in use expires; below 0 after that.",
             ("database", "user", "certificate"),
             left,
         ),
