@@ -67,7 +67,7 @@ class TransactionScripts(ABC):
         """SENDs of a pipeline."""
 
     def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
-        """As `Database.execute_tsql`, in this transaction: BEGIN and COMMIT in the script only count.
+        """Run `Database.execute_tsql` in this transaction: BEGIN and COMMIT in the script only change @@TRANCOUNT.
 
         Raises:
             TsqlError: as there; also for ROLLBACK without a savepoint, since the transaction is yours.

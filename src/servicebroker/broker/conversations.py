@@ -135,7 +135,7 @@ class _Small(NamedTuple):
 
 @dataclass(slots=True)
 class _Traffic:
-    """Of a link: the bytes that are under way on it, those that its peer has acknowledged, and how far away it is."""
+    """The traffic of a link: bytes in flight, bytes that its peer has acknowledged, and its round-trip time."""
 
     load: int = 0
     since: float = 0.0
@@ -146,7 +146,7 @@ class _Traffic:
     quickest: float = NEVER  # seconds until one was acknowledged
 
     def turn(self, now: float) -> None:
-        """Another half second begins, if it is time."""
+        """Begin another half second of measurement, if the last one is over."""
         if now - self.since >= RECENT_S:
             self.taken_before = self.taken if now - self.since < 2 * RECENT_S else 0
             self.since, self.taken = now, 0
@@ -305,7 +305,7 @@ class Conversations:
             entry.dialog.rolled_back()
 
     def halt(self, entry: Entry) -> None:
-        """If it sends no more, free its bodies and its part of the link."""
+        """Free the bodies of a conversation and its part of the link, if it sends no more."""
         if entry.dialog.sending not in SENDS:
             self.release(entry)
             self.weigh(entry)
@@ -346,11 +346,11 @@ class Conversations:
     # ---------------------------------------------------------------- links, and the lines at them
 
     def reached(self, address: Address) -> None:
-        """There is a link to that address now: whoever waits for it may send at once."""
+        """Handle a new link to an address: conversations that wait for it may send at once."""
         self._tell(address, Event.REACHED)
 
     def unreached(self, address: Address, status: str) -> None:
-        """There is no link to that address, and why."""
+        """Handle the failure to connect to an address, with the reason."""
         self._tell(address, Event.UNREACHED, status)
 
     def _tell(self, address: Address, event: Event, why: str = "") -> None:
@@ -434,7 +434,7 @@ class Conversations:
             traffic.measured = traffic.small
 
     def acknowledged(self, entry: Entry, below: int) -> None:
-        """The peer has stored its messages below that one."""
+        """Note that the peer has stored the messages below that number."""
         self.release(entry, below)
         if self._to_clear and not entry.wants_more and not entry.dialog.load:
             self._to_clear.pop(entry.endpoint.conversation_handle, None)
@@ -518,7 +518,7 @@ class Conversations:
         return parts
 
     def release(self, entry: Entry, below: float = NEVER) -> None:
-        """The bodies of messages below that number are not needed any more, or will be read again."""
+        """Free the bodies of messages below that number: they are acknowledged, or will be read again."""
         self.take(entry, [number for number in entry.parts if number < below])
 
     # ---------------------------------------------------------------- time and room

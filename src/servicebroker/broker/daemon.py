@@ -209,7 +209,7 @@ class Daemon:
             _log.info("The broker is shut down.")
 
     def _begin_anew(self) -> None:
-        """Soon, from what the database holds."""
+        """Close all links and shares, and wait before everything is started again from the database."""
         self._network.stand(IN_DOUBT)
         self._shares.end()
         self._stopped.wait(RECONNECT_INTERVAL_S)

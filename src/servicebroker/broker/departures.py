@@ -56,7 +56,7 @@ class Finding:
         self._page_at = min(self._page_at, self._seconds() + MATCH_AGAIN)
 
     def reached(self) -> None:
-        """There is a new link: those that had to leave may have waited for it."""
+        """Handle a new link, for which conversations may have waited."""
         if self._page_missed:
             self._page_at = 0.0
 
@@ -308,7 +308,7 @@ class Frames:
         return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
 
     def _dated(self, entry: Entry, header: Header) -> Header:
-        """The header that says when it is sealed, where it opens a secured conversation.
+        """Return the header, with the present time if it opens a secured conversation.
 
         A frame that travels again is sealed anew, with the time of then.
         """

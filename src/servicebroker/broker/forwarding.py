@@ -136,7 +136,7 @@ class Forwarding:
         return len(self._forwarder), self._forwarder.held_bytes
 
     def observed(self) -> list[Row]:
-        """For sys.dm_broker_forwarded_messages."""
+        """Return the rows of sys.dm_broker_forwarded_messages."""
         now = self._seconds()
         return [
             (

@@ -44,13 +44,13 @@ class Lost(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """There is a link to this address."""
+    """The event that a link to this address was made."""
 
     address: Address
 
 
 class Unreached(NamedTuple):
-    """There is none, and why."""
+    """The event that no link to this address could be made, with the reason."""
 
     address: Address
     status: str
@@ -64,7 +64,7 @@ class Answered(NamedTuple):
 
 
 class Outdated(NamedTuple):
-    """A peer has seen a higher timeline of our cluster than ours: another server was promoted."""
+    """The event that a peer has seen a higher timeline of our cluster: another server was promoted."""
 
     known: Known
 
@@ -144,7 +144,7 @@ class Inbox:
                 self.bell.set()
 
     def take(self, most: int) -> list[NetworkEvent]:
-        """At most so many: what has happened first, then what each line has brought, one in turns, until it is enough.
+        """Take at most `most` items: first events, then frames of each peer in turns, until the round has enough.
 
         Who gets least of a round is the first in the next one.
         """
@@ -200,7 +200,7 @@ class Inbox:
             self._happened = {key: one for key, one in self._happened.items() if not isinstance(one, Lost)}
 
     def took(self, seconds: float) -> None:
-        """So long has it taken to deal with what was taken.
+        """Note how long the round has worked on the taken items.
 
         Each line is charged for what was measured for it, and for its part of the rest by the number of its frames.
         """
@@ -376,7 +376,7 @@ class Charges:
 
     @property
     def now(self) -> float:
-        """The moment from which something is to be charged."""
+        """The present time, from which the next charge counts."""
         return self._seconds()
 
     @property

@@ -176,7 +176,7 @@ class Matching:
         return set() if before is None else self._match_anew(handle for handle, _ in self._conversations.items())
 
     def see_mirrors(self, store: Store) -> set[UUID]:
-        """Of some pairs another one is the principal now, or neither is known to be it."""
+        """Handle mirrored pairs whose principal has changed, or is unknown now."""
         self._mirrors.tick()
         self._save_news(store)
         changed = self._mirrors.take_changed()

@@ -81,7 +81,7 @@ class Mirrors:
             self._becomes(one, mirroring.tick(pair, self._seconds()))
 
     def take_changed(self) -> set[Elsewhere]:
-        """The pairs of which another one was chosen since the last time, or none, or none for another reason."""
+        """Return the pairs whose choice, or reason for having none, has changed since the last call."""
         taken, self._changed = self._changed, set()
         return taken
 

@@ -69,7 +69,7 @@ class Peers:
         return None if owner == NOBODY else self._claims.objection(instance, owner)
 
     def greeted(self, owner: str, instance: UUID) -> str | None:
-        """A peer has connected to us and says who it is: why it is not believed. Nothing is learned of it."""
+        """Judge the identity that a connecting peer claims. Returns why it is refused. Nothing is learned from it."""
         with self._lock:
             return self._judged(owner, instance) if self.proves else None
 

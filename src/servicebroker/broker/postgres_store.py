@@ -86,7 +86,7 @@ class PostgresStore(Store):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """As the driver's, but BEGIN travels with the first statement, and not every COMMIT waits for the disk."""
+        """Run a transaction: BEGIN travels with the first statement, and COMMIT waits for the disk only if it must."""
         connection, self._must_last, self._is_beside = self._connection, False, False
         self._answers = {}
         connection.ahead.append(QueuedCommand(b"begin"))

@@ -52,14 +52,14 @@ class PrincipalCheck:
         self._reports.write(connection, anew=True)  # its table is unlogged: no commit waits for the standby
 
     def renew(self, connection: psycopg.Connection[Any]) -> None:
-        """The daemon is alive and its commits go through; also a promotion of ours may have been noticed only now."""
+        """Note that a commit has succeeded. It may be the first one after a promotion of this server."""
         standing = run(connection, find_standing())
         self._network.stand(standing)
         is_unguarded = self._network.was_asked and not standing.is_guarded
         self._tell(Subject.MIRROR, UNGUARDED if is_unguarded else "")
 
     def challenge(self, known: Known) -> None:
-        """A peer has seen a higher timeline of our cluster.
+        """Handle the report of a peer that it has seen a higher timeline of our cluster.
 
         Raises:
             InstanceError: it has to be proven anew that this is the principal.

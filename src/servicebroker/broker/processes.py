@@ -137,7 +137,7 @@ class ShareProcess(RemoteRelay):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id of the child."""
         return self._process.pid
 
     # ---------------------------------------------------------------- its rounds

@@ -42,7 +42,7 @@ class Quotas:
         self._unfinished.load(store.unfinished(), self._seconds())
 
     def note(self, link: Link, handle: UUID, entry: Entry) -> None:
-        """A link has brought messages of a conversation, or fragments."""
+        """Note that a link has brought messages or fragments of a conversation."""
         begun = entry.dialog.begun
         if begun is not None:
             self._unfinished.note(link.owner, handle, begun, self._seconds())

@@ -16,7 +16,7 @@ OTHERS = "others"  # peers that are too many to be told apart
 
 
 class Refusals:
-    """From any thread. What is the ordinary life of messages, as a duplicate, is none; `REMEDIES` has what is."""
+    """Counts of refusals, noted from any thread. Only errors with advice in `REMEDIES` count; a duplicate does not."""
 
     def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -25,7 +25,7 @@ class Refusals:
         self._reached: dict[str, dict[str, float]] = {}  # by peer: what was said of its budgets, and when last
 
     def note(self, what: Refusal, text: str) -> None:
-        """One more."""
+        """Count a refusal."""
         if what.number not in REMEDIES:
             return
         with self._lock:

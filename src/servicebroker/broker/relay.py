@@ -174,18 +174,18 @@ class Relay:
         return min(at, self.mirrors.wake_at) if self.mirrors.are_used else at
 
     def on_peer_role(self, address: Address, standing: Standing) -> None:
-        """The broker at that address has said whether it is the principal."""
+        """Handle the answer of a broker whether it is the principal of its pair."""
         self.mirrors.heard(address, standing)
 
     def reached(self, address: Address) -> None:
-        """There is a link to that address now: whoever waits for it may send at once."""
+        """Handle a new link to an address: conversations that wait for it may send at once."""
         self._named.reached(address)
         self._conversations.reached(address)
         self._finding.reached()
         self._waiting.hurry()
 
     def unreached(self, address: Address, status: str) -> None:
-        """There is no link to that address, and why."""
+        """Handle the failure to connect to an address, with the reason."""
         self.mirrors.unreached(address, status)
         self._conversations.unreached(address, status)
 

@@ -449,7 +449,7 @@ def cores() -> int:
 
 
 def pin_plans(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """By indexes, and kept: a plan for one array costs more than to run it, and one for an empty table is bad soon."""
+    """Make the session reuse plans, and only index scans: planning costs more than running these statements."""
     execute(
         connection,
         "shares.pin_plans",

@@ -87,10 +87,10 @@ class Store(Protocol):
         """Ask the dynamic routing service for a route, unless that was done."""
 
     def known_pairs(self, pairs: Iterable[Elsewhere]) -> dict[Elsewhere, Known]:
-        """The highest timeline that was seen of each mirrored pair."""
+        """Return the highest timeline seen of each mirrored pair."""
 
     def pairs(self) -> list[Elsewhere]:
-        """The mirrored pairs that are kept."""
+        """Return the stored mirrored pairs."""
 
     def save_pairs(self, rows: Sequence[Row]) -> None:
         """Keep what is known of mirrored pairs."""

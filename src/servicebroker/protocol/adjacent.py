@@ -141,11 +141,11 @@ class Told(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """The peer has nothing to say, and is still there."""
+    """A keepalive of the peer."""
 
 
 class Corrupted(NamedTuple):
-    """A message was changed under way and dropped: Broker:Corrupted Message."""
+    """A message that was corrupted in transit and dropped (event Broker:Corrupted Message)."""
 
     size: int
 
@@ -278,7 +278,7 @@ class Connection:
         return self._read(now, most)
 
     def end_of_stream(self) -> list[Event]:
-        """The peer has closed the stream, or it broke."""
+        """Handle the end or the loss of the stream."""
         if self.phase is Phase.CLOSED:
             return []
         return [self._closed(28028, BrokerError(28028).text) if self.phase is not Phase.ONLINE else self._closed(0, "")]

@@ -607,7 +607,7 @@ class Dialog:
         return self._outgoing.wake_at() if self.sending in SENDS else NEVER
 
     def link_up(self) -> None:
-        """There is a connection towards the peer."""
+        """Handle a connection to the peer: waiting messages may be sent at once."""
         self._link_status = ""
         self._outgoing.release()
 

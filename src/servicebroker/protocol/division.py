@@ -26,5 +26,5 @@ WHOLE = Division()
 
 
 def share_of(conversation: UUID, count: int) -> int:
-    """The number of the share that a conversation is of, of so many."""
+    """Return the number of the share that a conversation belongs to, of `count` shares."""
     return conversation.int % SLOT_COUNT % count

@@ -32,7 +32,7 @@ NONE: Mapping[Elsewhere, str] = MappingProxyType({})
 
 
 class Explanation(NamedTuple):
-    """The decisions that are possible for a conversation now.
+    """All decisions that are possible for a conversation now.
 
     Attributes:
         conversation: the conversation in question.

@@ -60,7 +60,7 @@ class FairQueue(Generic[Key]):
         return Turn(key, priority < best)
 
     def _starving(self) -> int | None:
-        """The priority of who has waited longest, when it is time for it."""
+        """Return the priority that has waited longest, if it has waited long enough to go first."""
         if self._turn - self._elevated < MAX_TURNS_WAITED:
             return None
         since, priority = min((next(iter(line.values())), priority) for priority, line in self._classes.items())

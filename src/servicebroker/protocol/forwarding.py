@@ -186,7 +186,7 @@ class Forwarder(Generic[Hop]):
         return None
 
     def pass_on(self, hop: Hop, now: float) -> tuple[Header, bytes] | Refusal | None:
-        """The next message for a hop that is reached, wrapped; or one whose time is over; None when none waits."""
+        """Return the next message for a connected hop, or one whose time to live is over; None if none waits."""
         line = self._waiting.get(hop)
         if not line:
             return None

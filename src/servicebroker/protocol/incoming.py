@@ -114,7 +114,7 @@ class Begun(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The fragments of one message that have come, and their bytes.
+    """The received fragments of one message, and their bytes.
 
     `bounds` are the runs of fragments, in order: of each its first fragment, and the one behind its last. So a message
     takes memory for what has come of it, however many fragments it says that it has.
@@ -346,7 +346,7 @@ class Incoming:
         return bool(self._steps) or self._committing is not None
 
     def contradicts(self, number: int, parts: tuple[Part, ...], before: bytes | None) -> int | None:
-        """The number of a message that has come as another one before; None when nothing is known to differ.
+        """Return the number of a message that has come before with other contents, or None.
 
         What came is numbered from `number` on, behind a message with the token `before`. It is enough to know the last
         message: whoever has sent that one has sent all before it.

@@ -41,7 +41,7 @@ class Protection(Protocol):
         ...
 
     def open(self, header: bytes, sealed: bytes) -> bytes:
-        """The payload that was sealed with exactly this header.
+        """Return the payload that was sealed together with exactly this header.
 
         Raises:
             CorruptedMessage: 11230, a bit of either was changed.

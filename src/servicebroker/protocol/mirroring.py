@@ -54,7 +54,7 @@ class Known(NamedTuple):
     evidence: bytes = b""
 
     def after(self, standing: Standing) -> Known:
-        """With what a broker has said; a cluster that was made anew begins to count again."""
+        """Return the state after an answer of a broker. A newly created cluster begins to count again."""
         if standing.role is Role.IN_DOUBT or not standing.system:
             return self
         said = Known(*standing[1:3], standing.evidence)

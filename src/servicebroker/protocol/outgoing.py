@@ -114,7 +114,7 @@ class Outgoing:
         self.sent_below = max(self.sent_below, self.next_number)
 
     def offer_run(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> int:
-        """As many of them as there is room for. Returns how many."""
+        """Offer as many messages of a run as there is room for. Returns how many."""
         cost = self._limits.message_cost
         befores = list(accumulate([size + cost for size in sizes], initial=0))
         count = min(bisect_left(befores, self.room), len(sizes))
@@ -122,7 +122,7 @@ class Outgoing:
         return count
 
     def token(self, number: int) -> bytes | None:
-        """The token of a message that is offered and not acknowledged; None of others, and where there is none."""
+        """Return the token of an offered, unacknowledged message; None for others, and for one without a token."""
         return self._tokens[number - self.base] if self.base <= number < self.next_number else None
 
     def skip_to(self, number: int) -> None:
@@ -175,7 +175,7 @@ class Outgoing:
         return None
 
     def acknowledged(self, ack: Acknowledgement) -> bool:
-        """The peer has committed this, which contradicts nothing. Returns whether it is news."""
+        """Apply an acknowledgement that contradicts no earlier one. Returns whether it brings news."""
         news = ack.below > self.base
         if news:
             self._drop_below(ack.below)
@@ -231,14 +231,14 @@ class Outgoing:
         self._under_way = 0
 
     def hold(self, now: float) -> None:
-        """There is no link: try again later, each time later still. While a wait runs, nothing changes."""
+        """Handle the lack of a link: retry with backoff. A running wait stays as it is."""
         self.rewind()
         if now >= self.held_until:
             self.held_until = now + self._wait(self.attempts)
             self.attempts += 1
 
     def release(self) -> None:
-        """There is a link: what waits may travel at once."""
+        """Handle a link: waiting messages may be sent at once."""
         self.held_until = 0.0
 
     def _wait(self, attempts: int) -> float:

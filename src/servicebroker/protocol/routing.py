@@ -186,7 +186,7 @@ class Refused(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Not taken: the message came from outside, and its sender will send it again. `number` says why."""
+    """A dropped message from outside, which its sender repeats. `number` is the reason."""
 
     number: int
 
@@ -353,7 +353,7 @@ def _first(*expiries: datetime | None) -> datetime | None:
 
 
 def _is_reachable(route: Route, site: Site) -> bool:
-    """Of a mirrored pair one is enough."""
+    """Return whether an address can be reached; of a mirrored pair one of both is enough."""
     ways = [parse_address(text) for text in (route.address, route.mirror_address) if text is not None]
     return any(way not in site.unreachable for way in ways)
 

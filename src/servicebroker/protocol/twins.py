@@ -31,13 +31,13 @@ class Presence(NamedTuple):
 
 
 class Twins:
-    """The daemons that have brought messages lately."""
+    """The daemons that have sent messages lately."""
 
     def __init__(self) -> None:
         self._known: dict[Identity, dict[UUID, Presence]] = {}
 
     def heard(self, identity: Identity, incarnation: UUID, where: str, now: float) -> str | None:
-        """A daemon has brought messages. Returns where another one of this identity does so at the same time.
+        """Note that a daemon has sent messages. Returns the address of another one that uses the same identity now.
 
         The same two are told again after `OVERLAP_S` seconds.
         """

@@ -115,7 +115,7 @@ def _begin_receive(trace: Any, queue: str, messages: Sequence[Message], found: S
 
 
 def current(span: Span | None) -> AbstractContextManager[object]:
-    """The span is the current one in the block, for whatever is traced there."""
+    """Make the span current in the block, for code that is traced there."""
     if span is None or (trace := _trace()) is None:
         return _NO_SPAN
     found: AbstractContextManager[object] = trace.use_span(span, record_exception=False, set_status_on_exception=False)
@@ -133,7 +133,7 @@ def fail(span: Span | None, problem: BaseException) -> None:
 
 
 def end(span: Span, problem: BaseException | None = None) -> None:
-    """The span is over, with that problem."""
+    """End the span, with that error."""
     if problem is not None:
         fail(span, problem)
     with _unharmed():

@@ -37,7 +37,7 @@ class Begin(NamedTuple):
 
 
 class Session(NamedTuple):
-    """Of a process with PostgreSQL."""
+    """The database session of a child process."""
 
     pid: int
     began: datetime
@@ -91,7 +91,7 @@ class StatusMessage(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A round is over, and committed."""
+    """The result of a committed round."""
 
     carried: int
     wake_at: float
@@ -108,7 +108,7 @@ class Failed(NamedTuple):
 
 
 class ProcessExited(InstanceError):
-    """A process has ended without a word."""
+    """The error that a child process has exited without a report."""
 
     def __init__(self) -> None:
         super().__init__("The process of a share has ended.")

@@ -42,7 +42,7 @@ class Held(NamedTuple):
         """Do nothing: the process has dropped them when it ended."""
 
     def observed(self) -> Sequence[Row]:
-        """For sys.dm_broker_forwarded_messages."""
+        """Return the rows of sys.dm_broker_forwarded_messages."""
         return self.rows
 
 
@@ -133,7 +133,7 @@ class RemoteRelay:
                 getattr(self._links if whom == TO_LINKS else self._peers, told.method)(*told.arguments)
 
     def _number(self, link: Link) -> int:
-        """By which the process knows it."""
+        """Return the number by which the child process knows a link."""
         number = self._numbers.get(link)
         if number is None:
             number = self._numbers[link] = next(self._next)
@@ -146,20 +146,20 @@ class RemoteRelay:
         """Do nothing: the process has just begun, and remembers nothing."""
 
     def lost(self, link: Link, status: str) -> None:
-        """A link is over."""
+        """Handle the end of a link."""
         if link in self._numbers:
             self._happened.append(("lost", (self._numbers[link], status)))
 
     def reached(self, address: Address) -> None:
-        """There is a link to that address now."""
+        """Handle a new link to an address."""
         self._happened.append(("reached", (address,)))
 
     def unreached(self, address: Address, status: str) -> None:
-        """There is no link to that address, and why."""
+        """Handle the failure to connect to an address, with the reason."""
         self._happened.append(("unreached", (address, status)))
 
     def on_peer_role(self, address: Address, standing: Standing) -> None:
-        """The broker at that address has said whether it is the principal."""
+        """Handle the answer of a broker whether it is the principal of its pair."""
         self._happened.append(("on_peer_role", (address, standing)))
 
     @property

@@ -119,7 +119,7 @@ class Challenges:
         self._refuted = Known()  # the one that a commit with the standby has proven wrong
 
     def take(self, known: Known) -> None:
-        """A peer has seen a higher timeline of our cluster.
+        """Handle the report of a peer that it has seen a higher timeline of our cluster.
 
         Raises:
             InstanceError: it has to be proven anew that this is the principal.

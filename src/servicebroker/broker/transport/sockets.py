@@ -253,7 +253,7 @@ class Network:
         return acceptor
 
     def _begin_connecting(self, address: Address) -> None:
-        """The caller has the lock."""
+        """Begin to connect to an address. The caller holds the lock."""
         if address not in self._connecting and not self.is_away:
             self._connecting.add(address)
             self._start(self._connect(address))
@@ -375,7 +375,7 @@ class Network:
         return [address for address, one in self._peers.items() if one == peer and address in self._questions]
 
     def told(self, stream: Stream, standing: Standing) -> None:
-        """A peer has said whether it is the principal."""
+        """Handle the answer of a peer whether it is the principal."""
         assert stream.peer is not None
         with self._lock:
             halves = self._halves(stream.peer)
@@ -417,7 +417,7 @@ class Network:
                 self._begin_connecting(address)
 
     def over(self, stream: Stream, closed: Closed, *, was_online: bool) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         self.streams.discard(stream)
         with self._lock:
             self.arbiter.gone(stream)

@@ -138,7 +138,7 @@ class Stream(asyncio.Protocol):
 
     @property
     def incarnation(self) -> UUID:
-        """Of the peer's daemon: another one each time it is started."""
+        """The incarnation of the peer's daemon: a new identifier at each start."""
         greeting = self.connection.peer
         assert greeting is not None
         return greeting.incarnation
@@ -184,7 +184,7 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The stream is there."""
+        """Begin with the connected stream."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=OUTBOX_BYTES)
@@ -237,11 +237,11 @@ class Stream(asyncio.Protocol):
             self._pause()
 
     def eof_received(self) -> bool:
-        """The peer has closed the stream."""
+        """Handle the end of the peer's stream."""
         return False
 
     def connection_lost(self, problem: Exception | None) -> None:
-        """The stream is over."""
+        """Handle the loss of the stream."""
         if problem is not None:  # a pipe is found broken when it is written to
             kind = "Send IO Error" if isinstance(problem, BrokenPipeError) else "Receive IO Error"
             journal.connection(kind, self.where, str(problem))
@@ -343,7 +343,7 @@ class Stream(asyncio.Protocol):
         return self._outgoing, len(self._outbox), unsent, self._handed if unsent else 0
 
     def observed(self) -> Observed:
-        """For sys.dm_broker_connections."""
+        """Return the row of sys.dm_broker_connections."""
         transport, peer = self._transport, self._channel.peer if self._channel else None
         login = _LOGIN_STATES[self.connection.phase]
         greeting = self.connection.peer

@@ -84,7 +84,7 @@ class Tls:
         return Channel(self._contexts[method, is_opener], self.recognition, is_opener=is_opener, takes=self._takes)
 
     def _make_contexts(self) -> dict[tuple[Method, bool], ssl.SSLContext]:
-        """By what is shown, and whether by the opener."""
+        """Make the TLS contexts, by the certificate shown and the side of the connection."""
         made = {}
         for method, file in self._shown.items():
             made[method, True] = self._context(ssl.PROTOCOL_TLS_CLIENT, file)

@@ -46,7 +46,7 @@ class Row(NamedTuple):
     facts: Facts
 
     def told(self) -> dict[str, object]:
-        """For a program."""
+        """Return the result as JSON values, for programs."""
         return {
             "name": self.name,
             "of": self.whose,

@@ -465,7 +465,7 @@ def insert_arrived(queue_id: int) -> str:
 
 
 def arrive_first(queue_id: int, endpoints: str, first: int) -> str:
-    """The same for the first messages of conversations that begin, in the statement that makes their `endpoints`.
+    """Return the same for first messages of conversations, within the statement that creates their `endpoints`.
 
     Its parameters are those of `insert_arrived` but the last array, from the number `first` on.
     """

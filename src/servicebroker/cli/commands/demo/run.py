@@ -62,7 +62,7 @@ class Voice:
 
 
 def say_nothing() -> Voice:
-    """For scripts."""
+    """Discard the output, for scripts."""
     return Voice(lambda sentence: None, lambda name, done, expected: None, lambda rows: None)
 
 
