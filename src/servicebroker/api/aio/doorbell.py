@@ -273,8 +273,8 @@ class Bell:
 
     def ring(self, *, changed: bool = False, wakes_next: bool = False) -> None:
         """Wake the reader."""
+        self.wakes_next = wakes_next or (self.wakes_next and not self.is_asleep)  # a sleeper has found nothing since
         self.is_asleep = False
-        self.wakes_next = self.wakes_next or wakes_next
         self._changed = self._changed or changed
         self._event.set()
 
