@@ -93,7 +93,7 @@ class Entry:
         self.end = max(self.end, last + 1)
 
     def has_no_more(self) -> None:
-        """No messages wait but those that are offered: END CONVERSATION has dropped the rest."""
+        """Note that only offered messages are left: END CONVERSATION has dropped the rest."""
         self.end = self.dialog.next_to_offer
 
     def note_claim(self, broker: str | None) -> None:
@@ -153,7 +153,7 @@ class _Traffic:
 
 
 class Conversations:
-    """The entries, what is kept in step with them, and what their messages wait for."""
+    """The conversations in memory, with their queues at links, their alarms and their statuses."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class Conversations:
                 self.happens(entry, event, why=why)
 
     def lost(self, link: Link, status: str) -> list[Address]:
-        """A link is over: what was under way on it travels again. Returns the addresses that it led to."""
+        """Handle the end of a link: unacknowledged messages are sent again. Returns the addresses that it led to."""
         self._lines.pop(link, None)
         torn: dict[Address, None] = {}
         for _, entry in self.items():
@@ -470,7 +470,7 @@ class Conversations:
         return max(traffic.taken, traffic.taken_before)
 
     def weigh(self, entry: Entry) -> None:
-        """Count anew what its link carries."""
+        """Update the load of the conversation's link."""
         before, entry.load = entry.load, entry.dialog.load
         if entry.link is not None:
             traffic, gone = self._traffic[entry.link], before - entry.load
@@ -506,7 +506,7 @@ class Conversations:
     # ---------------------------------------------------------------- bodies
 
     def hold(self, entry: Entry, numbers: Sequence[int], parts: Sequence[Part]) -> None:
-        """Keep what was read of messages with these numbers until it is sent."""
+        """Keep the read bodies of messages with these numbers until they are sent."""
         fresh = {number: part for number, part in zip(numbers, parts, strict=False) if number not in entry.parts}
         entry.parts |= fresh
         self.waiting_bytes += _size(fresh.values())
@@ -541,7 +541,7 @@ class Conversations:
 
     @property
     def wake_at(self) -> float:
-        """The next alarm, or now when somebody may send."""
+        """The time of the next alarm, or now if a conversation may send."""
         if any(line and link.room > 0 for link, line in self._lines.items()):
             return self._seconds()
         alarm = self._alarms[0][0] if self._alarms else NEVER

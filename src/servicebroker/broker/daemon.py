@@ -368,7 +368,7 @@ class Daemon:
         self._shares.adapt()
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:
-        """Save what was learned of peers, and the claims that were not believed."""
+        """Save new facts about peers, and false claims."""
         peers = self._network.peers
         if answers := peers.take_answers():
             run_alone(connection, save_answers(answers, self._clock()))
@@ -395,7 +395,7 @@ class Daemon:
             self._inboxes.ring()
 
     def _answer(self, connection: psycopg.Connection[Any]) -> None:
-        """The built-in service answers, when it is told of a message and now and then."""
+        """Let the built-in service answer, when it is notified of a message and at intervals."""
         now = time.monotonic()
         if now < self._answer_at:
             return
@@ -480,7 +480,7 @@ class Daemon:
         return min(self._relay.wake_at, self._inbox.wake_at)
 
     def _tell_others(self, *, is_polling: bool) -> None:
-        """The other shares look by themselves while nobody notifies us, and once more when somebody does again."""
+        """Let the other shares poll while senders do not notify us, and once more when they do again."""
         self._shares.is_polling = is_polling
         for share in self._shares.all[1:]:
             share.inbox.bell.set()

@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def wake_at(self) -> float:
-        """When the next page is due, or a route by which somebody was to find a target here has expired."""
+        """The time of the next page, or when a route expires that led conversations to this instance."""
         if self._conversations.wanted:
             return self._seconds()
         return min(self._page_at, self._conversations.home_until)
@@ -78,7 +78,7 @@ class Finding:
         return due
 
     def _introduce_again(self, store: Store, entries: list[Entry]) -> None:
-        """The key that travels with what they send is not acknowledged: perhaps its certificates are replaced."""
+        """Remake key exchanges that are not acknowledged, since their certificates may have been replaced."""
         introductions = [
             Introduction(one.endpoint, key, one.dialog.is_unanswered)
             for one in entries
@@ -115,7 +115,7 @@ class Finding:
         return touched
 
     def _turn_page(self, store: Store) -> set[UUID]:
-        """Some of those that wait since before we began, or that had no place in memory."""
+        """Return a page of conversations that wait since before the start, or had no place in memory."""
         now = self._seconds()
         if self._conversations.home_until <= now:
             self._conversations.look_again()
@@ -160,7 +160,7 @@ class Readahead:
         return self._seconds() if self._conversations.hungry and has_room else NEVER
 
     def offer(self, store: Store, touched: Iterable[UUID]) -> set[UUID]:
-        """Read what waits and may travel; a part of it at a time, so that memory stays bounded.
+        """Read waiting messages that may be sent, a part at a time, so that memory stays bounded.
 
         Returns for whom something was read: those whose turn has come, too, and whom nothing else has touched.
         """
@@ -248,7 +248,7 @@ class _Frame(NamedTuple):
 
 
 class Frames:
-    """Makes and sends them, in the order of the lines. Bodies longer than `longest` travel in fragments."""
+    """Makes and sends frames, in the order of the queues at links. Bodies longer than `longest` are fragmented."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Frames:
         self._is_traced = False  # messages have trace contexts
 
     def send(self, store: Store, *, is_traced: bool) -> int:
-        """Send what is in line, as far as links take it. Returns the number of messages, one at least for a frame."""
+        """Send queued messages, as far as links accept them. Returns the number of messages, at least one a frame."""
         self._is_traced = is_traced
         sent = 0
         for link, line in self._conversations.lines:

@@ -37,7 +37,7 @@ WASTE_FACTOR = 2.0  # the pause after a turn is this many times as long for usel
 
 
 class Lost(NamedTuple):
-    """A link that was online is over."""
+    """The event that an established link has ended."""
 
     link: Link
     status: str
@@ -243,7 +243,7 @@ class Inbox:
 
     @property
     def wake_at(self) -> float:
-        """When somebody who rests may bring more; at once where a round did not take all.
+        """The time when a resting peer may be served again; now if a round has left frames.
 
         What has come since then has rung, and waits for the next round.
         """
@@ -274,7 +274,7 @@ class Inbox:
 
 
 class Inboxes:
-    """One for each share: what was brought is for the share of its conversation, what has happened is for all.
+    """The inboxes of all shares: a frame goes to the share of its conversation, an event to all shares.
 
     `seconds` and `taker` are those of each inbox.
 
@@ -295,7 +295,7 @@ class Inboxes:
         return Inbox(lambda: self.relieved(), self._seconds, self._taker)
 
     def divide(self, count: int) -> None:
-        """Among so many shares; the first one keeps its inbox, and nothing is lost."""
+        """Divide the inboxes among `count` shares. The first one keeps its inbox, and no frame is lost."""
         with self._lock:
             kept, gone = self.shares[:count], self.shares[count:]
             brought = [arrival for inbox in (*kept, *gone) for arrival in inbox.empty()]
@@ -316,7 +316,7 @@ class Inboxes:
                 inbox.put(item)
 
     def ring(self) -> None:
-        """A link takes more: whoever waits for that."""
+        """Wake the share that waits until a link accepts more."""
         for inbox in self.shares:
             inbox.bell.set()
 
@@ -334,7 +334,7 @@ class Inboxes:
         return self._noise[line_of(link)] > NOISE_FRAMES
 
     def forgive(self) -> bool:
-        """Noise is counted anew; whether there was any."""
+        """Reset the counts of useless frames. Returns whether there were any."""
         was_noise = bool(self._noise)
         self._noise.clear()
         return was_noise
@@ -404,7 +404,7 @@ class Charges:
             self._of_link[link] += each
 
     def charge_for(self, handle: UUID, since: float) -> None:
-        """Charge whoever has brought something for that conversation in this round, if anybody has."""
+        """Charge the peer that has sent frames of that conversation in this round, if any."""
         if (link := self._brought_by.get(handle)) is not None:
             self.charge(link, since)
 
@@ -426,7 +426,7 @@ class Charges:
 
 
 def share_for(arrival: Arrival, count: int) -> int:
-    """The number of its share, of so many; what cannot be read is the first one's, which tells of it."""
+    """Return the number of a frame's share. A frame that cannot be parsed goes to the first share, which logs it."""
     if count == 1:
         return 0
     try:

@@ -183,7 +183,7 @@ def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> N
 
 
 def mistrusted(what: Mistrust, times: int, detail: str) -> None:
-    """Audit Broker Conversation or Audit Broker Login: a peer has done so often what is not its own, lately this.
+    """Log false claims of a peer as Audit Broker Conversation or Audit Broker Login: their number and the last one.
 
     Whoever claimed to be another instance was refused when it greeted, and told of then.
     """
@@ -199,7 +199,7 @@ def mistrusted(what: Mistrust, times: int, detail: str) -> None:
 
 
 def transmission(conversation_id: UUID, error: str) -> None:
-    """Broker:Transmission: the messages of a conversation cannot travel, and why."""
+    """Log Broker:Transmission: why the messages of a conversation cannot be sent."""
     metrics.TRANSMISSIONS.inc()
     _record(logging.INFO, "Broker:Transmission", conversation=str(conversation_id), error=error)
 

@@ -32,7 +32,7 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 class KeptDeliveries:
-    """Puts what was kept beside the queues of an instance into them, whenever it is asked to."""
+    """Inserts complete large messages into their queues, whenever it is asked to."""
 
     def __init__(self, url: str, clock: Callable[[], datetime]) -> None:
         self._url, self._clock = url, clock
@@ -43,7 +43,7 @@ class KeptDeliveries:
         self._outage = Outage(_log, "Large messages wait beside their queues")
 
     def ask(self) -> None:
-        """Deliver what is kept now, soon. From any thread; the first call starts the thread."""
+        """Ask for a delivery of the messages stored so far. From any thread; the first call starts the thread."""
         self._due.set()
         with self._starting:
             if self._thread is None:

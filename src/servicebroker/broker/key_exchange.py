@@ -40,7 +40,7 @@ _ONE_NONCE = bytes(NONCE_SIZE)  # in the first form the key is used once
 
 
 class Capsule(NamedTuple):
-    """A secret for whoever has the private key of a certificate, in clear and as it travels."""
+    """A secret for the owner of a certificate's private key: in clear, and encrypted."""
 
     secret: bytes
     sealed: bytes

@@ -122,7 +122,7 @@ def show_relays(dialogs: int, messages: int, size: int, processes: int) -> None:
 
 
 def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheus_client.Counter]:
-    """One counter of what was sent and of what has come."""
+    """Return a pair of counters: sent and received."""
     counter = _counter(name, meaning, "direction")
     return counter.labels("send"), counter.labels("receive")
 

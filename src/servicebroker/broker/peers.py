@@ -41,7 +41,7 @@ class Peers:
         self._mistrusted: dict[Mistrust, tuple[int, str]] = {}
 
     def obey(self, policy: Policy) -> None:
-        """Certificates were imported, dropped or accepted; and what was learned before."""
+        """Apply imported, dropped and accepted certificates, and the stored facts about peers."""
         with self._lock:
             self.proves = policy.proves
             self._owners = policy.owners

@@ -146,11 +146,11 @@ class PolicyWatch:
         return policy._replace(**trusted(certificates), answers=run(connection, find_answers()))
 
     def forget(self) -> None:
-        """Make the policy anew at the next look."""
+        """Read the whole policy again at the next poll."""
         self._basis = self._seen = None
 
     def _stand(self, connection: psycopg.Connection[Any], now: datetime) -> MemberState | None:
-        """Return how this instance stands in its domain; what is wrong with that is logged when it is news."""
+        """Return the state of this instance in its domain. A new problem is logged once."""
         if self._keys is None:
             return None
         if self._member is None:

@@ -115,7 +115,7 @@ class PostgresStore(Store):
             self._do(mirrored_pairs.proof())
 
     def _do(self, steps: Steps[T]) -> T:
-        """Run a verb: the transaction must be on disk before anything goes on."""
+        """Run a verb whose commit must wait for the disk."""
         self._must_last = True
         return run(self._connection, steps)
 

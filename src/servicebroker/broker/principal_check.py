@@ -27,7 +27,7 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 class PrincipalCheck:
-    """Tells the network what the server is: the principal once it has committed, and as long as it goes on to."""
+    """Tells the network whether this server is the principal: once it has committed, while it goes on to commit."""
 
     def __init__(self, network: Network, reports: SelfReport) -> None:
         self._network = network

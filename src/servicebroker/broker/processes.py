@@ -94,7 +94,7 @@ class ShareProcess(RemoteRelay):
         self._is_ready = True
 
     def close(self) -> None:
-        """Have it end: what it has counted is counted, and its transaction is over."""
+        """End the process, and take over its counts. Its transaction has ended then."""
         assert self._process.stdin is not None
         impatient = threading.Timer(CLOSE_TIMEOUT_S if self._is_idle else 0.0, self._process.kill)
         with ExitStack() as stack:

@@ -50,7 +50,7 @@ class Quotas:
             self._unfinished.forget(handle)
 
     def renote(self, handle: UUID) -> None:
-        """Count a conversation anew after its batch was dropped."""
+        """Count a conversation again after its batch was dropped."""
         owner, entry = self._unfinished.owner(handle), self._conversations.get(handle)
         if owner is None or entry is None:
             return
@@ -67,7 +67,7 @@ class Quotas:
                 self._unfinished.forget(handle)
 
     def owners(self, handles: Iterable[UUID]) -> dict[UUID, str]:
-        """Return the owners of what is kept of these conversations, as far as something is."""
+        """Return the owners of the stored fragments of these conversations, for those that have some."""
         found = {handle: self._unfinished.owner(handle) for handle in handles}
         return {handle: owner for handle, owner in found.items() if owner is not None}
 

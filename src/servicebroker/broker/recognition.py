@@ -36,7 +36,7 @@ class Recognized(NamedTuple):
 
 
 class Recognition:
-    """The certificates that were imported, the domain that this instance is in, and whom the endpoint lets in."""
+    """The imported certificates, the domain of this instance, and the logins that the endpoint accepts."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Recognition:
 
     @property
     def anchors(self) -> list[bytes]:
-        """The certificates that TLS believes, as DER: by themselves, and those that a domain's authority has signed."""
+        """The certificates that TLS trusts, as DER: imported ones, and the authority of the domain."""
         authority = [] if self.domain is None else [self.domain.authority.der]
         return [*authority, *(one.facts.der for one in self._imported.values())]
 

@@ -79,7 +79,7 @@ class Relay:
         self.forget()
 
     def forget(self, shares: int = 1) -> None:
-        """The database was lost, or somebody else has written: begin anew from what it holds.
+        """Drop all memory and restart from the database, after a lost connection or a write by another process.
 
         So many relays share the instance, and what memory there is for it.
         """
@@ -190,7 +190,7 @@ class Relay:
         self._conversations.unreached(address, status)
 
     def lost(self, link: Link, status: str) -> None:
-        """A link is over: what was under way on it travels again, at once where another one has taken its place."""
+        """Handle the end of a link: its messages are sent again, at once if another link has taken its place."""
         for address in self._conversations.lost(link, status):
             if not isinstance(self._links.reach(address), str):
                 self.reached(address)

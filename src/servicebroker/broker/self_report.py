@@ -38,7 +38,7 @@ class SelfReport:
         return self._reports[subject].report if subject in self._reports else ""
 
     def write(self, connection: psycopg.Connection[Any], *, anew: bool = False) -> None:
-        """Show the reports, if one has changed; `anew` is for a new session, whose pid is another one."""
+        """Write the reports, if one has changed. `anew`: write them all, for a new session with another pid."""
         reports = list(self._reports.values())
         if anew or reports != self._shown:
             show(connection, "daemon_reports", DaemonReport._fields, reports)

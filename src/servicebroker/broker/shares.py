@@ -177,7 +177,7 @@ class Shares:
         return Load(most(in_processes=in_processes), time.monotonic(), time.process_time(), in_processes=in_processes)
 
     def _divide(self, opened: list[_Opened | ShareProcess]) -> None:
-        """Among the first one and these from now on: between rounds, and all find what is theirs in the database.
+        """Divide the conversations among the first share and these, between rounds. Each restarts from the database.
 
         Raises:
             Exception: the last round of one of them has failed, as when a commit has not reached its standby.
@@ -287,19 +287,19 @@ class Shares:
         _log.info("Conversations are divided among %d rounds at a time.", len(self.all))
 
     def fail(self, problem: Exception) -> None:
-        """The thread of a share has ended: all shares are to begin anew."""
+        """Note that the thread of a share has failed, so that all shares are restarted."""
         self.problem = problem
         self._inboxes.ring()
 
     def note_killed(self, number: int, ending: str) -> None:
-        """Count a process that somebody has killed."""
+        """Count a killed process."""
         metrics.REPLACED.inc()
         times, *_ = self._replaced.get(number, (0,))
         self._replaced[number] = times + 1, self._clock(), ending
         _log.warning("Process %d of %d %s: another one takes its place.", number, len(self.all), ending)
 
     def rounds(self, share: Share, over: threading.Event) -> None:
-        """Run rounds of a share until it is over."""
+        """Run the rounds of a share until it ends."""
         pace, bell = SharePace(), share.inbox.bell
         while not over.is_set():
             carried = self._carry(share)
@@ -331,7 +331,7 @@ class Shares:
 
 
 class _ShareThread:
-    """The thread of a share, until it is told to end or fails: the acts of `sharing/lifecycle.py`."""
+    """The thread of a share, which carries out the acts of `sharing/lifecycle.py` until the share ends or fails."""
 
     def __init__(self, shares: Shares, number: int, over: threading.Event) -> None:
         self._shares = shares

@@ -93,10 +93,10 @@ class Store(Protocol):
         """Return the stored mirrored pairs."""
 
     def save_pairs(self, rows: Sequence[Row]) -> None:
-        """Keep what is known of mirrored pairs."""
+        """Save the known timelines of mirrored pairs."""
 
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
-        """These go to other instances, and have no target here from now on. Returns those that do."""
+        """Claim conversations: their targets are in other instances from now on. Returns the claimed ones."""
 
     # ---------------------------------------------------------------- what leaves
 
@@ -122,7 +122,7 @@ class Store(Protocol):
         """The peers' brokers have refused these conversations. Returns those for which that is done."""
 
     def diverge(self, diverged: Mapping[UUID, Diverged]) -> list[UUID]:
-        """The two sides have different pasts, and each gets an Error. Returns those that have it."""
+        """Fail conversations whose two sides have different histories. Returns the failed ones."""
 
     def note_old_copy(
         self, endpoint: RemoteEndpoint, far_broker: UUID | None, own: BrokerFailure, *, is_here: bool
@@ -194,10 +194,10 @@ class Store(Protocol):
         """Return the known capabilities and clock of a broker that signs by this certificate."""
 
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
-        """Add to what is known of a broker."""
+        """Add capabilities of a broker, and the latest date of its clock."""
 
     def find_target(self, home: LocalService) -> Target:
-        """The service that somebody wants to talk to, and its queue."""
+        """Return the service that a new conversation is for, and its queue."""
 
     def refused_keeper(self, target: Target, principal_id: int) -> BrokerError | None:
         """Why the session key must not be wrapped for a certificate of this principal, if it must not."""
@@ -206,4 +206,4 @@ class Store(Protocol):
         """Why this principal may not send to the service, if it may not."""
 
     def refused_owner(self, target: Target) -> BrokerError | None:
-        """Why the service's owner cannot receive what is sent to it, if it cannot."""
+        """Return why the service's owner may not receive from its queue, or None."""

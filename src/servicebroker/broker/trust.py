@@ -30,7 +30,7 @@ MAX_SOURCES = 10_000  # sources that were found to be right
 
 
 class Source(NamedTuple):
-    """The stated source of a message, and our broker that it is for; None: it is to be forwarded."""
+    """The stated source of a message, and our broker that it is for; None if it is to be forwarded."""
 
     service: str
     broker: str
@@ -131,7 +131,7 @@ class Trust:
         return link
 
     def _may_become_right(self, store: Store, brings: str, source: Source) -> bool:
-        """Return whether somebody is being connected to who may have brought it, or a route is being asked for."""
+        """Return whether a connection to a possible source is being made, or a route is being requested."""
         owners = self._owners(store, brings, source)
         if owners or source.database is None:
             return any(owner is None and self._reach(brings, address) == "" for address, owner in owners.items())
@@ -148,7 +148,7 @@ class Trust:
         return True
 
     def _tables(self, store: Store, source: Source) -> list[RoutingTable]:
-        """The routes that say whom a message of this source may come from."""
+        """Return the routes that name the peers from which a message of this source may come."""
         if self._located is None:
             self._located, self._is_fresh = store.site(), True
         counting = [one for one in self._located.databases if one.is_msdb or one.broker == source.database]

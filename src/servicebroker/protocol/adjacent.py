@@ -114,7 +114,7 @@ class Greeted(NamedTuple):
 
 
 class Online(NamedTuple):
-    """Messages may travel; who greeted us, and the `moment` at which it welcomed us, if we connected."""
+    """An established connection, with the peer's greeting. `moment`: when it welcomed us, if we connected."""
 
     seat: UUID
     incarnation: UUID
@@ -151,7 +151,7 @@ class Corrupted(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The connection is over: close the stream, once `outgoing` is written. Number 0: nothing was wrong."""
+    """The event that the connection ends: close the stream once `outgoing` is written. Number 0 is no error."""
 
     number: int
     text: str
@@ -270,7 +270,7 @@ class Connection:
     # --- what we hear
 
     def receive(self, data: bytes, now: float, most: int = MAX_FRAMES) -> list[Event]:
-        """Bytes from the stream, in any portions; of at most so many frames, when there are more `resume` goes on."""
+        """Handle received bytes, in any portions, up to `most` frames. If there are more, `resume` goes on."""
         if self.phase is Phase.CLOSED:
             return []
         self._heard_at = now

@@ -63,7 +63,7 @@ class Admission(Generic[Key]):
         return displaced
 
     def leave(self, key: Key) -> None:
-        """Forget a connection: it has proved itself, or is over. No error when it has no place."""
+        """Free the place of a connection that is authenticated or closed. No error if it has none."""
         place = self._taken.pop(key, None)
         if place is not None:
             of_network = self._networks[place.network]

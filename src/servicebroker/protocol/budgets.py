@@ -59,7 +59,7 @@ def over_budget(resource: str, amount: int) -> BrokerError:
 
 
 class Budgets:
-    """The budgets of all owners: the default, and those that were set for single owners.
+    """The budgets of all owners: the default, and those set for single owners.
 
     Attributes:
         amounts: what `obey` was given.
@@ -81,7 +81,7 @@ class Budgets:
 
 
 class RouteRequests:
-    """Counts the requests to the dynamic routing service that peers cause: each owner has so many an hour.
+    """Limits the requests to the dynamic routing service that each owner causes in an hour.
 
     The allowance comes back evenly over the hour. A request that was made a moment ago counts no second time.
     """
@@ -112,7 +112,7 @@ class RouteRequests:
 
 
 class NamedAddresses:
-    """The addresses that messages of peers name, where nobody has answered: each owner has so many in ten seconds.
+    """Limits the unanswered addresses that messages of each owner name in ten seconds.
 
     A route of the kind TRANSPORT takes the address from the name of a service. So a peer chooses where to connect to.
     """
@@ -135,7 +135,7 @@ class NamedAddresses:
         return True
 
     def reached(self, address: Address) -> None:
-        """Note that somebody has answered there: it counts no more."""
+        """Note that an address has answered, so that it does not count any more."""
         for owner, addresses in list(self._since.items()):
             addresses.pop(address, None)
             if not addresses:

@@ -263,7 +263,7 @@ class Dialog:
 
     @property
     def introduction(self) -> Exchange | None:
-        """The session key that travels with every message: the peer has acknowledged nothing, or does so no longer.
+        """The key exchange to send with every message, while the peer has not acknowledged it; None otherwise.
 
         A peer that is silent may have gone back to an old copy of its instance, from before it was told the key.
         """
@@ -326,7 +326,7 @@ class Dialog:
             self._happens(DialogEvent.ENDED_HERE)
 
     def end(self) -> None:
-        """The endpoint is DISCONNECTED_OUTBOUND: what it has sent travels, even when the peer has ended too."""
+        """Note the state DISCONNECTED_OUTBOUND: sent messages are still transmitted, even if the peer has ended."""
         self._happens(DialogEvent.ENDED_HERE)
 
     def close(self) -> None:
@@ -350,7 +350,7 @@ class Dialog:
         return self._incoming.is_ack_due or self._is_refusing or self._may_send(now)
 
     def transmit(self, now: float) -> Transmission | None:
-        """The next frame, carrying what is due of acknowledgements; None when nothing is to be sent."""
+        """Return the next frame, with due acknowledgements; None if there is nothing to send."""
         if not self.has_work(now):
             return None
         if self._is_refusing:
@@ -420,7 +420,7 @@ class Dialog:
     def arrived(
         self, header: Header, payload: Payload, recalled: bytes | None = None, allowance: Allowance = FREE
     ) -> list[Outcome]:
-        """A frame whose integrity is proven. What is new in it comes with the next `batch`.
+        """Handle a verified frame. New messages in it come with the next `batch`.
 
         `recalled` is the token of the message that `to_recall` has named; None where it has none, or is gone.
         `allowance` is what the quota of the peer lets be kept.
@@ -459,7 +459,7 @@ class Dialog:
             self._happens(DialogEvent.PEER_ENDED)
 
     def _withhold_acknowledgement(self) -> None:
-        """Acknowledge nothing while nothing of the first message has come: such a target may be deleted.
+        """Withhold acknowledgements until a part of the first message has come: such a target may be deleted.
 
         An initiator that was acknowledged does not say again how the conversation begins.
         """
@@ -478,7 +478,7 @@ class Dialog:
 
     @property
     def is_storing(self) -> bool:
-        """Return whether something that has come waits for a commit."""
+        """Return whether received messages wait for a commit."""
         return self._incoming.is_busy
 
     @property
@@ -487,7 +487,7 @@ class Dialog:
         return self._incoming.begun
 
     def forget_kept(self) -> None:
-        """The store has deleted what is kept of messages that are not complete: the peer sends it again.
+        """Note that the store has deleted the fragments of incomplete messages; the peer sends them again.
 
         Raises:
             ValueError: something waits for a commit.
@@ -496,7 +496,7 @@ class Dialog:
         self.dirty = True
 
     def rolled_back(self) -> None:
-        """The batch was not stored: the peer will send it again, and what has come behind it."""
+        """Note that the batch was not stored; the peer sends it and later messages again."""
         self._incoming.rolled_back()
 
     def deleted(self, event: Acknowledged) -> None:
@@ -533,7 +533,7 @@ class Dialog:
         return [ClockDiffers(clock)] if clock is not None and is_opening else []
 
     def _diverge(self, diverged: Diverged) -> list[Outcome]:
-        """Stop the conversation: this side is told once, the peer whenever it sends."""
+        """Stop the conversation: report the failure here once, and to the peer each time it sends."""
         self._is_refusing = True
         if self._failure is not None:
             return [dropped(11212)]
@@ -596,7 +596,7 @@ class Dialog:
     # --- time and links
 
     def tick(self, now: float) -> None:
-        """Time has passed: what was not acknowledged in time will travel again. Then ask `has_work`."""
+        """Note the time: messages that were not acknowledged in time are due again. Then ask `has_work`."""
         self._outgoing.tick(now)
 
     @property
@@ -645,7 +645,7 @@ class Dialog:
         )
 
     def save(self) -> bytes:
-        """The state for another `Dialog`, and this one is no longer dirty. Only what is committed is in it."""
+        """Return the committed state, from which another `Dialog` can be made. This one is not dirty any more."""
         out, stored = self._outgoing, self._incoming.stored
         self.dirty = False
         return pack(

@@ -12,7 +12,7 @@ SLOT_COUNT = 256  # the last byte of an identifier, which is drawn at random
 
 
 class Division(NamedTuple):
-    """The share of that number, of so many."""
+    """One share of a division: its number, and the number of shares."""
 
     number: int = 0
     shares: int = 1

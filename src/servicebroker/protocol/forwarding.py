@@ -91,7 +91,7 @@ class Held(NamedTuple, Generic[Hop]):
 
     @property
     def dies_at(self) -> float:
-        """When its time to live is over."""
+        """The time when its time to live ends."""
         return self.since + self.passage.time_to_live - self.passage.time_consumed
 
 

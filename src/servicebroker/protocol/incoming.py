@@ -152,7 +152,7 @@ class Kept(NamedTuple):
         return fragment in self.bounds or fragment + 1 in self.bounds
 
     def with_fragment(self, fragment: int, size: int) -> Kept:
-        """Return it with a fragment of so many bytes that has not come yet."""
+        """Return a copy with one more fragment of `size` bytes."""
         bounds = self.bounds
         place = bisect_right(bounds, fragment)
         follows = place > 0 and bounds[place - 1] == fragment
@@ -229,7 +229,7 @@ class Progress:
 
     @property
     def ahead(self) -> int:
-        """Bytes that is counted for what is kept of messages beyond the next one."""
+        """The bytes counted for stored parts of messages after the next one."""
         current = self.kept.get(self.next)
         return self.held if current is None else self.held - current.cost(self.limits)
 

@@ -37,7 +37,7 @@ class Protection(Protocol):
         ...
 
     def seal(self, header: bytes, payload: bytes) -> bytes:
-        """The payload as it travels."""
+        """Return the payload in the form to be sent."""
         ...
 
     def open(self, header: bytes, sealed: bytes) -> bytes:

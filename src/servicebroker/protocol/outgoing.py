@@ -101,7 +101,7 @@ class Outgoing:
         return min(self._limits.window - self.room, 2 * self._limits.window)
 
     def offer(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> None:
-        """Committed messages of so many bytes wait to travel, numbered from `number` on; each with its token, or none.
+        """Add committed messages to send, of these sizes, numbered from `number` on; each with its token, or none.
 
         Raises:
             ValueError: that is not the next one.
@@ -136,7 +136,7 @@ class Outgoing:
         self.rewind()
 
     def cut(self, now: float) -> Cut | None:
-        """Return the content of the next frame; None if nothing may travel."""
+        """Return the content of the next frame; None if nothing may be sent."""
         if now < self.held_until:
             return None
         cut, attempts = self._cut_again() or (self._cut_new(), 0)
@@ -193,7 +193,7 @@ class Outgoing:
         return news
 
     def tick(self, now: float) -> None:
-        """Send again what was not acknowledged in time; end a wait for a link that is over."""
+        """Make messages due again that were not acknowledged in time, and end a wait whose time has passed."""
         if self.held_until <= now:
             self.held_until = 0.0
         while self._flights and self._flights[0].due <= now:
@@ -224,7 +224,7 @@ class Outgoing:
         return self._flights[0].due if self._flights else NEVER
 
     def rewind(self) -> None:
-        """Forget what is under way: all that is unacknowledged travels again, from the lowest number."""
+        """Send all unacknowledged messages again, from the lowest number."""
         self._flights.clear()
         self._again.clear()
         self._cursor = (self.base, 0)
@@ -252,7 +252,7 @@ class Outgoing:
         return max(1, -(-self._sizes[number - self.base] // self._limits.fragment_size))
 
     def _cut_again(self) -> tuple[Cut, int] | None:
-        """The lowest of what must travel again, with what follows it without a gap."""
+        """Return the lowest message to send again, with those that follow without a gap."""
         self._forget_acknowledged()
         if not self._again:
             return None

@@ -42,7 +42,7 @@ class Settings(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A queue at one moment. The three counters are of any session, and start anew when the server has crashed.
+    """The state of a queue at one moment. The three counters count all sessions, and restart after a server crash.
 
     Attributes:
         receivable: whether a message waits in a group that nobody has locked.

@@ -156,7 +156,7 @@ class Local(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """Sent to the broker at an address, or of the two at a mirrored one to whoever is the principal."""
+    """The decision to send to the broker at an address; of a mirrored pair, to the principal."""
 
     address: Address
     mirror: Address | None = None

@@ -33,7 +33,7 @@ class OpenedHere(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """A relay, its store where it is of this process, what has come for it, and how busy its rounds are."""
+    """A share: its relay, its store if that is in this process, its inbox, and the load of its rounds."""
 
     relay: Relay | RemoteRelay
     inbox: Inbox
@@ -128,7 +128,7 @@ class ShareSet:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew from what the database holds."""
+        """Restart from the database."""
         for share in self.all:
             share.relay.forget(len(self.all))
         self._inboxes.forget_links()

@@ -141,5 +141,5 @@ class Challenges:
         return ""
 
     def refute(self) -> None:
-        """A commit went through with the standby: whoever was promoted has another one."""
+        """Note that a commit has reached our standby, which refutes the reported promotion."""
         self._refuted = self._highest

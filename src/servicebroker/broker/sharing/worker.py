@@ -76,7 +76,7 @@ class Link:
         return self._room
 
     def grant(self, room: int) -> None:
-        """Set the bytes that the link takes in this round, of which the daemon does not know yet what was used."""
+        """Set the bytes that the link accepts in this round. The daemon learns later how many were used."""
         if self._round != self._daemon.rounds:
             self._room, self._round = room, self._daemon.rounds
 
@@ -115,7 +115,7 @@ class Links:
         self._ways.clear()
 
     def find(self, number: int) -> Link | None:
-        """The link of that number, where somebody remembers it."""
+        """Return the link of that number, if it is still referenced."""
         return self._known.get(number)
 
     def link(self, number: int, owner: str) -> Link:
@@ -137,7 +137,7 @@ class Links:
         return self._ways[address]
 
     def ask(self, address: Address, known: Known) -> None:
-        """Ask whoever is at that address whether it is the principal."""
+        """Ask the broker at that address whether it is the principal."""
         self._daemon.tell(TO_LINKS, "ask", address, known)
 
 

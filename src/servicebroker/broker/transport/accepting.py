@@ -59,7 +59,7 @@ class Visitor:
         self._acceptor.prove(self)
 
     def leave(self) -> None:
-        """Forget the connection, which is over."""
+        """Forget a closed connection."""
         self._acceptor.forget(self)
 
     def cancel(self) -> None:

@@ -52,7 +52,7 @@ def write(connection: psycopg.Connection[Any], connections: Sequence[Observed]) 
 
 
 def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], now: datetime) -> None:
-    """Add these refusals to those that were counted before."""
+    """Add these refusals to the stored counts."""
     execute(
         connection,
         "connections.count",

@@ -20,7 +20,7 @@ class Link(Protocol):
         """Return how many bytes it takes now without piling them up."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
-        """Send the body of a DIALOG frame, or of a FORWARDED one; a link that is over drops it."""
+        """Send the body of a DIALOG frame, or of a FORWARDED one. A closed link drops it."""
 
     def complain(self) -> None:
         """Count a frame of the peer that was for nothing."""
@@ -32,7 +32,7 @@ class Link(Protocol):
         """Count a conversation that the peer has begun."""
 
     def charge(self, seconds: float) -> None:
-        """Charge the peer for seconds of the round that is over."""
+        """Charge the peer for seconds of the last round."""
 
 
 class Links(Protocol):
@@ -42,7 +42,7 @@ class Links(Protocol):
         """The link to an address, or why there is none yet; asking has it opened."""
 
     def ask(self, address: Address, known: Known) -> None:
-        """Ask whoever is at that address whether it is the principal; what it says is told when it comes."""
+        """Ask the broker at that address whether it is the principal. The answer comes as an event."""
 
 
 class Arrival(NamedTuple):

@@ -174,7 +174,7 @@ class Network:
             return attempt.status
 
     def ask(self, address: Address, known: Known) -> None:
-        """Ask whoever is at that address whether it is the principal: an `Answered` or `Unreached` comes of it."""
+        """Ask the broker at that address whether it is the principal. An event `Answered` or `Unreached` follows."""
         with self._lock:
             self._questions.pop(address, None)
             self._questions[address] = known
@@ -263,7 +263,7 @@ class Network:
         asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def _try_again(self) -> None:
-        """Connect to those that are wanted and were not reached: whoever waits need not ask first."""
+        """Connect again to wanted addresses that were not reached, so that their conversations need not ask."""
         now = self.seconds()
         with self._lock:
             self._asked = {address: at for address, at in self._asked.items() if at + WANTED_S > now}
@@ -399,7 +399,7 @@ class Network:
             self.inbox.put(Outdated(known))
 
     def evident(self, standing: Standing) -> Standing:
-        """The same, with the evidence that it is true, for those who are told."""
+        """Return the standing with the evidence for it, to be sent to peers."""
         tls = self.policy.tls if self.peers.proves else None
         if self._evident[:2] != (standing, tls):
             self._evident = standing, tls, standing if tls is None else tls.signed(standing)
@@ -483,7 +483,7 @@ class Network:
 
 
 def _why(problem: OSError | TimeoutError) -> str:
-    """Why a connection could not be made; asyncio repeats the address where the system says what is wrong."""
+    """Return why a connection could not be made, without the address that asyncio puts into the text."""
     if problem.errno and problem.errno > 0:
         return os.strerror(problem.errno)
     return problem.strerror or str(problem) or "no answer"

@@ -99,7 +99,7 @@ class Stream(asyncio.Protocol):
         return OUTBOX_BYTES - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
-        """Send the body of a DIALOG frame, or of a FORWARDED one; dropped when the connection is over."""
+        """Send the body of a DIALOG frame, or of a FORWARDED one. A closed connection drops it."""
         with self._sending:
             self._outbox.append((body, is_forwarded))
             self._outgoing += len(body)
@@ -291,7 +291,7 @@ class Stream(asyncio.Protocol):
         self._handle([Closed(28035, BrokerError(28035, why).text)])
 
     def _turn_away(self, why: BrokerError) -> None:
-        """The peer is not let in, or does not let us in; it is told so without the names that we have for it."""
+        """Close a connection that this side or the peer refuses. The peer gets the reason without our names for it."""
         if self.phase is not Phase.CLOSED:
             told = why.text if self._untimely else _TOLD.get(why.number, why.text)
             self.connection.close(why.number, told, self.network.seconds())
@@ -338,7 +338,7 @@ class Stream(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def backlog(self) -> tuple[int, int, int, int]:
-        """Bytes and fragments that are ready to be sent, and those that the socket was given and has not taken yet."""
+        """Return bytes and fragments that are ready to be sent, and those that the socket has not accepted yet."""
         unsent = self._unsent
         return self._outgoing, len(self._outbox), unsent, self._handed if unsent else 0
 

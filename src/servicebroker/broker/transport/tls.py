@@ -35,7 +35,7 @@ _REASONS = {10: EXPIRED, 9: EARLY}  # by OpenSSL's number
 
 
 class Tls:
-    """Our certificates, and those that we trust.
+    """TLS settings: our certificates, and the trusted ones.
 
     Args:
         identity: the file with our certificate and its key; None without one.
@@ -128,7 +128,7 @@ class Tls:
         return context
 
     def _believe(self, context: ssl.SSLContext) -> Callable[..., None]:
-        """Believe whatever certificate a peer shows, so that TLS goes on and asks for its key.
+        """Make TLS accept any certificate of the peer and still verify its key. recognition.py judges it later.
 
         The module ssl has no way to look at a certificate that is not trusted but to watch the handshake; so it is
         trusted in the moment when it comes.
