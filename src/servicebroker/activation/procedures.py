@@ -110,7 +110,7 @@ class PythonProcedure:
         return inspect.getfile(self.function) if is_file else module
 
     def __call__(self, call: Call) -> None:
-        """Run the function in its form, until no message has come for `wait` seconds."""
+        """Run the function in its form, until no message comes for `wait` seconds."""
         if self.is_async:
             call.run_async(lambda database: self._run_async(database, call))
         elif self.form == "database":

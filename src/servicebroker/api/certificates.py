@@ -155,7 +155,7 @@ def write_backup(operation: BackupCertificate, facts: Facts, key: PrivateKey | N
 
 
 def after(start: datetime, days: int) -> datetime:
-    """Return the time so many days later.
+    """Return the time `days` days later.
 
     Raises:
         BrokerError: 402 that is no date.

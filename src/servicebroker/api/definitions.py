@@ -65,7 +65,7 @@ class Definitions(ABC):
         """Run steps that are a transaction each."""
 
     def _steps(self, operation: Definition[Any]) -> Steps[Any]:
-        """Return the steps of a definition; anew when they are done again."""
+        """Return the steps of a definition. Each try needs new ones."""
         definer = Definer(self.user, self.catalog, self.instance.clock)
         return INTERPRETERS[type(operation)](definer, operation)
 

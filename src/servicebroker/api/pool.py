@@ -166,7 +166,7 @@ class ConversationPool:
         transaction._do(recycling.store_answers(self._line.database_id, messages))
 
     def recycle(self) -> int:
-        """Answer what was noted, each message in a transaction of its own; returns how many those were."""
+        """Answer the noted messages, each in a transaction of its own. Returns their number."""
         done = 0
         while self._recycle_one():
             done += 1

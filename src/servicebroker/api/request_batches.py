@@ -73,7 +73,7 @@ class TakenAnswers(NamedTuple):
 
 
 class RequestSender:
-    """Begins the requests of one principal: those that wait for a COMMIT leave together with the next one."""
+    """Begins the requests of one principal: requests that wait for a COMMIT are sent together with the next one."""
 
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers
@@ -147,7 +147,7 @@ def begin(verbs: Verbs, operation: Request | BeginRequest, group: UUID) -> UUID:
 
 
 def take_answers(database: Database, queue: AnswerQueue, handles: list[UUID]) -> TakenAnswers:
-    """Receive from several conversations of a queue, and end those that are over, in one transaction.
+    """Receive from several conversations of a queue, and end the ended ones, in one transaction.
 
     What cannot be received at once is left, and all of it if something is refused: their callers find out why.
     """

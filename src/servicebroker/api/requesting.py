@@ -171,7 +171,7 @@ def _rejoin(database: Database, waiter: Waiter, deadline: float) -> None:
 
 
 def _take(database: Database, waiter: Waiter) -> list[Message]:
-    """Receive what has come on the conversation, wherever its service's queue is now."""
+    """Receive the messages of the conversation, from the present queue of its service."""
     queue = waiter.watcher.queue
     while True:
         try:
@@ -283,7 +283,7 @@ class Watchers:
 
 
 class Watcher:
-    """Waits at a queue for all requests of this process, and wakes those whose answer has come.
+    """Waits at a queue for all requests of this process, and wakes each request when its answer arrives.
 
     Attributes:
         queue: where it waits.
@@ -309,7 +309,7 @@ class Watcher:
                 self._background = Background(self._run, f"servicebroker requests of {self.queue.name}")
 
     def watch(self, waiter: Waiter) -> None:
-        """Wake it again when more has come."""
+        """Wake a waiter again when more messages arrive."""
         with self._lock:
             self._watched.setdefault(waiter.handle, []).append(waiter)
 

@@ -50,7 +50,7 @@ _BEGIN = QueuedCommand(b"begin")
 
 
 class JoinedTransaction(Verbs):
-    """The verbs on a connection whose transaction somebody else begins and ends.
+    """The verbs on a connection of the application, which begins and ends the transaction.
 
     On a connection in autocommit mode with no transaction open, each verb is a transaction of its own.
     """
@@ -85,7 +85,7 @@ class JoinedTransaction(Verbs):
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A savepoint: rolled back when the block raises, and the exception goes on; the transaction lives.
+        """Set a savepoint. If the block raises, roll back to it and reraise; the transaction stays open.
 
         Messages that the block received are in the queue again then, and their groups stay locked until the
         transaction ends. `SAVEPOINT` and `connection.transaction()` on the connection do the same.
@@ -310,7 +310,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         return "aborted" in (run(self.connection, find_outcomes(ids))).values()
 
     def _is_over(self) -> bool:
-        """Return whether somebody has ended the transaction on the connection, or the connection is lost."""
+        """Return whether the transaction was ended on the connection, or the connection is lost."""
         return self.connection.closed or is_idle(self.connection)
 
     def _can_wait(self) -> bool:

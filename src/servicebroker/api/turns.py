@@ -88,7 +88,7 @@ class GroupTurn(Turn):
         self._take()
 
     def put_back(self, steps: Steps[None] | None = None) -> None:
-        """Put the messages back, then run these steps. The transaction goes on."""
+        """Put the messages back, then run these steps. The transaction stays open."""
         super().undo()
         if steps is not None:
             self.transaction._do(steps)

@@ -183,7 +183,7 @@ class Upkeep:
             heard = _hears(connection, seconds) or left
 
     def _deliver(self, connection: psycopg.Connection[Any]) -> bool:
-        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time.
+        """Deliver messages sent since the last call, so that no backlog is read each time. The first call delivers all.
 
         Delayed messages whose time has come are delivered, too. Return whether messages are left.
         """
@@ -208,7 +208,7 @@ class Upkeep:
 
 
 def _hears(connection: DirectConnection, seconds: float) -> bool:
-    """Sleep until a message is to be delivered, at most so many seconds. Return whether there is one."""
+    """Sleep until a message must be delivered, at most for that many seconds. Return whether there is one."""
     return bool(wait_for_notifications(connection, seconds))
 
 
@@ -276,7 +276,7 @@ def deliver(
 
 
 def release(connection: psycopg.Connection[Any], now: datetime) -> tuple[datetime | None, bool]:
-    """Release delayed messages whose time has come, so that they can be delivered.
+    """Release due delayed messages, so that they can be delivered.
 
     Return the time of the next one, and whether some are left, because their conversations are in use.
     """

@@ -94,7 +94,7 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
 
 
 def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | None) -> None:
-    """Process messages until it is over. If `process` fails, log the error, pause and begin again."""
+    """Process messages until the worker ends. If `process` fails, log the error, pause and begin again."""
     pause, longest = _PAUSES
     guard = FailureHandler(
         database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends
@@ -145,7 +145,7 @@ def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -
 
 
 def _fire(worker: Worker, transaction: Transaction, message: Message) -> None:
-    """Call the handler of a schedule for the time that has come."""
+    """Call the handler of a schedule for its due time."""
     firing = transaction.run(TakeTurn.of(message))
     if firing is not None and (given := firing.given(message)) is not None:
         worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])

@@ -56,7 +56,7 @@ def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, 
 
 
 def counted(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Count what was done for Broker Statistics: messages that were sent, and RECEIVEs."""
+    """Count sent messages and RECEIVEs, for Broker Statistics."""
     result = inner(verbs, operation, begin)
     verbs.instance.tally.add(COUNTERS[type(operation)], operation.messages)
     return result
@@ -116,7 +116,7 @@ def asked(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
 
 
 def waiting(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
-    """WAITFOR: run the operation again until it finds messages or the wait is over."""
+    """WAITFOR: repeat the operation until it finds messages or the wait times out."""
     operation.check_wait()
     patience = operation.patience
     if patience == 0:
@@ -158,7 +158,7 @@ def administered(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
 
 
 class Within(NamedTuple):
-    """The runners of an operation within its wrappers; `quiet` is without those that serve observers."""
+    """The runners of an operation within its wrappers. `quiet` leaves out `OBSERVERS`."""
 
     quiet: Runner
     observed: Runner

@@ -122,7 +122,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         return False
 
     def shutdown_request(self, request: Any) -> None:
-        """Free the place of a request that is over."""
+        """Free the place of a finished request."""
         with self._lock:
             self._unasked.leave(request)
             self._requests.pop(request, None)

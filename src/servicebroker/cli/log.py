@@ -99,7 +99,7 @@ class Repeats(logging.Filter):
             return True
 
     def sum_up(self) -> None:
-        """Log how many records of each kind were left out, and begin anew."""
+        """Log how many records of each kind were left out, and reset the counts."""
         with self._lock:
             kinds, self._kinds = self._kinds, {}
         for kind, recent in kinds.items():

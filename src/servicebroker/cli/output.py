@@ -91,7 +91,7 @@ def say_block(text: str, *, hanging: str = HANGING, error: bool = False) -> None
 
 
 def errors_into(log: Callable[[str], None] | None) -> None:
-    """Give what is said on standard error to a log from now on: each line, and each text of several lines."""
+    """Redirect messages for standard error to a log from now on."""
     _standard_error.log = log
 
 
@@ -133,7 +133,7 @@ def waiting_for(what: str) -> Iterator[None]:
 
 
 def flush() -> None:
-    """Write what is buffered."""
+    """Write the buffered text."""
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -96,7 +96,7 @@ class Running:
 
 
 def end(programs: Collection[Running], patience: float, hurries: Callable[[], bool]) -> None:
-    """Ask all programs to end. Kill those that run after `patience` seconds, or as soon as `hurries` says so."""
+    """Ask all programs to end. Kill those still running after `patience` seconds, or once `hurries` returns True."""
     for running in programs:
         running.ask()
     deadline = time.monotonic() + patience

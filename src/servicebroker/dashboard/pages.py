@@ -465,7 +465,7 @@ def _names(instance: DiagnosedInstance) -> Steps[QueueNames]:
 
 
 def _counted(instance: DiagnosedInstance, queues: int) -> int:
-    """Return the limit up to which each of so many queues was counted."""
+    """Return the limit up to which each queue was counted, by the number of queues."""
     return COUNT_LIMIT if instance.engine is RestrictedVerbs else share_of(queues)
 
 

@@ -21,7 +21,7 @@ LIFETIME_S = 60.0  # of a connection: then schema, rights, timeouts and the serv
 
 
 class Reader:
-    """A connection that pages read with, and what was found when it was opened.
+    """A read connection of the pages, with the facts found when it was opened.
 
     Attributes:
         instance: the instance, open for looks.

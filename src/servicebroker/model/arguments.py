@@ -145,7 +145,7 @@ def check_seconds(name: str, seconds: object) -> None:
 
 
 def due_time(delay: object, at: object, now: datetime) -> datetime | None:
-    """Return the time until which a SEND is delayed; None if it is not, or that time is over.
+    """Return the time until which a SEND is delayed; None if it is not delayed, or the time has passed.
 
     Raises:
         BrokerError: 402 no duration, no time with a time zone, or both.

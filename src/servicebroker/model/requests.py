@@ -47,7 +47,7 @@ class RequestError(ServiceBrokerError):
 
 
 class RequestTimeout(ServiceBrokerError, TimeoutError):
-    """No answer has come in time. The request stays: the work of the other side is not undone.
+    """No answer has come in time. The request stays open: the other side's work is not undone.
 
     Attributes:
         handle: the conversation. `wait_for_answer(handle)` waits on.

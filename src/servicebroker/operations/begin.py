@@ -112,7 +112,7 @@ class BeginDialog(Operation[UUID]):
         return now + timedelta(seconds=self.lifetime)
 
     def check(self) -> None:
-        """Refuse what is wrong by itself.
+        """Refuse invalid arguments.
 
         Raises:
             BrokerError: 8417 and 8421 a missing name, 15151 what cannot be one, 8406 and 8411 lifetime, 1093 and 8413
@@ -175,7 +175,7 @@ class BeginConversationTimer(Operation[None]):
     timeout: int
 
     def check(self) -> None:
-        """Refuse what is wrong by itself.
+        """Refuse invalid arguments.
 
         Raises:
             BrokerError: 8418 the handle is missing, 402 another type, or no number of seconds.

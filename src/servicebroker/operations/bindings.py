@@ -33,7 +33,7 @@ class CreateRemoteServiceBinding(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterRemoteServiceBinding(Definition[None]):
-    """ALTER REMOTE SERVICE BINDING: what is given changes, for conversations that begin from now on.
+    """ALTER REMOTE SERVICE BINDING: change the given clauses, for conversations that begin from now on.
 
     Args:
         name: compared without case.

@@ -52,7 +52,7 @@ class EndConversation(Operation[None]):
         return [self.handle]
 
     def check(self) -> None:
-        """Refuse what is wrong by itself.
+        """Refuse invalid arguments.
 
         Raises:
             BrokerError: 8418 no handle, 8419, 8422 and 8424 a half-given error, 402 an impossible one, or another type.

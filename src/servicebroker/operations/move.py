@@ -37,7 +37,7 @@ class MoveConversation(Operation[None]):
         return [self.handle]
 
     def check(self) -> None:
-        """Refuse what is wrong by itself.
+        """Refuse invalid arguments.
 
         Raises:
             BrokerError: 8418 and 8420 missing handle or group, 402 another type.

@@ -47,7 +47,7 @@ class CreateBrokerPriority(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterBrokerPriority(Definition[None]):
-    """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
+    """ALTER BROKER PRIORITY: change the given clauses, for conversations begun from now on.
 
     Args:
         name: compared without case.

@@ -70,7 +70,7 @@ class CreateQueue(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterQueue(Definition[None]):
-    """ALTER QUEUE: what is given changes.
+    """ALTER QUEUE: change the given options.
 
     Args:
         name: `queue` or `schema.queue`.

@@ -76,7 +76,7 @@ class Receive(Operation[list[Message]]):
         return self.conversation_handle is not None or self.conversation_group_id is not None
 
     def check(self) -> None:
-        """Refuse what is wrong by itself: TOP, the number of groups, and the two forms of WHERE.
+        """Refuse invalid arguments: TOP, the number of groups, and the two forms of WHERE.
 
         Raises:
             BrokerError: 402.

@@ -170,7 +170,7 @@ class WaitForAnswer(Composite[Message]):
     timeout: float = 30.0
 
     def check(self) -> None:
-        """Refuse what is wrong by itself.
+        """Refuse invalid arguments.
 
         Raises:
             BrokerError: 8418 and 402 handle, 402 timeout.

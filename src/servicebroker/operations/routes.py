@@ -41,7 +41,7 @@ class CreateRoute(Definition[None]):
 
 @dataclass(frozen=True, slots=True)
 class AlterRoute(Definition[None]):
-    """ALTER ROUTE: what is given changes, also for what already waits.
+    """ALTER ROUTE: change the given clauses, also for messages that already wait.
 
     A service, an instance or a lifetime cannot be removed again: drop the route and create it anew.
 

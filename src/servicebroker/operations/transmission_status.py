@@ -26,7 +26,7 @@ class GetTransmissionStatus(Operation[str]):
     handle: UUID
 
     def check(self) -> None:
-        """Refuse what is no handle.
+        """Refuse an invalid handle.
 
         Raises:
             BrokerError: 8418, 402.

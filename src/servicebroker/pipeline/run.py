@@ -91,7 +91,7 @@ class Run:
             self.check_quarantine()
 
     def wait(self) -> None:
-        """Poll until the run is over.
+        """Poll until the run ends.
 
         Raises:
             InstanceError: Java has ended, or a query has failed for good.

@@ -60,7 +60,7 @@ class QueuedCommand(NamedTuple):
 
 @dataclass
 class PendingVerbs:
-    """Deferred verbs of a connection: they run before its next statement, whoever runs that."""
+    """Deferred verbs of a connection: they run before its next statement, whichever code runs that."""
 
     verbs: Callable[[], Steps[None]] | None = None
 

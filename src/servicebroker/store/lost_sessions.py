@@ -76,7 +76,7 @@ def note_listener(connection: AnyConnection) -> None:
 
 
 def hang_up(connection: AnyConnection) -> None:
-    """Shut the socket of a connection down: whoever waits for the server there gets an error."""
+    """Shut down the socket of a connection, so that a thread that waits for the server there gets an error."""
     with (
         contextlib.suppress(OSError, psycopg.Error),  # already closed
         socket.socket(fileno=os.dup(connection.fileno())) as line,

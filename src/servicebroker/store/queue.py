@@ -149,7 +149,7 @@ def _part(name: str, queue_id: int, **names: str) -> str:
 
 @functools.cache
 def _expired() -> str:
-    """Return the body of the Error of a conversation whose lifetime is over, as SQL."""
+    """Return the body of the Error of an expired conversation, as SQL."""
     expired = BrokerError(8489)
     return f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea"
 

@@ -102,7 +102,7 @@ class _AwaitableMethods:
         return sorted({*super().__dir__(), *dir(self._inner)})
 
     async def _after_method(self) -> None:
-        """Do what is due after a method."""
+        """Do work that is due after a method, such as that of workers."""
 
 
 class AsyncDatabase(_AwaitableMethods):

@@ -318,7 +318,7 @@ def deliver_everything(session: Session) -> None:
 
 
 def release_due(session: Session) -> None:
-    """Release delayed messages whose time has come, and deliver them. Conversations in use are left for later."""
+    """Release due delayed messages and deliver them. Conversations in use are left for later."""
     due = [one for one in session.waiting.all() if one.delayed_until and one.delayed_until <= session.now]
     released = set()
     for message in due:

@@ -45,7 +45,7 @@ def remove_closed(session: Session) -> None:
 
 
 def forget_keys(session: Session) -> None:
-    """Delete idempotency keys whose time is over."""
+    """Delete expired idempotency keys."""
     for key, row in session.keys.items():
         if row.expires_at <= session.now:
             session.keys.remove(key)

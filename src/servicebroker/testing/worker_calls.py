@@ -83,7 +83,7 @@ async def handle(worker: Worker, transaction: Any, messages: list[Message]) -> N
 
 
 async def _fire(worker: Worker, transaction: Any, message: Message) -> None:
-    """Call the handler of a schedule for the time that has come."""
+    """Call the handler of a schedule for its due time."""
     firing = await _await_if_needed(transaction.run(TakeTurn.of(message)))
     if firing is not None and (given := firing.given(message)) is not None:
         handler = worker.handler_of_schedule(firing.name)

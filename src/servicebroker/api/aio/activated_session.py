@@ -205,5 +205,5 @@ class AsyncActivatedSession(AsyncInstance):
 
     @property
     def is_lent(self) -> bool:
-        """Return whether somebody still works on the task's connection."""
+        """Return whether the procedure still uses the task's connection."""
         return self._is_lent

@@ -72,7 +72,7 @@ class TakenAnswers(NamedTuple):
 
 
 class AsyncRequestSender:
-    """Begins the requests of one principal: those that wait for a COMMIT leave together with the next one."""
+    """Begins the requests of one principal: requests that wait for a COMMIT are sent together with the next one."""
 
     def __init__(self, watchers: AsyncWatchers) -> None:
         self._watchers = watchers
@@ -146,7 +146,7 @@ async def begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUI
 
 
 async def take_answers(database: AsyncDatabase, queue: AnswerQueue, handles: list[UUID]) -> TakenAnswers:
-    """Receive from several conversations of a queue, and end those that are over, in one transaction.
+    """Receive from several conversations of a queue, and end the ended ones, in one transaction.
 
     What cannot be received at once is left, and all of it if something is refused: their callers find out why.
     """

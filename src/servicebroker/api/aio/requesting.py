@@ -170,7 +170,7 @@ async def _rejoin(database: AsyncDatabase, waiter: AsyncWaiter, deadline: float)
 
 
 async def _take(database: AsyncDatabase, waiter: AsyncWaiter) -> list[Message]:
-    """Receive what has come on the conversation, wherever its service's queue is now."""
+    """Receive the messages of the conversation, from the present queue of its service."""
     queue = waiter.watcher.queue
     while True:
         try:
@@ -282,7 +282,7 @@ class AsyncWatchers:
 
 
 class AsyncWatcher:
-    """Waits at a queue for all requests of this process, and wakes those whose answer has come.
+    """Waits at a queue for all requests of this process, and wakes each request when its answer arrives.
 
     Attributes:
         queue: where it waits.
@@ -308,7 +308,7 @@ class AsyncWatcher:
                 self._background = Background(self._run, f"servicebroker requests of {self.queue.name}")
 
     async def watch(self, waiter: AsyncWaiter) -> None:
-        """Wake it again when more has come."""
+        """Wake a waiter again when more messages arrive."""
         async with self._lock:
             self._watched.setdefault(waiter.handle, []).append(waiter)
 

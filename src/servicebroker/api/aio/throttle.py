@@ -55,7 +55,7 @@ class AsyncThrottle:
         self._pause_s = 0.0
 
     async def begin(self, queue_id: int) -> bool:
-        """Take a place of the global rate, before the reader has a connection. Return False if it is to pause first."""
+        """Take a token of the global rate, before the reader has a connection. Return False if it must pause first."""
         if self._place_s is None:
             return True
         engine = self._database.engine

@@ -88,7 +88,7 @@ class AsyncGroupTurn(AsyncTurn):
         await self._take()
 
     async def put_back(self, steps: Steps[None] | None = None) -> None:
-        """Put the messages back, then run these steps. The transaction goes on."""
+        """Put the messages back, then run these steps. The transaction stays open."""
         await super().undo()
         if steps is not None:
             await self.transaction._do(steps)

@@ -182,7 +182,7 @@ class Upkeep:
             heard = await _hears(connection, seconds) or left
 
     async def _deliver(self, connection: psycopg.AsyncConnection[Any]) -> bool:
-        """Deliver what was sent since the last time, at first everything; so a large backlog is not read each time.
+        """Deliver messages sent since the last call, so that no backlog is read each time. The first call delivers all.
 
         Delayed messages whose time has come are delivered, too. Return whether messages are left.
         """
@@ -207,7 +207,7 @@ class Upkeep:
 
 
 async def _hears(connection: AsyncDirectConnection, seconds: float) -> bool:
-    """Sleep until a message is to be delivered, at most so many seconds. Return whether there is one."""
+    """Sleep until a message must be delivered, at most for that many seconds. Return whether there is one."""
     return bool(await wait_for_notifications(connection, seconds))
 
 
@@ -275,7 +275,7 @@ async def deliver(
 
 
 async def release(connection: psycopg.AsyncConnection[Any], now: datetime) -> tuple[datetime | None, bool]:
-    """Release delayed messages whose time has come, so that they can be delivered.
+    """Release due delayed messages, so that they can be delivered.
 
     Return the time of the next one, and whether some are left, because their conversations are in use.
     """

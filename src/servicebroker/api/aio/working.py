@@ -93,7 +93,7 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
 
 
 async def _read(database: AsyncDatabase, worker: Worker, over: Event, limit: RateLimit | None) -> None:
-    """Process messages until it is over. If `process` fails, log the error, pause and begin again."""
+    """Process messages until the worker ends. If `process` fails, log the error, pause and begin again."""
     pause, longest = _PAUSES
     guard = AsyncFailureHandler(
         database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends
@@ -144,7 +144,7 @@ async def _handle(worker: Worker, transaction: AsyncTransaction, messages: list[
 
 
 async def _fire(worker: Worker, transaction: AsyncTransaction, message: Message) -> None:
-    """Call the handler of a schedule for the time that has come."""
+    """Call the handler of a schedule for its due time."""
     firing = await transaction.run(TakeTurn.of(message))
     if firing is not None and (given := firing.given(message)) is not None:
         await worker.handler_of_schedule(firing.name)(transaction, given if worker.batch is None else [given])

@@ -55,7 +55,7 @@ def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, 
 
 
 async def counted(inner: Runner, verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Count what was done for Broker Statistics: messages that were sent, and RECEIVEs."""
+    """Count sent messages and RECEIVEs, for Broker Statistics."""
     result = await inner(verbs, operation, begin)
     verbs.instance.tally.add(COUNTERS[type(operation)], operation.messages)
     return result
@@ -115,7 +115,7 @@ async def asked(verbs: AsyncVerbs, operation: Operation[Any], begin: Begin) -> A
 
 
 async def waiting(inner: Runner, verbs: AsyncVerbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
-    """WAITFOR: run the operation again until it finds messages or the wait is over."""
+    """WAITFOR: repeat the operation until it finds messages or the wait times out."""
     operation.check_wait()
     patience = operation.patience
     if patience == 0:
@@ -157,7 +157,7 @@ async def administered(verbs: AsyncVerbs, operation: Operation[Any], begin: Begi
 
 
 class Within(NamedTuple):
-    """The runners of an operation within its wrappers; `quiet` is without those that serve observers."""
+    """The runners of an operation within its wrappers. `quiet` leaves out `OBSERVERS`."""
 
     quiet: Runner
     observed: Runner

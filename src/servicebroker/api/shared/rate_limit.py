@@ -1,4 +1,4 @@
-"""The rate limit of a worker: so many messages a second in a process, spread evenly."""
+"""The rate limit of a worker in one process: messages per second, spread evenly."""
 
 from __future__ import annotations
 

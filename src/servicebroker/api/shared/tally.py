@@ -27,7 +27,7 @@ class Tally:
             self._counts[ENQUEUED[priority]] += many
 
     def take(self) -> dict[str, int]:
-        """Return and reset what was counted since the last time."""
+        """Return the counts since the last call, and reset them."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return dict(taken)

@@ -68,7 +68,7 @@ def create(
 @app.command()
 @takes(AlterDatabase, options={"enable_broker": "--on", "disable_broker": "--off"})
 def alter(operation: AlterDatabase, name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """ALTER DATABASE SET: what is given changes."""
+    """ALTER DATABASE SET: change the given options."""
     with open_existing(instance) as opened:
         find_database(opened, name).run(operation)
     say(f"The database {name} is altered.")

@@ -131,7 +131,7 @@ def activated(instance: Instance) -> Iterator[None]:
 
 @contextmanager
 def after_the_script(databases: Set[str]) -> Iterator[None]:
-    """In the block, what is logged of activated procedures is kept; at its end that of these databases is shown."""
+    """Collect the log of activated procedures in the block, and at its end show that of these databases."""
     kept: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:

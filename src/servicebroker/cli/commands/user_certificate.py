@@ -99,7 +99,7 @@ def create(opened: Instance, database: str, operation: CreateCertificate) -> Use
 def import_(
     opened: Instance, database: str, name: str, file: Path, user: str | None, to_service: str | None, send: str | None
 ) -> UserCertificate:
-    """Keep the certificate of somebody else: of the user that stands for it here.
+    """Import a peer's certificate for the user that stands for the peer here.
 
     `to_service` is the remote service that has it, and gets a remote service binding; `send` is a service of ours to
     which it may send.

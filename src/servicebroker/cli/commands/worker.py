@@ -166,7 +166,7 @@ def _supervise(
     *,
     reloads: bool,
 ) -> None:
-    """Keep so many processes running, each with this command line but one process; restart them at a change."""
+    """Keep `processes` processes running, each a worker with the same options; restart them when a file changes."""
     command = [sys.executable, "-m", "servicebroker.cli.main", *_options_of_a_process(), "--processes", "1"]
     program.begin(instance if is_url(instance) else None)
     while not over.is_set():

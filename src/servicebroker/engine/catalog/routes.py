@@ -181,7 +181,7 @@ def _text(name: str, clause: str, given: object) -> str | None:
 
 
 def _identifier(name: str, given: str | UUID | None) -> str | None:
-    """Return a broker identifier in its usual spelling; None if none is given. Raises 1093 for what is none."""
+    """Return a broker identifier in its usual spelling; None if none is given. Raises 1093 if it is invalid."""
     text = _text(name, "BROKER_INSTANCE", str(given) if isinstance(given, UUID) else given)
     if text is None:
         return None

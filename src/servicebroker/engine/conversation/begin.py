@@ -182,7 +182,7 @@ def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime
 
 
 def forget_keys(now: datetime) -> Steps[int]:
-    """Delete some of the idempotency keys whose time is over. Returns their number."""
+    """Delete some expired idempotency keys. Returns their number."""
     rows = yield SQL("forget_keys", (now, _KEYS_AT_ONCE))
     return len(rows)
 

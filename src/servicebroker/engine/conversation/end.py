@@ -174,7 +174,7 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
 
 
 def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
-    """Park EndDialog or Error behind what was sent before, and close the peer's way back: this side reads no more.
+    """Park EndDialog or Error behind earlier messages, and drop messages of the peer from now on.
 
     Messages from another instance that wait beside the queue are removed too; the endpoint loses its timer.
     """

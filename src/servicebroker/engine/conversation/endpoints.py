@@ -245,7 +245,7 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
 
 
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
-    """Delete up to `limit` closed endpoints whose replay protection is over. Returns their number.
+    """Delete up to `limit` closed endpoints whose replay protection has ended. Returns their number.
 
     Endpoints that are locked, or in whose group a dialog is beginning, are left for the next time.
     """

@@ -414,7 +414,7 @@ def end_dialog(near: int, far: int) -> str:
 
 
 def deliver(queue_id: int) -> str:
-    """Deliver what is parked on these endpoints and not delayed to their peers in that queue.
+    """Deliver parked messages of these endpoints, except delayed ones, to their peers in that queue.
 
     If nothing is left, mark their way as free.
 

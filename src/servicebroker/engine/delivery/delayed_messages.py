@@ -36,20 +36,20 @@ MAX_RELEASED_CONVERSATIONS = 500  # by one transaction
 
 
 class DueMessages(NamedTuple):
-    """Conversations with a message whose time has come, and the next time."""
+    """Conversations with a due message, and the next time."""
 
     handles: Sequence[UUID]
     next_time: datetime | None
 
 
 def find_due(now: datetime, busy: Iterable[UUID]) -> Steps[DueMessages]:
-    """Return conversations with a delayed message whose time has come, except the busy ones, and the next time."""
+    """Return conversations with a due delayed message, except the busy ones, and the next time."""
     rows = yield SQL("find_due", (now, MAX_RELEASED_CONVERSATIONS, list(busy)))
     return DueMessages(*rows[0])
 
 
 def release(handles: Sequence[UUID], now: datetime) -> Steps[set[UUID]]:
-    """Release messages of these conversations whose time has come. Returns the conversations that were free.
+    """Release due messages of these conversations. Returns the conversations that were not locked.
 
     A conversation on which a session is sending is left for the next time. Released messages wait for their delivery.
     """

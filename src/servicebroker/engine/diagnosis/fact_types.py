@@ -203,7 +203,7 @@ class NeighbourFacts(NamedTuple):
 
 
 class PeerFacts(NamedTuple):
-    """Claims of a peer to what is not its own (model/security/peers.py, `Mistrust`): count, and latest detail.
+    """False claims of a peer (model/security/peers.py, `Mistrust`): their number, and the latest detail.
 
     `certificate` is the name of one of its owner's certificates.
     """

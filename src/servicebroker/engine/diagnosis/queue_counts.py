@@ -82,7 +82,7 @@ class Depth(NamedTuple):
 
 
 def share_of(queues: int) -> int:
-    """Return the count limit for each of so many queues, for a poll of all of them every second."""
+    """Return the count limit for each of `queues` queues, so that all can be polled every second."""
     return max(100, COUNT_LIMIT // max(1, queues))
 
 

@@ -51,7 +51,7 @@ def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
 
 
 def judge_hosts(hosts: Sequence[HostFacts]) -> list[Finding]:
-    """Report that several servers of a URL take writes: an old primary has come back beside the new one."""
+    """Report that several servers of a URL accept writes (split brain): an old primary runs beside the new one."""
     writable = sorted((one for one in hosts if not one.is_standby), key=lambda one: one.timeline)
     if len(writable) < 2:
         return []

@@ -237,7 +237,7 @@ def _plan_first(
 
 
 def _begin(first: list[FirstPlan]) -> Steps[dict[UUID, MadeTarget]]:
-    """Make the targets with their messages, in one statement for each queue. Returns those that were made."""
+    """Create targets with their messages, in one statement for each queue. Returns the created ones."""
     queues: dict[int, list[FirstPlan]] = defaultdict(list)
     for one in first:
         queues[one.target.home.queue_id].append(one)
@@ -397,7 +397,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
 
 
 def _keep(plans: list[Plan], owners: Mapping[UUID, str]) -> Steps[None]:
-    """Store fragments and messages that came too early; delete those that an Error has overtaken."""
+    """Store fragments and early messages; delete stored ones that an Error has overtaken."""
     takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
@@ -445,7 +445,7 @@ def _advance(plans: list[Plan]) -> Steps[None]:
 
 
 def _deliver(plans: list[Plan]) -> Steps[None]:
-    """Insert messages into their queues, or beside those that are off. Delete fragments that are needed no more."""
+    """Insert messages into their queues, or beside queues that are off. Delete fragments of complete messages."""
     queues: dict[int, list[Arrived]] = defaultdict(list)
     beside: list[Arrived] = []
     for plan in plans:

@@ -114,7 +114,7 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
 
 
 class _Behind(NamedTuple):
-    """The columns of `_SELECT` behind those that are fields of `RemoteEndpoint`."""
+    """The columns of `_SELECT` after the fields of `RemoteEndpoint`."""
 
     failure_code: int | None
     failure_text: str
@@ -149,7 +149,7 @@ def _endpoint(own: Row, more: _Behind) -> RemoteEndpoint:
 
 
 def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> RemoteEndpoint:
-    """Add what is kept of later messages; of the last message in order that means its end waits."""
+    """Add the stored fragments of later messages."""
     if not kept:
         return endpoint
     last = kept.pop(endpoint.receive_sequence - 1, None)

@@ -77,7 +77,7 @@ Renew = Callable[[bytes, str], bytes | None]
 
 
 def regenerate_master_key(user: User, key: MasterKey, renew: Renew) -> Steps[None]:
-    """ALTER MASTER KEY REGENERATE: store the new key, and the keys under the old one, encrypted anew by `renew`.
+    """ALTER MASTER KEY REGENERATE: store the new key, and re-encrypt the keys under the old one by `renew`.
 
     `renew` returns None for a key that it cannot open (FORCE). Then a private key is removed, and a session key too,
     whose conversation waits from then on.

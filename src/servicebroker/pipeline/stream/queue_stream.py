@@ -216,7 +216,7 @@ class QueueStream:
         return self._owned_queue().has_more_rows(plan.end)
 
     def extend(self, plan: BatchPlan, budget: Budget) -> BatchPlan:
-        """Return the plan with so many rows of its window as the budget allows."""
+        """Return the plan with as many rows of its window as the budget allows."""
         page_start = plan.end.read_to(plan.window_slice.after)
         end = self._owned_queue().find_page_end(page_start, *budget) or plan.end
         return plan._replace(end=end, window_slice=plan.window_slice._replace(upto=end.queuing_order))

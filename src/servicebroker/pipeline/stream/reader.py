@@ -80,7 +80,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix what is available now: later queues and messages are left to the next query."""
+        """Fix the end of the present messages: later queues and messages are left to the next query."""
         streams = self._existing_streams()
         for stream in streams.values():
             stream.stop_here()

@@ -1,4 +1,4 @@
-"""The catalog views of `store/views.sql`, made anew after migrations and by `servicebroker check --mend`.
+"""The catalog views of `store/views.sql`, recreated after migrations and by `servicebroker check --mend`.
 
 PostgreSQL replaces a view only if its columns stay and new ones follow. A new column of a view of `sys` stands before
 the last one, `broker_database`. Such a view is dropped with all that reads it, and made with the grants that it had.

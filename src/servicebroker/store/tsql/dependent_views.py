@@ -58,7 +58,7 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
 
 
 def restore_views(connection: psycopg.Connection[Any], views: list[DependentView]) -> None:
-    """Make those views again that are gone. One that PostgreSQL refuses is told of in the log, with its text."""
+    """Recreate the dropped views. A view that PostgreSQL refuses is logged with its text."""
     left = [(view, "") for view in views if not _is_there(connection, view)]
     while left:  # a view may read one that was made after it
         refused = [(view, problem) for view, _ in left if (problem := _make(connection, view))]

@@ -121,7 +121,7 @@ def _translate_missing_queue(queue: Name) -> Iterator[None]:
 
 
 def _run_get_group(machine: Machine, statement: GetConversationGroup, wait_s: float) -> None:
-    """Wait for a free conversation group, lock it, and assign its identifier, NULL if the time is over."""
+    """Wait for a free conversation group, lock it, and assign its identifier; NULL after the timeout."""
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
     queue = machine.queries.resolve_synonym(statement.queue)
     with _translate_missing_queue(queue):

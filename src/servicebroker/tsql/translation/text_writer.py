@@ -188,7 +188,7 @@ class Writer:
             return user_type
 
     def record_use(self, table: str, *statements: str, shown: str = "") -> None:
-        """Record what is done with a table, as statements of `NEEDS`. Temporary tables need no permission."""
+        """Record the use of a table, as statements of `NEEDS`. Temporary tables need no permission."""
         named = self.table_uses.get(table)
         if named is not None:
             self.uses.update({named._replace(statement=statement, shown=shown): None for statement in statements})

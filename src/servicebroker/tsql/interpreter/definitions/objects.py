@@ -50,7 +50,7 @@ def refuses(verb: str, kind: str) -> Callable[[Refusal], Refusal]:
 
 
 def check_definition(statement: Definition) -> None:
-    """Refuse a definition that never runs, whoever runs it. `tsql check` calls this too.
+    """Refuse a definition that can never run. `tsql check` calls this too.
 
     Raises:
         TsqlError: 40515.
@@ -217,7 +217,7 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "DATABASE")
 def _alter_database(machine: Machine, statement: Definition) -> None:
-    """Run ALTER DATABASE. The cause of a failure is told before error 5069."""
+    """Run ALTER DATABASE. The cause of a failure is sent before error 5069."""
     refuse_in_transaction(machine, "ALTER DATABASE")
     try:
         _set_database_options(machine, statement)
