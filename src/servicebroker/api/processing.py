@@ -81,11 +81,8 @@ def process(
         queue_id = (database._find(operation.queue)).queue_id
         if not throttle.begin(queue_id):
             return 0, True
-        processed = 0
-        try:
-            processed, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
-        finally:
-            throttle.end(queue_id, processed)
+        processed, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
+        throttle.end(queue_id, processed)
         return processed, goes_on
 
     database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())

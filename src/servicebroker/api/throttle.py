@@ -80,7 +80,11 @@ class Throttle:
         """Take a slot for the session. Return False if others have all of them, and the reader is to pause first."""
         if self._slots is None:
             return True
-        ((self._slot,),) = run_alone(connection, self._database.engine.call("take_slot", queue_id, self._slots))
+        try:
+            ((self._slot,),) = run_alone(connection, self._database.engine.call("take_slot", queue_id, self._slots))
+        except BaseException:
+            connection.close()  # the session may have the slot
+            raise
         if self._slot is None:
             if self._has_place:
                 self._has_place = False

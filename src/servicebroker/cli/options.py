@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from math import isfinite
 from typing import Annotated
 
 import typer
 
 from servicebroker.cli.completion import DEFAULT_INSTANCE as DEFAULT_INSTANCE
 from servicebroker.cli.completion import complete_database, complete_queue
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse a number that is none, as the callback of an option: `nan` is in every range of numbers.
+
+    Raises:
+        typer.BadParameter: nan, or an infinite number.
+    """
+    if value is not None and not isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to wait for")
+    return value
+
 
 HEALTH_VARIABLE = "SERVICEBROKER_HEALTH"  # an empty one is none
 
@@ -60,6 +73,7 @@ PatienceOption = Annotated[
     typer.Option(
         "--patience",
         metavar="SECONDS",
+        callback=finite,
         min=0,
         help="Seconds that work in progress gets to finish after SIGTERM; then it is rolled back.",
     ),

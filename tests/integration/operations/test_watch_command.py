@@ -51,10 +51,20 @@ def test_a_queue_that_cannot_be_seen_is_not_empty() -> None:
     assert (told["messages"], told["is_on"], sentence, is_empty) == (None, None, "dbo.Q: messages not seen", False)
 
 
-@pytest.mark.parametrize("seconds", ["nan", "inf", "0"])
-def test_an_interval_is_a_number_of_seconds(seconds: str) -> None:
-    result = CliRunner().invoke(command, ["watch", STOCK_QUEUE, "--database", "D", "--every", seconds])
-    assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"watch {STOCK_QUEUE} --database D --every",
+        "status --watch",
+        "send x --database D --delay",
+        "load --seconds",
+        "serve --patience",
+    ],
+)
+def test_seconds_are_a_number(words: str) -> None:
+    for seconds in ("nan", "inf", "-1"):
+        result = CliRunner().invoke(command, [*words.split(), seconds])
+        assert (result.exit_code, result.exception.__class__) == (2, SystemExit)
 
 
 def test_completion_waits_a_second_for_a_silent_server() -> None:

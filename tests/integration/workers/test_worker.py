@@ -348,13 +348,14 @@ def test_a_global_rate_is_kept_by_all_workers_of_a_queue(database: sb.Database) 
     worker.on()(lambda tx, message: times.append(time.monotonic()))
     for _ in range(8):
         begin_with(database, b"1")
+    began = time.monotonic()
     with (
         sb.open(database.instance.url, upkeep=None) as other,
         database.working(worker, concurrency=2),
         other.database(database.name).working(worker, concurrency=2),
     ):
         eventually(lambda: len(times) == 8)
-    assert max(times) - min(times) > 6.5 / 20
+    assert max(times) - began >= 7 / 20 - 0.05  # a reader that is late by 50 ms loses nothing
 
 
 def test_an_idle_worker_uses_up_no_place(database: sb.Database) -> None:

@@ -11,7 +11,9 @@ from urllib.error import HTTPError
 import pytest
 
 import servicebroker as sb
+from servicebroker.api.instance import CONNECTION_TIMEOUT_S
 from servicebroker.cli import health as module
+from servicebroker.cli.commands.activator import TURN_TIMEOUT_S
 from servicebroker.cli.health import Health, health_served
 
 NOWHERE = "postgresql://127.0.0.1:1/none"
@@ -57,6 +59,14 @@ def test_what_probes_are_told(happens: Callable[[Health], None], is_ending: bool
     happens(health)
     for said, expected in ((health.liveness(), live), (health.readiness(), ready)):
         assert (expected in said) if expected else (said == "")
+
+
+def test_a_loop_that_may_wait_for_connections_has_longer() -> None:
+    health = Health(never, TURN_TIMEOUT_S)
+    health._beat_at = time.monotonic() - 2 * CONNECTION_TIMEOUT_S - 1
+    assert health.liveness() == ""
+    health._beat_at = time.monotonic() - TURN_TIMEOUT_S - 1
+    assert "has not turned" in health.liveness()
 
 
 def test_postgres_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,11 +80,8 @@ async def process(
         queue_id = (await database._find(operation.queue)).queue_id
         if not await throttle.begin(queue_id):
             return 0, True
-        processed = 0
-        try:
-            processed, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
-        finally:
-            await throttle.end(queue_id, processed)
+        processed, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
+        await throttle.end(queue_id, processed)
         return processed, goes_on
 
     await database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())

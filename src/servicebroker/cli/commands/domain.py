@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.existing_instance import open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption, finite
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.security.domain import Token, account
@@ -100,7 +100,9 @@ def join(
     folder: FolderOption = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     keys: KeysOption = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the answer.")] = 30.0,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", callback=finite, min=0, help="How long to wait for the answer.")
+    ] = 30.0,
 ) -> None:
     """Make an instance a member of a domain, instead of the one that it is in."""
     read = None if token is None else Token.read(token)

@@ -14,7 +14,14 @@ from servicebroker.api.database import Database
 from servicebroker.cli.audited_act import audited
 from servicebroker.cli.completion import complete_service
 from servicebroker.cli.existing_instance import open_database
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, JsonOption, QueueArgument
+from servicebroker.cli.options import (
+    DEFAULT_INSTANCE,
+    DatabaseOption,
+    InstanceOption,
+    JsonOption,
+    QueueArgument,
+    finite,
+)
 from servicebroker.cli.output import say, say_block, say_json
 from servicebroker.cli.printable_text import shown_body
 from servicebroker.engine.catalog.catalog import find_queue_now
@@ -57,7 +64,15 @@ def send(
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A second dialog with it sends nothing.")
     ] = None,
-    delay: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Deliver it that much later.")] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            callback=finite,
+            min=0,
+            help="Deliver it that much later.",
+        ),
+    ] = None,
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Deliver it at this time: 2030-01-31T09:00+01:00.")
     ] = None,

@@ -20,7 +20,7 @@ from rich.text import Text
 from servicebroker.cli import shutdown
 from servicebroker.cli.http_server import served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import JsonOption
+from servicebroker.cli.options import JsonOption, finite
 from servicebroker.cli.output import line, mask_with, say, say_document, say_json
 from servicebroker.cli.tables import Listing, Terminal
 from servicebroker.model.errors import InstanceError
@@ -63,7 +63,9 @@ def run(
     wait: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="With --once: how long to wait for open transactions that hold back messages."
+            metavar="SECONDS",
+            callback=finite,
+            help="With --once: how long to wait for open transactions that hold back messages.",
         ),
     ] = 30.0,
     as_json: Annotated[
@@ -392,7 +394,7 @@ def compact(
     file: FileArgument,
     keep_hours: Annotated[
         float,
-        typer.Option(help="Keep what younger versions need, since a reader may be at one."),
+        typer.Option(callback=finite, help="Keep what younger versions need, since a reader may be at one."),
     ] = 168.0,
     as_json: JsonOption = False,
 ) -> None:

@@ -27,7 +27,7 @@ from servicebroker.cli.existing_instance import must_exist
 from servicebroker.cli.health import health_served
 from servicebroker.cli.http_server import HOST_AND_PORT, parse_address, served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import DEFAULT_INSTANCE, HealthOption, InstanceOption, KeysOption, PatienceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, HealthOption, InstanceOption, KeysOption, PatienceOption, finite
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -76,7 +76,9 @@ def serve(
     ] = None,
     activation_interval: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="Seconds between the starts of two readers of a queue under load."),
+        typer.Option(
+            metavar="SECONDS", callback=finite, help="Seconds between the starts of two readers of a queue under load."
+        ),
     ] = READER_INTERVAL_S,
     alert_command: Annotated[
         str | None,

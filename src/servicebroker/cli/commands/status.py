@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, finite, span
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
 from servicebroker.cli.tables import Listing, Terminal, states
@@ -48,7 +48,14 @@ def status(
         ),
     ] = None,
     watch: Annotated[
-        float | None, typer.Option("--watch", metavar="SECONDS", min=0.1, help="Refresh every so many seconds.")
+        float | None,
+        typer.Option(
+            "--watch",
+            metavar="SECONDS",
+            callback=finite,
+            min=0.1,
+            help="Refresh every so many seconds.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

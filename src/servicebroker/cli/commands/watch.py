@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from math import isfinite
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -11,7 +10,7 @@ import typer
 
 from servicebroker.cli.completion import complete_queue
 from servicebroker.cli.diagnosed_instance import DiagnosedInstance, diagnose
-from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, DatabaseOption, InstanceOption, finite
 from servicebroker.cli.output import say, say_json
 from servicebroker.engine.catalog.catalog import find_queue_now
 from servicebroker.engine.diagnosis import dashboard_queries
@@ -35,7 +34,15 @@ def watch(
         ),
     ],
     database: DatabaseOption,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds between two polls.")] = INTERVAL_S,
+    every: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            callback=finite,
+            min=0.1,
+            help="Seconds between two polls.",
+        ),
+    ] = INTERVAL_S,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="End when the queue is empty, or the conversation is over.")
     ] = False,
@@ -43,8 +50,6 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each poll.")] = False,
 ) -> None:
     """Watch a queue (depth, age, rates, failures) or a conversation (states, and why it waits) until Ctrl-C."""
-    if not isfinite(every):
-        raise typer.BadParameter("--every is a number of seconds")
     handle = _handle(target)
     with diagnose(instance, "servicebroker watch") as opened:
         database_id = opened.look("the database", opened.engine.find_database(database, create=False), None)
