@@ -287,7 +287,7 @@ class Membership:
             replace(self._place / "revoked.json", msgspec.json.encode(revoked))
 
     def _known(self) -> frozenset[str]:
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, msgspec.MsgspecError, RecursionError):
             return frozenset(msgspec.json.decode(read_file(self._place / "revoked.json"), type=Revoked))
         return frozenset()
 

@@ -326,6 +326,7 @@ def test_what_anybody_may_have_left_among_the_requests(corp: Domain, make: Make)
     requests = corp.folder / "requests"
     (requests / "0.json").write_bytes(b"no request")
     (requests / "1.json").write_bytes(b"\0" * 200_000)
+    (requests / "5.json").write_bytes(b'{"more": ' + b"[" * 60_000)
     (requests / "2.json").mkdir()
     (requests / "3.json").symlink_to(corp.folder / "authority.key")
     os.mkfifo(requests / "4.json")

@@ -180,7 +180,7 @@ class Domain:
 
     def guests(self) -> list[Guest]:
         """Return the invitations of the last weeks, for the holder of the key."""
-        found = [msgspec.json.decode(read_file(file), type=Invitation) for file in self._invitations()]
+        found: list[Invitation] = [_decoded(read_file(file), Invitation) for file in self._invitations()]
         return sorted(Guest(one.member, one.expires, bool(one.used_by)) for one in found)
 
     # ---------------------------------------------------------------- what the owner of the key does
@@ -196,7 +196,7 @@ class Domain:
             if member.lower() in self.revoked():
                 raise DomainError(f"{member} was revoked, and stays so: invite it under another name.")
             for file in self._invitations():
-                if msgspec.json.decode(read_file(file), type=Invitation).expires + INVITATIONS_KEPT < now:
+                if _decoded(read_file(file), Invitation).expires + INVITATIONS_KEPT < now:
                     file.unlink()
             token = Token.make(os.urandom(TOKEN_RANDOM_BYTES), self.authority.thumbprint)
             invitation = Invitation(member, token.secret, now + life)
@@ -247,7 +247,7 @@ class Domain:
     def _answer(self, authority_key: PrivateKey, file: Path, now: datetime) -> None:
         """Answer one request. A request without proof gets no answer, which could replace that of another member."""
         try:
-            asked = msgspec.json.decode(_read_request(file), type=Request)
+            asked: Request = _decoded(_read_request(file), Request)
             name, key = asked.name, x509.public_key_of(asked.request)
             member, invitation = self._proven(asked, key)
         except (OSError, ValueError, DomainError):
@@ -272,14 +272,14 @@ class Domain:
                 raise DomainError("The certificate is not of this domain, or not that of the key.")
             return member, None
         file = self._invitation(asked.invitation)
-        invitation = msgspec.json.decode(read_file(file), type=Invitation)
+        invitation: Invitation = _decoded(read_file(file), Invitation)
         if not hmac.compare_digest(proof_of(invitation.secret, asked.request, asked.instance), asked.proof):
             raise DomainError("The token does not match the invitation.")
         return Member(self.name, invitation.member, asked.instance), file
 
     def _use(self, file: Path, key: bytes, instance: UUID, now: datetime) -> None:
         """Mark an invitation as used by a key, which may ask again."""
-        invitation = msgspec.json.decode(read_file(file), type=Invitation)
+        invitation: Invitation = _decoded(read_file(file), Invitation)
         if invitation.used_by not in (b"", key):
             raise DomainError("The token was used already: ask for a new one.")
         if invitation.expires <= now:
@@ -335,11 +335,12 @@ class Domain:
         """
         file = self._answers(x509.public_bytes(key).hex()[-64:])
         try:
-            return msgspec.json.decode(read_file(file), type=SignedAnswer)
+            answer: SignedAnswer = _decoded(read_file(file), SignedAnswer)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as problem:
             raise DomainError(f"The answer of the domain in {self.folder} cannot be read: {problem}") from None
+        return answer
 
     # ---------------------------------------------------------------- files
 
@@ -357,7 +358,7 @@ class Domain:
     def _read(self, name: str, kind: Any) -> Any:
         file = self.folder / name
         try:
-            return msgspec.json.decode(read_file(file), type=kind)
+            return _decoded(read_file(file), kind)
         except (OSError, msgspec.MsgspecError) as problem:
             raise DomainError(f"{file} cannot be read: {problem}") from None
 
@@ -391,6 +392,18 @@ def _fill(folder: Path, facts: Facts, key: PrivateKey) -> None:
     replace(folder / "authority.pem", as_pem(facts.der), 0o644)
     for name in ("revoked.json", "members.json"):
         replace(folder / name, b"{}", 0o644)
+
+
+def _decoded(data: bytes, kind: Any) -> Any:
+    """Return the value of a type that JSON has, perhaps from a stranger.
+
+    Raises:
+        msgspec.MsgspecError: it has none.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
 
 
 def _read_request(file: Path) -> bytes:
