@@ -398,7 +398,7 @@ class Host:
         if decision == Decision.ACTIVATE:
             if run(connection, monitors.find_version(queue_id)) == queue.definition.version:
                 self._activate(connection, queue)
-            else:  # altered meanwhile: its monitor starts anew
+            else:  # altered meanwhile: its monitor restarts
                 self._changed.set()
                 self._wake.set()
         elif decision == Decision.LIMIT:

@@ -193,7 +193,7 @@ class Daemon:
             while not self._stopped.is_set():
                 try:
                     self._connect_and_serve()
-                except ProcessExited as problem:  # as conversations were to be divided anew
+                except ProcessExited as problem:  # while conversations were divided again
                     _log.warning("%s All of them restart from the stored state.", problem)
                     self._begin_anew()
                 except (psycopg.Error, InstanceError) as problem:

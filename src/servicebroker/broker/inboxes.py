@@ -119,7 +119,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._happened: dict[object, NetworkEvent] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
-        self._is_shared = False  # somebody brings little, and is not to wait for the others
+        self._is_shared = False  # a peer sends little, and must not wait for the others
         self._taker = 0  # that has taken last
         self._has_more = False  # than the last round took, of those who do not rest
         self.bell = threading.Event()

@@ -78,7 +78,7 @@ class Matching:
                 self._conversations.happens(entry, Event.WON)
             elif handle in locked:
                 self._conversations.happens(entry, Event.UNSECURED, pair=entry.pair, why=locked[handle])
-            elif handle in ready:  # somebody sends on it just now, or its target was made here
+            elif handle in ready:  # a session is sending on it, or its target was created here
                 self._conversations.happens(entry, Event.BUSY)
 
     def _end_unsent(self, store: Store, leaving: Iterable[Entry]) -> list[UUID]:

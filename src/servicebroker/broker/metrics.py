@@ -176,7 +176,7 @@ class StoredCounters(Collector):
             with connect(self._url) as connection:
                 found = run(connection, counters())
         except (InstanceError, psycopg.Error) as problem:
-            fields = {"event": "Metrics", "subclass": "Database"}  # the log counts them: whoever asks causes them
+            fields = {"event": "Metrics", "subclass": "Database"}  # the log counts them, since each scrape causes one
             _log.warning("The metrics cannot be read: %s", one_line(problem), extra={"fields": fields})
         yield GaugeMetricFamily(PREFIX + "up", "1 when the instance's PostgreSQL answers.", value=bool(found))
         for counter in found:

@@ -16,7 +16,7 @@ from servicebroker.protocol.budgets import Budgets
 from servicebroker.protocol.routing import Address
 
 OTHERS = "others"  # an owner: of those that are too many to be told apart
-OURSELVES = "this instance"  # an owner: whoever else says that it is us is not believed
+OURSELVES = "this instance"  # an owner: no other peer may claim to be this instance
 
 
 class Peers:

@@ -195,7 +195,7 @@ class Shares:
             thread = threading.Thread(target=_ShareThread(self, number, self._over).run, name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads may be started: all begin anew, with one share for a while
+            except RuntimeError:  # no more threads can be started: restart with one share for a while
                 self._growth.rest(time.monotonic())
                 for one in opened[number - 1 :]:
                     one.close()

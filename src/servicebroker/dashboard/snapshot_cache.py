@@ -26,7 +26,7 @@ from servicebroker.store.migrations import this_version
 
 FRESH_S = 0.8  # a younger snapshot is shown without a query
 SLOW_S = 0.1  # a slower query runs in the background, while the last snapshot is shown
-MIN_IDLE_FACTOR = 5  # a slow query then pauses for so many times its duration
+MIN_IDLE_FACTOR = 5  # a slow query then pauses for this many times its duration
 MAX_AGE_S = 15.0  # an older snapshot is not shown before a new query
 RETRY_DELAY_S = 1.0  # after a failed query
 MAX_PAGES = 50  # in the cache

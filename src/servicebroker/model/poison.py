@@ -59,7 +59,7 @@ class Rollbacks:
         for queue in queues:
             self._counts[queue] = self._counts.get(queue, 0) + 1
             if self._counts[queue] >= MAX_ROLLBACKS:
-                del self._counts[queue]  # counted anew once the queue is switched on
+                del self._counts[queue]  # the count restarts when the queue is switched on
                 reached.append(queue)
         return reached
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FIRST_RETRY_DELAY_S = 1.0  # from a failure to the next start; doubled with each further failure
 MAX_RETRY_DELAY_S = 60.0
 HELD_BACK_POLL_INTERVAL_S = 0.5  # between two looks at the messages that an open transaction holds back
-MAX_STARTS_WITHOUT_BATCH = 5  # a query that is to end fails for good after so many starts without progress
+MAX_STARTS_WITHOUT_BATCH = 5  # a query that is to end fails for good after these starts without progress
 
 _log = logging.getLogger("servicebroker.pipeline")
 

@@ -41,7 +41,7 @@ class Admission(Generic[Key]):
         self._places = places
         self._taken: dict[Key, _Place] = {}
         self._networks: dict[str, dict[Key, None]] = {}  # the oldest first
-        self._by_count: dict[int, dict[str, None]] = {}  # the networks that have so many places
+        self._by_count: dict[int, dict[str, None]] = {}  # the networks, by their number of places
 
     def __len__(self) -> int:
         return len(self._taken)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-MAX_TURNS_WAITED = 16  # turns: one of so many goes to who has waited longest, whatever its priority
+MAX_TURNS_WAITED = 16  # turns; one of them goes to the sender that has waited longest, whatever its priority
 
 Key = TypeVar("Key", bound=Hashable)
 

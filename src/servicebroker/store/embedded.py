@@ -216,7 +216,7 @@ def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) ->
         os.close(in_use)
         return
     try:
-        # No folder: somebody deleted it. A refused lock: others are still in.
+        # No folder: it was deleted. A refused lock: others still use it.
         with suppress(FileNotFoundError, BlockingIOError), _transition(cluster.folder):
             fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             cluster.stop()

@@ -28,7 +28,7 @@ from psycopg.pq import TransactionStatus
 from servicebroker.model.reporting import report
 
 SAMPLE_INTERVAL_S = 1.0
-SUSPICION_S = 5.0  # a busy connection rarely waits at so many samples in a row, and a question is cheap
+SUSPICION_S = 5.0  # a busy connection rarely waits for that long, and a check is cheap
 LISTENER_CHECK_S = 20.0  # keeps the time until a new connection listens below half a minute
 _CONNECT_TIMEOUT_S = 5
 _ANSWER_TIMEOUT_S = 5.0  # else the connection of the question could be lost like those that it is about

@@ -173,7 +173,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             if self._has_worked:
                 self.database.instance.tally.add(ROLLBACKS)
             return
-        known = not is_idle(self.connection)  # else somebody has ended it on the connection
+        known = not is_idle(self.connection)  # otherwise the application has ended it on the connection
         if kind is None and known and self._commit_travels and self._can_wait():
             self._put_commit_ahead()
             return

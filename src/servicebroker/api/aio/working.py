@@ -33,7 +33,7 @@ from servicebroker.store.aio.concurrency import IS_ASYNC, Background, Event, Sto
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
-_IDLE_WAIT_S = 10.0  # without a message until `process` begins anew; it sees within a second that it is to end
+_IDLE_WAIT_S = 10.0  # without a message until `process` is called again; a stop is noticed within a second
 _STOP_PATIENCE_S = 5.0  # for readers that are cut short
 _PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first pause, the longest one
 

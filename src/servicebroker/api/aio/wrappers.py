@@ -39,7 +39,7 @@ QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transact
 
 COUNTERS: Mapping[type[Operation[Any]], str] = {Send: SENDS, SendBatch: SENDS, Receive: RECEIVES, Hold: RECEIVES}
 
-Begin: TypeAlias = Callable[[], Steps[Any]]  # makes the steps; anew when they are done again
+Begin: TypeAlias = Callable[[], Steps[Any]]  # makes the steps, again for each try
 Runner: TypeAlias = Callable[[Any, Any, Begin], Awaitable[Any]]  # of the verbs and their operation
 Wrapper: TypeAlias = Callable[[Runner, Any, Any, Begin], Awaitable[Any]]
 

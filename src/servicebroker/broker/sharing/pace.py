@@ -9,7 +9,7 @@ ROUND_PAUSE_S = 0.02  # seconds between rounds that follow each other: many smal
 BUSY_MESSAGES = 8  # messages that are much to do for one round
 POLL_INTERVAL_S = 1.0  # seconds: how often a share looks when nothing wakes it
 FIRST_POLL_S = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
-PAUSE_GROWTH = 5  # each pause is so many times the last one
+PAUSE_GROWTH = 5  # factor from one pause to the next
 ROUNDS_UNTIL_POLLING = 4  # rounds in a row with much to do, after which the daemon polls; with less it waits for NOTIFY
 
 

@@ -325,7 +325,7 @@ class Network:
         if stream.address is None:
             return why or self._is_crowded(stream)
         for other in [one for one in self.streams if one.phase is Phase.ONLINE and one.instance == stream.instance]:
-            claimed = self.peers.objection(other.owner, other.instance)  # somebody else claims it as well now
+            claimed = self.peers.objection(other.owner, other.instance)  # another peer claims it as well now
             if claimed is not None and other is not stream:
                 other.refuse(claimed)
         return why

@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 _COLUMNS = "name", "state", "ip_address", "port", "authentication", "encryption", "message_forwarding"
-LOOPBACK = "127.0.0.1"  # other machines get in when somebody says so
+LOOPBACK = "127.0.0.1"  # other machines can connect only if the user asks for it
 _OPTIONS = {"listener_port": "--port", "listener_ip": "--ip"}
 
 

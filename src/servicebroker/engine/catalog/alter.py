@@ -30,7 +30,7 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# sets a new version in a row of servicebroker.queues, so that the queue's monitor starts anew
+# sets a new version in a row of servicebroker.queues, so that the queue's monitor restarts
 RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
 TABLES = {"queue": "arrival", "retained": "conversation"}  # the tables of a queue, each with the index to cluster by
 

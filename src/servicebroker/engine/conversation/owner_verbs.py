@@ -347,7 +347,7 @@ def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity 
     database_id, paths, now = verbs.user.database_id, verbs.catalog.paths, verbs.settings.clock()
     me = verbs.user.principal_id
     own, handle = paths.find_own_side(database_id, operation.from_service, operation.contract), None
-    is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # its identifier is looked up anew
+    is_known = own is not None and operation.target_broker != CURRENT_DATABASE  # this identifier is looked up each time
     if own is not None and is_known:
         operation.check()
         handle = yield from begin.begin_at(database_id, own, operation, now=now, identity=identity, principal_id=me)

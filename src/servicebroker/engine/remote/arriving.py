@@ -526,7 +526,7 @@ def take_ends(ends: Sequence[Ended], states: Mapping[UUID, EndpointState], now: 
     after = {end.handle: TRANSITIONS.get((end.state, end.event), end.state) for end in ends}
     if failed := [end.handle for end in ends if end.event is Event.ERROR_ARRIVED]:
         yield drop_waiting(failed)
-    # endpoints that have ended here, too; targets stay, or a late first message would open them anew
+    # endpoints that have ended here, too; targets stay, or a late first message would reopen them
     if closed := [handle for handle, state in after.items() if state is REMOVED]:
         yield from close_endpoints(closed, now)
     changed = {
