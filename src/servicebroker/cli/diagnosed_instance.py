@@ -1,8 +1,8 @@
-"""The instance that doctor, status or check looks at: it is read, with a deadline for each look, and not changed.
+"""The instance that doctor, status or check examines: it is only read, with a deadline for each query.
 
-Applications may be stuck when an operator asks: a lock is held, the standby of a synchronous commit is gone, the server
-answers nothing. So each look is a read-only transaction of its own, with timeouts. A look that fails is noted, and the
-others go on. The schema is not brought up to date, since the daemon of an older version may be using it.
+When an operator runs these commands, the instance may be stuck: a lock is held, the standby of a synchronous commit is
+gone, or the server hangs. So each query is a read-only transaction of its own, with timeouts. A query that fails is
+noted, and the others follow. The schema is not upgraded, since the daemon of an older version may be using it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class DiagnosedInstance:
-    """An instance that exists, open for looks.
+    """An existing instance, open for read-only queries.
 
     Attributes:
         url: where its PostgreSQL is reached.
@@ -77,18 +77,18 @@ class DiagnosedInstance:
         return OwnerVerbs if self.inspected is None else self.inspected.engine
 
     def look(self, subject: str, steps: Steps[T], otherwise: U) -> T | U:
-        """Run steps that read. Return `otherwise` if they fail or are cut, which is noted as `unseen`.
+        """Run read-only steps. If they fail or exceed the deadline, note that in `unseen` and return `otherwise`.
 
         Raises:
             BrokerError: the steps have refused something.
-            InstanceError: the server is lost, or the role may not look at that.
+            InstanceError: the server is lost, or the role may not read that.
         """
         with self._noting(subject), self._transaction() as connection:
             return run(connection, steps)
         return otherwise
 
     def read(self, steps: Steps[T]) -> T:
-        """Run steps that read, with the deadlines of one look.
+        """Run read-only steps with the deadlines of one query.
 
         Raises:
             psycopg.Error: they were cut, or refused; `QueryCanceled` and `LockNotAvailable` tell of a deadline.
@@ -135,7 +135,7 @@ class DiagnosedInstance:
 
     @property
     def is_lost(self) -> bool:
-        """True if the connection was lost; the next look opens another one."""
+        """True if the connection was lost; the next query opens another one."""
         return self._connection is None or self._connection.closed
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class DiagnosedInstance:
 
     @contextmanager
     def _transaction(self) -> Iterator[DirectConnection]:
-        """Begin a transaction that only reads and waits for nothing long, and end it."""
+        """Run the block in a read-only transaction with short timeouts."""
         connection = self._connected()
         statement, lock = STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS
         if any(one.is_cut for one in self.unseen):
@@ -189,7 +189,7 @@ class DiagnosedInstance:
 
     @contextmanager
     def _deadline(self, connection: DirectConnection) -> Iterator[None]:
-        """Hang up if the server answers nothing; for thorough looks, which take their time, there is no such limit."""
+        """Shut down the connection if the server does not answer in time. Thorough queries have no such limit."""
         if self._is_thorough:
             yield
             return
@@ -203,7 +203,7 @@ class DiagnosedInstance:
 
     @contextmanager
     def _noting(self, subject: str) -> Iterator[None]:
-        """Note a look that fails, with the reason."""
+        """Note a query that fails in the block, with the reason."""
         try:
             yield
         except psycopg.errors.QueryCanceled:
@@ -225,7 +225,7 @@ class DiagnosedInstance:
 
 @contextmanager
 def diagnose(target: str, program: str, *, is_thorough: bool = False) -> Iterator[DiagnosedInstance]:
-    """Open an instance that exists for looks. `is_thorough`: a look may take as long as it reads.
+    """Open an existing instance for read-only queries. `is_thorough`: a query may take any time while it reads.
 
     Raises:
         InstanceError: there is none, the server cannot be reached, or the database holds a copy.
