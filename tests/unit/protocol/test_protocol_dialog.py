@@ -739,3 +739,39 @@ def test_an_acknowledgement_that_says_nothing_new_changes_nothing() -> None:
     transmission = send(other)
     assert initiator.arrived(transmission.header, None) == []
     assert not initiator.dirty
+
+
+@pytest.mark.parametrize(
+    ("below", "token", "number"),
+    [(1, b"token", 0), (3, b"token", 2), (4, b"token", None), (0, b"token", None), (3, None, None)],
+)
+def test_the_token_of_a_message_of_an_earlier_life_is_recalled(
+    below: int, token: bytes | None, number: int | None
+) -> None:
+    """Of three that were sent then, each may be the last that the peer has taken."""
+    remade = dialog(state=TransmissionState(sent_below=3))
+    header = send_one(target()).header
+    acknowledged = msgspec.structs.replace(header, acknowledgement=Acknowledgement(below, token=token))
+    assert remade.to_recall(acknowledged) == number
+
+
+def test_kept_fragments_are_not_forgotten_while_something_is_stored() -> None:
+    initiator, other = dialog(), target()
+    initiator.offer(0, 10)
+    carry(initiator, other)
+    with pytest.raises(ValueError, match="is being stored"):
+        other.forget_kept()
+    store(other)
+    other.forget_kept()
+
+
+def test_of_a_run_that_was_taken_in_part_the_rest_is_taken() -> None:
+    initiator, other = dialog(), target()
+    for number in range(3):
+        initiator.offer(number, 10)
+    first = send(initiator)
+    other.arrived(first.header, bodies(first))
+    store(other)
+    other.arrived(msgspec.structs.replace(first.header, number=1), bodies(first))
+    store(other)
+    assert send(other).header.acknowledgement == Acknowledgement(4)

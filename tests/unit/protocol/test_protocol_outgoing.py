@@ -292,3 +292,15 @@ def test_a_large_message_gives_way_and_small_ones_do_not() -> None:
     small = outgoing(*[40] * 10)
     small.large_window = 0
     assert [cut.last for cut in cuts(small)] == [1, 3, 5, 7, 9]
+
+
+def test_without_a_message_there_is_nothing_to_wait_for() -> None:
+    out = outgoing()
+    out.hold(0.0)
+    assert out.wake_at() == NEVER
+    out.offer(0, [10])
+    assert out.wake_at() == out.held_until == 4.0
+
+
+def test_the_largest_body_needs_its_last_fragment() -> None:
+    assert [Limits(fragment_size=100, largest_body=size).most_fragments for size in (199, 200, 201)] == [2, 2, 3]

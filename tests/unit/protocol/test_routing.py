@@ -29,6 +29,7 @@ from servicebroker.protocol.routing import (
     Rule,
     Site,
     address_of_service,
+    asks,
     classify,
     parse_address,
 )
@@ -445,3 +446,9 @@ def _seconds(conversations: list[Conversation], table: RoutingTable, site: Site,
     for conversation in conversations:
         classify(conversation, table, table, site, NOW, chance.randrange)
     return process_time() - start
+
+
+def test_no_route_to_the_dynamic_routing_service_is_requested() -> None:
+    table = RoutingTable([route(HOST1, DYNAMIC_ROUTING_SERVICE)])
+    assert asks(SERVICE, table, NOW)
+    assert not asks(DYNAMIC_ROUTING_SERVICE, table, NOW)

@@ -44,6 +44,10 @@ def test_begin_dialog_with_every_clause():
     )
 
 
+def test_blocks_in_64_levels():
+    assert isinstance(only("BEGIN " * 64 + "PRINT 1 " + "END " * 64), syntax.Block)
+
+
 def test_send_to_several_conversations_keeps_the_body_as_text():
     assert only("send on conversation (@a, @b) message type [m] (N'<x>' + @y)") == syntax.Send(
         1, (Variable("@a"), Variable("@b")), Name(("m",)), Expression("N'<x>' + @y", 1)
@@ -96,7 +100,7 @@ def test_receive_with_assignments_and_with_names():
         ("BEGIN TRY SELECT 1 END TRY", 102),
         ("CREATE CONTRACT c (m SENT BY NOBODY)", 102),
         ("CREATE ASSEMBLY a FROM 'x.dll'", 40515),
-        ("BEGIN " * 100 + "END " * 100, 191),
+        ("BEGIN " * 65 + "PRINT 1 " + "END " * 65, 191),
         ("IF 1 = 1 " * 100 + "PRINT 'x'", 191),
         ("SELECT 1 ¤ 2", 102),
         ("CREATE NONSENSE n", 102),
