@@ -79,7 +79,7 @@ def test_a_refusal_at_the_target_is_found_there_and_the_wait_here(two: Two, monk
     assert found["subject"] == "peer certificate west"
     assert "GRANT RECEIVE on the queue" in found["advice"]
     waits = finds(two.west, f"service {KEPT_SERVICE}", "nobody has said why")
-    assert "servicebroker doctor there" in waits["advice"]
+    assert "servicebroker doctor at the other side" in waits["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
 
 
