@@ -65,7 +65,7 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
     if isinstance(problem, psycopg.errors.InsufficientPrivilege) and "servicebroker" in str(problem):
         return InstanceError(
             f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has only "
-            "the verbs, the schema's owner can do all else. `servicebroker rights show` says what a role may do."
+            "the verbs, all else is for the owner of the schema. `servicebroker rights show` says what a role may do."
             f"{_where(problem)}"
         )
     for key in (state, state[:3], state[:2]):
