@@ -34,7 +34,7 @@ MAX_FRAGMENTS_READ = 8  # by a round for each link: a small message does not wai
 
 
 class Finding:
-    """Brings them into memory. What waits for long, or had no place there, is found page by page."""
+    """Brings conversations with messages into memory. Those that wait for long, or had no place, come page by page."""
 
     def __init__(self, conversations: Conversations, security: DialogSecurity, seconds: Callable[[], float]) -> None:
         self._conversations = conversations
@@ -51,7 +51,7 @@ class Finding:
         return min(self._page_at, self._conversations.home_until)
 
     def missed(self) -> None:
-        """Some that wait had to leave the memory: they are found again later."""
+        """Note that waiting conversations had to leave the memory; they are found again later."""
         self._page_missed = True
         self._page_at = min(self._page_at, self._seconds() + MATCH_AGAIN)
 
@@ -139,7 +139,7 @@ class Finding:
 
 
 class Readahead:
-    """Reads for all conversations in turns, bodies up to `longest` bytes, and offers it to their dialogs.
+    """Reads messages of all conversations in turns, bodies up to `longest` bytes, and offers them to their dialogs.
 
     It has one of so many `shares` of the `budget` of bytes that may wait, and of what may be under way; of the latter
     more where the peer takes more.

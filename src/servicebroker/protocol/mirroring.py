@@ -47,7 +47,7 @@ IN_DOUBT = Standing(Role.IN_DOUBT)
 
 
 class Known(NamedTuple):
-    """The highest timeline that was seen of a cluster, and the evidence of who said so."""
+    """The highest timeline seen of a cluster, and the evidence for it."""
 
     system: str = ""
     timeline: int = 0
@@ -71,7 +71,7 @@ def statement(system: str, timeline: int) -> bytes:
 
 
 class Word(Enum):
-    """The knowledge about one of the two, in words."""
+    """The knowledge about one broker of a pair, in the words of an explanation."""
 
     UNHEARD = "has not answered yet"
     UNREACHABLE = "cannot be reached"
@@ -143,7 +143,7 @@ class Pair(NamedTuple):
 
 
 def first_use(known: Known, now: float) -> Pair:
-    """A pair of which nothing is known but, from before, a timeline: both are asked now."""
+    """Return a pair of which at most a timeline is known: both brokers are asked now."""
     return Pair(known=known, asked_at=now)
 
 

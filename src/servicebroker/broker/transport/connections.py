@@ -47,7 +47,7 @@ class Counted(NamedTuple):
 
 
 def write(connection: psycopg.Connection[Any], connections: Sequence[Observed]) -> None:
-    """These are the connections now."""
+    """Write the rows of the present connections."""
     show(connection, "broker_connections", Observed._fields, connections)
 
 
@@ -70,7 +70,7 @@ def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], n
 def show(
     connection: psycopg.Connection[Any], table: str, columns: Sequence[str], rows: Iterable[Iterable[object]]
 ) -> None:
-    """These are the rows now, beside the pid of the session. No commit waits for the disk: the table is unlogged."""
+    """Write these rows with the pid of the session. No commit waits for the disk, since the table is unlogged."""
     told = [
         {name: value if isinstance(value, int | None) else str(value) for name, value in zip(columns, row, strict=True)}
         for row in rows

@@ -36,7 +36,7 @@ UserOption = Annotated[str | None, typer.Option("--user", help="Whose it is; mad
 
 
 class Row(NamedTuple):
-    """A certificate, as it is listed. `is_used`: it is the one of several that is taken."""
+    """A listed certificate. `is_used`: this is the one that is used, if the user has several."""
 
     name: str
     whose: str
