@@ -194,7 +194,7 @@ class Daemon:
                 try:
                     self._connect_and_serve()
                 except ProcessExited as problem:  # while conversations were divided again
-                    _log.warning("%s All of them restart from the stored state.", problem)
+                    _log.warning("%s All shares restart from the stored state.", problem)
                     self._begin_anew()
                 except (psycopg.Error, InstanceError) as problem:
                     self._outage.lost(problem)
@@ -209,7 +209,7 @@ class Daemon:
             _log.info("The broker is shut down.")
 
     def _begin_anew(self) -> None:
-        """Close all links and shares, and wait before everything is started again from the database."""
+        """Put our role in doubt, end the shares, and wait before everything is started again from the database."""
         self._network.stand(IN_DOUBT)
         self._shares.end()
         self._stopped.wait(RECONNECT_INTERVAL_S)

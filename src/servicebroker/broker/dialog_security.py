@@ -392,10 +392,11 @@ class DialogSecurity:
         return self._exchanges.draft(key, uuid4(), opened.peer, signer, one.back, is_batched=one.is_batched)
 
     def judge_date(self, store: Store, header: Header, signer: UserCertificate | None) -> Misdated | None:
-        """Return why a verified opening is refused by its date: too old, or without a date. None if it is accepted.
+        """Return why a verified opening is refused by its date: too old, ahead, or missing. None if it is accepted.
 
         A broker that has once sent a date always sends one, so an opening without one may be a recorded replay.
-        An opening dated in the future could be replayed until then: the latest date of such a broker is remembered.
+        An opening dated in the future could be replayed when that time has come. So the latest date of a broker whose
+        clock is ahead is remembered.
         """
         opening, broker, now = header.opening, header.from_broker, self._clock()
         assert opening is not None

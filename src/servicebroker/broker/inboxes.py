@@ -276,6 +276,8 @@ class Inbox:
 class Inboxes:
     """The inboxes of all shares: a frame goes to the share of its conversation, an event to all shares.
 
+    The first share alone gets `Outdated`.
+
     `seconds` and `taker` are those of each inbox.
 
     Attributes:
@@ -295,7 +297,7 @@ class Inboxes:
         return Inbox(lambda: self.relieved(), self._seconds, self._taker)
 
     def divide(self, count: int) -> None:
-        """Divide the inboxes among `count` shares. The first one keeps its inbox, and no frame is lost."""
+        """Keep or add inboxes for `count` shares, and divide the waiting frames among them. No frame is lost."""
         with self._lock:
             kept, gone = self.shares[:count], self.shares[count:]
             brought = [arrival for inbox in (*kept, *gone) for arrival in inbox.empty()]
@@ -316,7 +318,7 @@ class Inboxes:
                 inbox.put(item)
 
     def ring(self) -> None:
-        """Wake the share that waits until a link accepts more."""
+        """Wake all shares, since one may wait until a link accepts more."""
         for inbox in self.shares:
             inbox.bell.set()
 

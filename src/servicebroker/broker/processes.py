@@ -1,9 +1,9 @@
 """Shares whose rounds run in child processes; their inboxes and all connections stay in the daemon (decision 253).
 
 The thread of such a share asks its child process for each round, and sends it the received frames. After the commit
-the child returns frames for links, answers about peers, and log records, and the daemon sends or writes them. So the
-code of the network knows nothing of processes. During a round the child may ask the daemon for facts that only the
-daemon has. `sharing/remote_relay.py` has the questions and answers; this file has the pipe, the process and its end.
+the child returns frames for links, false claims of peers, and log records. The daemon sends, counts and writes them.
+So the code of the network knows nothing of processes. During a round the child may ask the daemon for facts that only
+the daemon has. `sharing/remote_relay.py` has the questions and answers; this file has the pipe and the process.
 """
 
 from __future__ import annotations

@@ -449,7 +449,10 @@ def cores() -> int:
 
 
 def pin_plans(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Make the session reuse plans, and only index scans: planning costs more than running these statements."""
+    """Make the session use generic plans with index scans.
+
+    To plan these statements costs more than to run them, and a plan for an empty table is bad as soon as it has rows.
+    """
     execute(
         connection,
         "shares.pin_plans",

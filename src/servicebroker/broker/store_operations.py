@@ -90,10 +90,10 @@ class Store(Protocol):
         """Return the highest timeline seen of each mirrored pair."""
 
     def pairs(self) -> list[Elsewhere]:
-        """Return the stored mirrored pairs."""
+        """Return the stored mirrored pairs to which a route leads."""
 
     def save_pairs(self, rows: Sequence[Row]) -> None:
-        """Save the known timelines of mirrored pairs."""
+        """Save the principal, the highest timeline and the explanation of mirrored pairs to which a route leads."""
 
     def claim(self, claims: Mapping[UUID, Claimed]) -> set[UUID]:
         """Claim conversations: their targets are in other instances from now on. Returns the claimed ones."""
@@ -194,7 +194,7 @@ class Store(Protocol):
         """Return the known capabilities and clock of a broker that signs by this certificate."""
 
     def save_broker(self, certificate_id: int, broker: UUID, capabilities: Sequence[str], ahead_until: int) -> None:
-        """Add capabilities of a broker, and the latest date of its clock."""
+        """Add capabilities of a broker, and the latest time that its clock has shown while it was ahead of ours."""
 
     def find_target(self, home: LocalService) -> Target:
         """Return the service that a new conversation is for, and its queue."""

@@ -152,7 +152,7 @@ class Kept(NamedTuple):
         return fragment in self.bounds or fragment + 1 in self.bounds
 
     def with_fragment(self, fragment: int, size: int) -> Kept:
-        """Return a copy with one more fragment of `size` bytes."""
+        """Return a copy with one more fragment of `size` bytes, which has not come before."""
         bounds = self.bounds
         place = bisect_right(bounds, fragment)
         follows = place > 0 and bounds[place - 1] == fragment

@@ -1,6 +1,6 @@
 """The sending half of a conversation endpoint: the window, retransmission, and acknowledgements.
 
-An instance knows the sequence numbers and sizes of messages, never their bodies.
+`Outgoing` knows the sequence numbers and sizes of messages, never their bodies.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Outgoing:
         return None
 
     def acknowledged(self, ack: Acknowledgement) -> bool:
-        """Apply an acknowledgement that contradicts no earlier one. Returns whether it brings news."""
+        """Apply an acknowledgement to which `contradicts` does not object. Returns whether it brings news."""
         news = ack.below > self.base
         if news:
             self._drop_below(ack.below)

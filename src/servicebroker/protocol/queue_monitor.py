@@ -136,7 +136,7 @@ def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
 
 
 def _activate(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[Monitor, Decision]:
-    """Start one more reader, if allowed. Readers that wait in a RECEIVE have the interval to take them first."""
+    """Start one more reader, if allowed. First, readers that wait in RECEIVE have the interval to take the messages."""
     if seen.waiting and now < monitor.quiet_since + settings.interval:
         return monitor, Decision.NOTHING
     if seen.running >= settings.max_readers and not settings.external:

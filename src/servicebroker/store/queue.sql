@@ -235,8 +235,8 @@ end $$;
 -- own id) the client makes the session keep the lock, too.
 -- Result: the messages in any order, to be sorted by the first three columns. Values that are equal for all messages
 -- are only in the first rows, since a column costs a tenth of a message. With `only_lock` the messages stay in the
--- queue, and the one row has only conversation_group_id. A row of nulls: there is no message. No row: RECEIVE is not
--- allowed, or `handle` or `in_group` has no message; the client finds out which.
+-- queue, and the one row has only conversation_group_id. A row of nulls: there is no message. No row: there is none
+-- with `only_lock`, RECEIVE is not allowed, or `handle` or `in_group` has no message; the client finds out which.
 -- Plans are pinned, because without statistics the planner would sort a whole group. OFFSET 0 keeps one index search
 -- for each priority, from its mark. Without it, a join would read all dead rows of the group.
 create or replace function servicebroker.receive_{id}(
@@ -462,10 +462,10 @@ end $$;
 -- name: receive_groups
 -- RECEIVE from at most `groups` groups: those of the oldest messages of the highest priorities, at most `top` messages
 -- from each. The first group is found by `receive`, which also fires timers. The others are searched in at most 8 pages
--- of the oldest messages, so that a reader never scans a long queue for more groups.
--- Result: the columns of `receive`, all in each row; groups one after the other, the messages of each in any order. No
--- row: there is no message, or RECEIVE is not allowed. With `leaves` the groups are locked and their messages stay in
--- the queue; `take` deletes those of one group.
+-- of the oldest messages of each priority, so that a reader never scans a long queue for more groups.
+-- Result: the columns of `receive`, all in each row; groups one after the other, the messages of each in any order. A
+-- row of nulls: there is no message. No row: RECEIVE is not allowed. With `leaves` the groups are locked and their
+-- messages stay in the queue; `take` deletes those of one group.
 create or replace function servicebroker.receive_groups_{id}(
     top integer, at timestamptz, groups integer, leaves boolean default false
 ) returns table (

@@ -1,7 +1,8 @@
 -- The trail, an optional log of what happened to each message: functions of its triggers. They write one row for all
--- messages of a conversation that a statement has inserted or deleted.
--- Arguments of a trigger: the event, and optionally which conversations are logged: how many of 10,000, ids of services
--- ('{}': all), and identifiers of conversations that are always logged. Without them all are logged.
+-- messages of a conversation that a statement has inserted or deleted, and one for each change of an endpoint's state.
+-- Arguments of a trigger: the event (not for endpoints), and optionally which conversations are logged: how many of
+-- 10,000, ids of services ('{}': all), and identifiers of conversations that are always logged. Without them all are
+-- logged.
 
 create or replace function servicebroker.is_trailed(conversation uuid, service integer, chosen text[]) returns boolean
 language sql immutable set search_path = pg_catalog, pg_temp as $$

@@ -515,8 +515,8 @@ create or replace function servicebroker.delayed_messages(database integer, hand
      where e.database_id = database
 $$;
 
--- Cancel the delayed message `number`, or all delayed messages if it is null. Later messages get the free sequence
--- numbers. Returns how many messages were deleted.
+-- Cancel message `number`, which is delayed or waits behind a delayed one, or all delayed messages if it is null. Later
+-- messages get the free sequence numbers. Returns how many messages were deleted.
 create or replace function servicebroker.cancel_delayed(handle uuid, number bigint) returns bigint language plpgsql as $$
 declare
     own record;

@@ -5,7 +5,7 @@ connection and runs transactions on it until the queue is empty. Each transactio
 
 * `_take`: RECEIVE of one group. An exception of the procedure rolls back, and leaves `process`.
 * `_take_groups`: messages of many groups, each with a savepoint.
-* `AsyncFailureHandler.take`, with a policy: the exception is judged instead (retry, dead letter and so on).
+* `take` of the failure handler, with a policy: the exception is judged instead (retry, dead letter and so on).
 
 **The rules.**
 
@@ -50,13 +50,13 @@ async def process(
     guard: AsyncFailureHandler | None = None,
     throttle: AsyncThrottle | None = None,
 ) -> int:
-    """Run `Database.process` for a RECEIVE, and return the number of processed messages.
+    """Run `Database.process` for a RECEIVE, and return the number of messages taken.
 
     Args:
         poison: the policy for failures. Without it and `guard`, an exception of the procedure is raised.
         stopping: asked between two transactions; True ends the loop.
         guard: the failure handler of a reader that calls this repeatedly, instead of `poison`.
-        throttle: the rate limit, which may ask for a pause between two transactions.
+        throttle: the limits of the worker, which may ask for a pause between two transactions.
     """
     if poison is not None:
         guard = AsyncFailureHandler(database, operation.queue, poison, exits=stopping is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FULL_LOAD = 0.6  # average part of the time in rounds from which a share is added
-FULL_CPU = 0.8  # part of a core that this process uses from which threads would only wait for each other
+FULL_CPU = 0.8  # part of a core in use by this process, from which on more threads would only wait for each other
 LOW_LOAD = 0.55  # average part of the time in rounds, if there were one share less, below which one is removed
 LOOKS_TO_GROW, LOOKS_TO_SHRINK = 3, 10  # seconds, one look each, for which that has to last
 RETRY_INTERVAL_S = 60.0  # seconds until more connections are tried again

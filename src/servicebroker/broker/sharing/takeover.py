@@ -1,7 +1,8 @@
 """The state machine of a process until it serves the instance: phases, events, and the acts that each asks for.
 
 One of the processes that want to serve an instance does. The process has the lease, its server is no standby, and a
-commit has proven that the server is the principal of its cluster. The others wait, without connections to peers.
+commit has proven that the server is the principal of its cluster. The others wait. If another process has the lease, a
+waiting process has no connections to peers. If its server is a standby, it tells peers so, and drops their messages.
 
 Each connection to the database begins at `Phase.ASKING`. The caller (`broker/daemon.py`) carries out the acts of a step
 in their order. If an act ends with an event, the remaining acts are dropped.

@@ -1,4 +1,4 @@
-"""The rows of sys.dm_broker_connections and the counts of refused connections, which exist while the daemon runs."""
+"""The rows of sys.dm_broker_connections, which exist while the daemon runs, and the counts of refusals, which stay."""
 
 from __future__ import annotations
 

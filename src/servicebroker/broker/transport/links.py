@@ -1,4 +1,4 @@
-"""The interface between the relay and the network: links, and the frames and events that they bring."""
+"""The interface between the relay and the network: links, and the frames that they bring."""
 
 from __future__ import annotations
 

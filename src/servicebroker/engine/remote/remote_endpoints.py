@@ -149,7 +149,7 @@ def _endpoint(own: Row, more: _Behind) -> RemoteEndpoint:
 
 
 def _with_kept(endpoint: RemoteEndpoint, kept: dict[int, Kept] | None) -> RemoteEndpoint:
-    """Add the stored fragments of later messages."""
+    """Add the stored fragments of later messages, and note whether the last message in order is an end that waits."""
     if not kept:
         return endpoint
     last = kept.pop(endpoint.receive_sequence - 1, None)

@@ -216,7 +216,7 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
 
 
 def _delete(given: _Given, condition: str, grantees: list[int]) -> Statement:
-    """Delete grants and denials of these permissions; those of the grantee itself only if the user may revoke them."""
+    """Delete grants and denials for these grantees; those of the grantee itself only if the user may revoke them."""
     return Statement(
         "grants.delete",
         "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3 "

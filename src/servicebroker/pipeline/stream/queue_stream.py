@@ -143,7 +143,7 @@ class QueueStream:
         self._target = self._owned_queue().position().frontier
 
     def is_known(self, offset: dict[str, Any]) -> bool:
-        """True if the queue has given everything up to `offset` and nothing behind it, as recorded.
+        """True if `offset` is the recorded one or a planned one, if it is initial, or if nothing is recorded.
 
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time.

@@ -76,8 +76,8 @@ begin
     return null;
 end $$;
 
--- The text with the value at these steps replaced by `new`, or removed if `new` is null; the action 'append' adds it to
--- the array there.
+-- The text after an action at these steps: 'set' replaces the value by `new` or adds it, 'delete' removes a key of an
+-- object or puts null into an array, 'append' adds `new` to the array there.
 create or replace function tsql.json_changed(whole json, steps text[], action text, new text) returns text
 language plpgsql immutable parallel safe as $$
 declare
