@@ -147,7 +147,7 @@ def begin(verbs: Verbs, operation: Request | BeginRequest, group: UUID) -> UUID:
 
 
 def take_answers(database: Database, queue: AnswerQueue, handles: list[UUID]) -> TakenAnswers:
-    """Receive from several conversations of a queue, and end the ended ones, in one transaction.
+    """Receive from several conversations of a queue, and end those that the peer has ended, in one transaction.
 
     What cannot be received at once is left, and all of it if something is refused: their callers find out why.
     """

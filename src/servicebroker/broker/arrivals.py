@@ -586,7 +586,7 @@ class InboundWriter:
                 self._conversations.line_up(handle)
 
     def settle(self, store: Store, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
-        """Write what peers have answered to our messages: acknowledgements, errors, and reasons to wait.
+        """Write the acknowledgements and errors that peers have sent, and the reasons why our messages wait.
 
         Returns the acknowledgements that this transaction commits, and the conversations that end with it.
         """

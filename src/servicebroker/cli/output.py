@@ -91,7 +91,7 @@ def say_block(text: str, *, hanging: str = HANGING, error: bool = False) -> None
 
 
 def errors_into(log: Callable[[str], None] | None) -> None:
-    """Redirect messages for standard error to a log from now on."""
+    """Redirect messages for standard error to a log from now on; None ends that."""
     _standard_error.log = log
 
 

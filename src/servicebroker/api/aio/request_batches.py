@@ -146,7 +146,7 @@ async def begin(verbs: AsyncVerbs, operation: Request | BeginRequest, group: UUI
 
 
 async def take_answers(database: AsyncDatabase, queue: AnswerQueue, handles: list[UUID]) -> TakenAnswers:
-    """Receive from several conversations of a queue, and end the ended ones, in one transaction.
+    """Receive from several conversations of a queue, and end those that the peer has ended, in one transaction.
 
     What cannot be received at once is left, and all of it if something is refused: their callers find out why.
     """

@@ -143,7 +143,7 @@ class QueueStream:
         self._target = self._owned_queue().position().frontier
 
     def is_known(self, offset: dict[str, Any]) -> bool:
-        """True if `offset` is the recorded one or a planned one, if it is initial, or if nothing is recorded.
+        """True if a stream may continue at `offset`: it is recorded, planned or initial, or there is no record of it.
 
         Raises:
             InstanceError: the offset belongs to another server, another queue or another time.

@@ -46,7 +46,7 @@ class Landing:
         return self._spark.done()
 
     def begin(self) -> None:
-        """Begin to land when Spark has started, or go on from the last run.
+        """Begin to land when Spark has started, unless that was done before.
 
         Raises:
             InstanceError: Spark does not start, or the query is refused.
