@@ -1,9 +1,9 @@
 -- XML without a library, since PostgreSQL may have been built without libxml. A document is parsed into a tree in
 -- jsonb, and an XQuery path becomes a jsonpath over the tree (translation/xml_paths.py). A node is one of
 --   {"k": "d", "c": [...]}                                 a document or fragment
---   {"k": "e", "n": name, "q": as written, "p": position among its namesakes, "i": among elements, "a": {"@name":
--- value},
---    "r": {"@name": as written}, "s": namespaces in scope, "c": [...], "v": text of an element that holds only text}
+--   {"k": "e", "n": name, "q": as written, "p": position among its namesakes, "i": among elements,
+--    "a": {"@name": value}, "r": {"@name": as written}, "s": namespaces in scope, "c": [...],
+--    "v": text of an element that holds only text}
 --   {"k": "t", "v": text, "p": position}                   text; {"k": "c" or "i", "v": ...} comment or instruction
 -- A name is the local name, or {namespace}local.
 
