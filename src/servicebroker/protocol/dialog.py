@@ -263,7 +263,7 @@ class Dialog:
 
     @property
     def introduction(self) -> Exchange | None:
-        """The key exchange to send with each message: until the peer acknowledges one, and while it is silent. Else None.
+        """The key exchange to send with each message, until one is acknowledged or while it is silent; else None.
 
         A peer that is silent may have gone back to an old copy of its instance, from before it was told the key.
         """
