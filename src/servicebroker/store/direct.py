@@ -415,11 +415,19 @@ def send_ahead(connection: DirectConnection) -> None:
 def wait_for_notifications(connection: DirectConnection, seconds: float) -> list[str]:
     """Return the payloads of notifications, once some have come, or none after `seconds`.
 
-    The driver rounds a wait down to milliseconds, and takes the processor for the rest of the last one.
+    The driver rounds a wait down to milliseconds, and takes the processor for the rest of the last one. It has already
+    read notifications that came with the answer of a statement, and the socket does not announce these again.
     """
-    with selectors.DefaultSelector() as selector:
-        selector.register(connection.pgconn.socket, selectors.EVENT_READ)
-        selector.select(seconds)
+    payloads = _arrived(connection)
+    if not payloads:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.pgconn.socket, selectors.EVENT_READ)
+            selector.select(seconds)
+        payloads = _arrived(connection)
+    return payloads
+
+
+def _arrived(connection: DirectConnection) -> list[str]:
     return [notice.payload for notice in connection.notifies(timeout=0, stop_after=1)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.api import instance as instances
 from servicebroker.store import connection as connections
+from servicebroker.store.direct import wait_for_notifications
 from support import ORDER, begin, define_standard_set, eventually
 
 
@@ -75,3 +77,15 @@ def test_who_gets_no_connection_hears_what_the_server_says(
                 other.execute(f'alter database "{name}" allow_connections true')
         assert "in use" not in str(refused.value)
         assert "not currently accepting connections" in str(refused.value)
+
+
+def test_a_notification_that_came_with_an_answer_is_not_waited_for(instance: sb.Instance) -> None:
+    """The driver has read it with the answer of the statement, and the socket is silent."""
+    with connections.connect(instance.url) as connection:
+        connection.execute("listen told")
+        connection.execute("notify told, 'now'")
+        connection.execute("select 1")
+        began = time.monotonic()
+        assert wait_for_notifications(connection, 20) == ["now"]
+        assert time.monotonic() - began < 10
+        assert wait_for_notifications(connection, 0) == []
