@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -82,17 +83,21 @@ def test_a_view_with_for_xml_outlives_an_upgrade(make_instance_url: Callable[[],
 def test_views_on_the_catalog_outlive_an_upgrade(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of their making does not count. Rights, comments and indexes stay, too."""
-    url = make_instance_url()
+    """The order of their making does not count. Rights, comments and indexes stay, too.
+
+    A materialized view is filled with the rights of its owner, since it may call any function.
+    """
+    url, keeper = make_instance_url(), f"keeper_{uuid4().hex}"
     with psycopg.connect(url) as connection:
         connection.execute(
             "create view public.second as select 'none'::text collate \"C\" as name; "
             "create view public.first as select name from tsql.objects; "
             "create or replace view public.second as select name from public.first; "
             "grant select on public.second to pg_monitor; comment on view public.second is 'told'; "
-            "create materialized view public.kept as select name from tsql.objects; "
+            "create materialized view public.kept as select name, current_user::text as filler from tsql.objects; "
             "create index of_kept on public.kept (name); comment on materialized view public.kept is 'told, too'; "
-            "create view public.served as select name from sys.services"
+            "create view public.served as select name from sys.services; "
+            f"create role {keeper} superuser; alter materialized view public.kept owner to {keeper}"  # type: ignore[arg-type]
         )
     known = migrations.migrations()
     later = migrations.Migration(9001, "later.sql", "drop view sys.services cascade")
@@ -101,13 +106,15 @@ def test_views_on_the_catalog_outlive_an_upgrade(
     with psycopg.connect(url) as connection:
         (kept,) = connection.execute(
             "select (select count(*) > 0 from public.kept), to_regclass('public.of_kept') is not null, "
-            "obj_description('public.kept'::regclass), (select count(*) > 0 from public.served)"
+            "obj_description('public.kept'::regclass), (select count(*) > 0 from public.served), "
+            "(select min(filler) from public.kept)"
         ).fetchall()
         (found,) = connection.execute(
             "select count(*) > 0, has_table_privilege('pg_monitor', 'public.second', 'select'), "
             "obj_description('public.second'::regclass) from public.second"
         ).fetchall()
-    assert kept == (True, True, "told, too", True)
+        connection.execute(f"drop owned by {keeper}; drop role {keeper}")  # type: ignore[arg-type]
+    assert kept == (True, True, "told, too", True, keeper)
     assert found == (True, True, "told")
 
 

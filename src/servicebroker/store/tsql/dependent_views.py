@@ -18,10 +18,15 @@ _LOG = logging.getLogger("servicebroker")
 
 
 class DependentView(NamedTuple):
-    """A view or materialized view of an application: its name, and the statements that make it."""
+    """A view or materialized view of an application: its name, and the statements that make it.
+
+    `refresh` fills a materialized view. PostgreSQL runs it with the rights of the view's owner, but CREATE with ours,
+    and the view may call any function.
+    """
 
     name: str
     statements: list[str]
+    refresh: str | None
 
 
 def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
@@ -40,7 +45,7 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
         "forms as (select v.*, case relkind when 'm' then 'materialized view' else 'view' end as kind from views v) "
         "select v.name, array_remove(array["
         "  format('create %s %s%s as %s', v.kind, v.name, ' with (' || array_to_string(v.reloptions, ', ') || ')', "
-        "    rtrim(pg_get_viewdef(v.oid), ';') || case when not v.relispopulated then ' with no data' else '' end), "
+        "    rtrim(pg_get_viewdef(v.oid), ';') || case relkind when 'm' then ' with no data' else '' end), "
         "  format('comment on %s %s is ', v.kind, v.name) || quote_literal(obj_description(v.oid, 'pg_class')), "
         "  case when v.relowner <> current_user::regrole "
         "       then format('alter %s %s owner to %s', v.kind, v.name, v.relowner::regrole) end] "
@@ -52,21 +57,31 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
         "    case when g.is_grantable then ' with grant option' else '' end) "
         "  from aclexplode(v.relacl) g where g.grantee <> v.relowner) "
         "|| array(select pg_get_triggerdef(t.oid) from pg_trigger t where t.tgrelid = v.oid and not t.tgisinternal), "
-        "null) from forms v order by v.oid",
+        "null), case when relkind = 'm' and relispopulated then format('refresh materialized view %s', v.name) end "
+        "from forms v order by v.oid",
     )
     return [DependentView(*row) for row in rows]
 
 
 def restore_views(connection: psycopg.Connection[Any], views: list[DependentView]) -> None:
     """Recreate the dropped views. A view that PostgreSQL refuses is logged with its text."""
-    left = [(view, "") for view in views if not _is_there(connection, view)]
+    left = [view for view in views if not _is_there(connection, view)]
+    made: list[DependentView] = []
     while left:  # a view may read one that was made after it
-        refused = [(view, problem) for view, _ in left if (problem := _make(connection, view))]
+        refused = []
+        for view in left:
+            if problem := _make(connection, view):
+                refused.append((view, problem))
+            else:
+                made.append(view)
         if len(refused) == len(left):
             for view, problem in refused:
                 _LOG.error("The view %s could not be made again: %s. %s", view.name, problem, view.statements[0])
-            return
-        left = refused
+            break
+        left = [view for view, _ in refused]
+    for view in made:
+        if view.refresh is not None:
+            _fill(connection, view.name, view.refresh)
 
 
 def _is_there(connection: psycopg.Connection[Any], view: DependentView) -> bool:
@@ -83,3 +98,12 @@ def _make(connection: psycopg.Connection[Any], view: DependentView) -> str:
     except psycopg.Error as problem:
         return one_line(problem)
     return ""
+
+
+def _fill(connection: psycopg.Connection[Any], name: str, refresh: str) -> None:
+    """Fill a materialized view. If its owner cannot do that, it stays empty, which is logged."""
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL(refresh))
+    except psycopg.Error as problem:
+        _LOG.error("The materialized view %s could not be filled again: %s. Run %s.", name, one_line(problem), refresh)
