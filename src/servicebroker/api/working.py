@@ -19,7 +19,7 @@ from servicebroker.api.processing import process
 from servicebroker.api.shared.rate_limit import RateLimit
 from servicebroker.api.throttle import limit_of, throttle_of
 from servicebroker.api.transaction import Transaction
-from servicebroker.model.arguments import MAXIMUM_SLOTS, check_count
+from servicebroker.model.arguments import check_count
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
 from servicebroker.model.handlers.schedules import is_of_schedule
 from servicebroker.model.messages import Message, read_error
@@ -66,7 +66,7 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
             partial(_is_replaced, worker, over),
         )
         for worker, limit in zip(workers, limits, strict=True)
-        for _ in range(min(worker.concurrency or concurrency, worker.global_concurrency or MAXIMUM_SLOTS))
+        for _ in range(_count_readers(worker, concurrency))
     ]
     try:
         yield
@@ -78,6 +78,12 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
         finally:  # the task that joins may be cancelled itself
             for reader in readers:
                 reader.stop(_STOP_PATIENCE_S)
+
+
+def _count_readers(worker: Worker, concurrency: int) -> int:
+    """Return the number of readers of a worker in this process: more than its slots would only wait."""
+    wanted = worker.concurrency or concurrency
+    return min(wanted, worker.global_concurrency or wanted)
 
 
 def _is_replaced(worker: Worker, over: Event) -> bool:
