@@ -466,11 +466,11 @@ def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the executions of each statement, by its name."""
     count: Counter[str] = Counter()
-    fetched = running._fetched
+    rows_of = running._rows
 
     def counting(connection: object, statement: Statement) -> Rows:
         count[statement.name] += 1
-        return fetched(connection, statement)  # type: ignore[arg-type]
+        return rows_of(connection, statement)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(running, "_fetched", counting)
+    monkeypatch.setattr(running, "_rows", counting)
     return count

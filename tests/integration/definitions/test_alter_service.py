@@ -167,7 +167,7 @@ def test_a_service_stays_with_the_pipeline_that_reads_its_queue(database: sb.Dat
     """Landed and unacknowledged messages would be received again from the other queue."""
     database.create_queue("Second")
     open_dialog(database)
-    with pipeline_on(database), pytest.raises(sb.InstanceError, match="'StockQueue' is being read by a pipeline"):
+    with pipeline_on(database), pytest.raises(sb.InstanceError, match="A pipeline reads the queue 'StockQueue'"):
         database.alter_service(STOCK, queue="Second")
     database.alter_service(STOCK, queue="Second")
 

@@ -174,7 +174,7 @@ def test_a_transaction_that_holds_a_queue_is_waited_for(database: sb.Database, m
     with database.transaction() as tx:
         tx.send(handle, ORDER, b"x")
         refused = CliRunner().invoke(app, ["trail", "on", "--instance", database.instance.url])
-        assert "in use" in str(refused.exception)
+        assert "has used a table" in str(refused.exception)
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
     database.send(handle, ORDER, b"x")
