@@ -371,6 +371,17 @@ def _operate(both: Both, count: int) -> None:
         both.check()
 
 
+def test_pages_are_in_their_order_in_every_plan(both: Both) -> None:
+    """PostgreSQL may join what is found with delayed messages by a hash, which has an order of its own."""
+    both.connection.execute("set enable_nestloop = off; set enable_mergejoin = off")
+    for _ in range(20):
+        both.begin()
+        both.database.send(both.handles[-1], ORDER, b"x")
+    waiting = sorted(both.handles)
+    assert both.real.page(UUID(int=0), 3) == waiting[:3]
+    assert both.real.page(waiting[4], 50) == waiting[5:]
+
+
 def test_what_was_kept_for_a_target_that_closes_meanwhile_is_asked_for_no_more(both: Both) -> None:
     """The daemon knows the endpoint as open, and what is kept of it as kept, until it has stored its batch."""
     both.open_target(is_empty=True)

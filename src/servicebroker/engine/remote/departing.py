@@ -156,6 +156,7 @@ def page(after: UUID | None, count: int, division: Division = WHOLE) -> Steps[li
     return [handle for (handle,) in rows]
 
 
+# OFFSET 0 keeps the planner from a hash join, which would lose the order of the handles, and read all of them.
 _PAGE = (
     "with recursive found as ("
     "(select conversation_handle from servicebroker.transmission_queue "
@@ -167,7 +168,7 @@ _PAGE = (
     "select from servicebroker.transmission_queue h where h.conversation_handle = found.conversation_handle "
     "and h.delayed_until is not null and not exists (select from servicebroker.transmission_queue b "
     "where b.conversation_handle = found.conversation_handle "
-    "and b.message_sequence_number < h.message_sequence_number)) and {} limit $2"
+    "and b.message_sequence_number < h.message_sequence_number) offset 0) and {} limit $2"
 )
 
 
