@@ -3,9 +3,9 @@
 **The problem.** A stranger can open connections faster than honest peers finish their handshakes, and each costs a file
 descriptor.
 
-**The rules.** Unauthenticated connections share a fixed number of places. If none is free, a new connection takes the
-place of the oldest one, since an honest peer finishes its handshake within a second. If the newcomer's network has
-used up its part, the oldest of that network is closed; otherwise the oldest of the network with the most places. Each
+**The rules.** Unauthenticated connections share a fixed number of places, and a network has a part of them. If that
+part is used up, a new connection takes the place of the oldest one of its network. If no place is free at all, it takes
+that of the oldest one of the network with the most places: an honest peer finishes its handshake within a second. Each
 step of a handshake has a deadline, which no received bytes extend.
 
 A network is an IPv4 address, or the 64-bit prefix of an IPv6 address.
