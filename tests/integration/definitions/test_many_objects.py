@@ -87,7 +87,10 @@ def test_pages_of_ten_thousand_queues(make_instance_url: Callable[..., str]) -> 
         made.send(begin(made, "//test/7"), ORDER, b"seventh")
         dashboard = Dashboard([instance.url], token=None)
         with TestClient(dashboard, base_url="http://127.0.0.1") as client:
-            for page in ("", *(f"i/0/{name}" for name in ("queues", "conversations", "way", "poison", "statements"))):
+            for page in (
+                "",
+                *(f"i/0/{name}" for name in ("queues", "conversations", "way", "dead-letters", "statements")),
+            ):
                 client.get(f"/{page}")
                 begun = time.monotonic()
                 answer = client.get(f"/{page}")
