@@ -186,11 +186,11 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.queues:
             raise DefinitionError("a pipeline needs at least one queue")
-        _check_choice(self.format, TABLE_FORMATS, "pipeline", "format")
-        _check_choice(self.unconfigured, UNCONFIGURED_ACTIONS, "pipeline", "unconfigured")
+        check_choice(self.format, TABLE_FORMATS, "pipeline", "format")
+        check_choice(self.unconfigured, UNCONFIGURED_ACTIONS, "pipeline", "unconfigured")
         if self.bronze:
-            _check_table(self.bronze, "pipeline", "bronze")
-        _check_table(self.quarantine, "pipeline", "quarantine")
+            check_table(self.bronze, "pipeline", "bronze")
+        check_table(self.quarantine, "pipeline", "quarantine")
         if (self.format == "iceberg") != bool(self.catalog and self.namespace):
             raise DefinitionError(
                 "tables of Iceberg need both catalog and namespace, and others neither", "pipeline", "format"
@@ -299,21 +299,31 @@ def _text_type() -> type[Any]:
     )
 
 
-def _check_choice(value: str, choices: tuple[str, ...], *place: str | int) -> None:
+def check_choice(value: str, choices: tuple[str, ...], *place: str | int) -> None:
+    """Refuse a value that is none of the choices. The error leaves out the empty choice.
+
+    Raises:
+        DefinitionError: there is no such choice.
+    """
     if value not in choices:
-        raise DefinitionError(f"'{place[-1]}' must be one of {', '.join(choices)}, not {shown(value)}", *place)
+        known = ", ".join(filter(None, choices))
+        raise DefinitionError(f"'{place[-1]}' must be one of {known}, not {shown(value)}", *place)
 
 
-def _check_table(name: str, *place: str | int) -> None:
-    """Refuse a name that is no name of a folder in the warehouse."""
+def check_table(name: str, *place: str | int) -> None:
+    """Refuse a name that is no name of a folder in the warehouse.
+
+    Raises:
+        DefinitionError: it is none.
+    """
     if not TABLE_NAME.fullmatch(name):
         raise DefinitionError(f"{shown(name)} is not a table name: use letters, digits, _ and -", *place)
 
 
 def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
-    _check_choice(rule.format, FORMATS, "message", number, "format")
-    _check_choice(rule.when_bad, BAD_BODY_ACTIONS, "message", number, "when_bad")
-    _check_table(rule.table, "message", number, "table")
+    check_choice(rule.format, FORMATS, "message", number, "format")
+    check_choice(rule.when_bad, BAD_BODY_ACTIONS, "message", number, "when_bad")
+    check_table(rule.table, "message", number, "table")
     if rule.maximum_body < 1:
         raise DefinitionError("'maximum_body' must be a number from 1 on", "message", number, "maximum_body")
     if rule.maximum_quarantined is not None and rule.maximum_quarantined < 0:

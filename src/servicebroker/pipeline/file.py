@@ -19,12 +19,13 @@ from servicebroker.pipeline.definition import (
     BAD_BODY_ACTIONS,
     MAX_BODY_BYTES,
     TABLE_FORMATS,
-    TABLE_NAME,
     UNCONFIGURED_ACTIONS,
     DefinitionError,
     MessageRule,
     Pipeline,
     QueueRule,
+    check_choice,
+    check_table,
 )
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.schema_registry import checked_url
@@ -283,16 +284,14 @@ class TomlTable:
     def choice(self, key: str, choices: tuple[str, ...], *, needed: bool = False) -> str:
         """Return one of `choices`. A missing key means the first, unless `needed`."""
         value = self.text(key, None if needed else choices[0])
-        if value not in choices:
-            known = ", ".join(filter(None, choices))
-            raise DefinitionError(f"'{key}' must be one of {known}, not '{value}'", *self.place, key)
+        check_choice(value, choices, *self.place, key)
         return value
 
     def table_name(self, key: str, default: str, *, empty: bool = False) -> str:
         """Return the name of a table, which is also the name of its folder. `empty`: "" is allowed."""
         value = self.text(key, default or None)
-        if not (empty and not value) and not TABLE_NAME.fullmatch(value):
-            raise DefinitionError(f"'{value}' is not a table name: use letters, digits, _ and -", *self.place, key)
+        if value or not empty:
+            check_table(value, *self.place, key)
         return value
 
     def table(self, key: str, default: Mapping[str, Any] | None = None) -> TomlTable:
