@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from servicebroker.store.running import execute
+from servicebroker.store.tsql.dependent_views import grant_on
 
 # views of `servicebroker` are parts of the views of queues, and no migration may change them so
 _VIEW = re.compile(r"^create or replace view (sys\.\S+)", re.MULTILINE)
@@ -45,9 +46,7 @@ def _find_grants(connection: psycopg.Connection[object]) -> Sequence[tuple[Any, 
     return execute(
         connection,
         "catalog_views.find_grants",
-        "select c.oid, c.oid::regclass::text, format('grant %s on %s to %s%s', g.privilege_type, c.oid::regclass, "
-        "  case g.grantee when 0 then 'public' else g.grantee::regrole::text end, "
-        "  case when g.is_grantable then ' with grant option' else '' end) "
+        f"select c.oid, c.oid::regclass::text, {grant_on('c.oid::regclass')} "
         "from pg_class c, aclexplode(c.relacl) g "
         "where c.relnamespace = to_regnamespace('sys') and c.relkind = 'v' and g.grantee <> c.relowner",
     )

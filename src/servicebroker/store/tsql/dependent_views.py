@@ -29,6 +29,15 @@ class DependentView(NamedTuple):
     refresh: str | None
 
 
+def grant_on(view: str) -> str:
+    """Return the SQL for a statement that grants a right `g` (of aclexplode) on a view, of which it takes the name."""
+    return (
+        f"format('grant %s on %s to %s%s', g.privilege_type, {view}, "
+        "case g.grantee when 0 then 'public' else g.grantee::regrole::text end, "
+        "case when g.is_grantable then ' with grant option' else '' end)"
+    )
+
+
 def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
     """Return the views of applications that read views of ours, also by way of others, in the order of their making."""
     rows = execute(
@@ -52,10 +61,7 @@ def find_views(connection: psycopg.Connection[Any]) -> list[DependentView]:
         "|| array(select pg_get_indexdef(i.indexrelid) from pg_index i where i.indrelid = v.oid) "
         "|| array(select format('comment on column %s.%I is %L', v.name, a.attname, col_description(v.oid, a.attnum)) "
         "  from pg_attribute a where a.attrelid = v.oid and col_description(v.oid, a.attnum) is not null) "
-        "|| array(select format('grant %s on %s to %s%s', g.privilege_type, v.name, "
-        "    case g.grantee when 0 then 'public' else g.grantee::regrole::text end, "
-        "    case when g.is_grantable then ' with grant option' else '' end) "
-        "  from aclexplode(v.relacl) g where g.grantee <> v.relowner) "
+        f"|| array(select {grant_on('v.name')} from aclexplode(v.relacl) g where g.grantee <> v.relowner) "
         "|| array(select pg_get_triggerdef(t.oid) from pg_trigger t where t.tgrelid = v.oid and not t.tgisinternal), "
         "null), case when relkind = 'm' and relispopulated then format('refresh materialized view %s', v.name) end "
         "from forms v order by v.oid",
