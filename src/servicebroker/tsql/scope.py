@@ -29,6 +29,7 @@ class Column(NamedTuple):
     default: str = ""  # name of the DEFAULT constraint
     default_sql: str = ""  # PostgreSQL's text of the DEFAULT
     number: int = 0  # column_id
+    owner: str = ""  # the table as error 2628 names it, only where `Scope.explains_truncation`
 
     @property
     def sequence_default(self) -> str:
@@ -76,6 +77,8 @@ class Scope:
         synonyms: the base object of each synonym, by database, then by schema and name, all in lower case.
         read_only: the names of table-valued parameters by the quoted PostgreSQL name of their table.
         row_limit: the value of SET ROWCOUNT: the maximum of rows returned or changed, 0 for no limit.
+        explains_truncation: True to translate a change that failed with error 8152 once more: a string that is too long
+            for its column raises error 2628.
         recorded_uses: collects the objects that translations use; None to collect nothing.
     """
 
@@ -91,6 +94,7 @@ class Scope:
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
     row_limit: int = 0
+    explains_truncation: bool = False
     recorded_uses: dict[Use, None] | None = None
 
     def synonym(self, database: str, schema: str, name: str) -> Name | None:

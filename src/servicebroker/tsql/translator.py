@@ -83,7 +83,7 @@ def tables_of(text: str, scope: Scope) -> tuple[str, ...]:
 
 def _translate_cached(role: str, text: str, scope: Scope) -> Any:
     """Return a cached translation if the scope gives the same answers as before, or translate the text."""
-    entries = _cache.get((role, text, scope.row_limit))
+    entries = None if scope.explains_truncation else _cache.get((role, text, scope.row_limit))
     if entries is not None:
         for database, answers, result in entries:
             if database == scope.database and all(
@@ -113,7 +113,7 @@ def _translate_cached(role: str, text: str, scope: Scope) -> Any:
     answers = writer.scope_answers
     if role == "tables":  # the list of tables does not depend on their columns
         answers = {question: answer for question, answer in answers.items() if question[0] != "columns"}
-    if len(text) > MAX_CACHED_CHARS:
+    if len(text) > MAX_CACHED_CHARS or scope.explains_truncation:
         return _record_uses(scope, result)
     _cache[role, text, scope.row_limit] = [(scope.database, answers, result), *(entries or [])][:_MAX_SCOPES_PER_TEXT]
     if len(_cache) > _MAX_CACHED_TEXTS:

@@ -32,6 +32,7 @@ from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement
 from servicebroker.tsql.interpreter.violations import translate_violation
+from servicebroker.tsql.postgres_errors import from_postgres
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, ERROR, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
@@ -63,6 +64,7 @@ _CATALOG_VIEW = re.compile(r"(?:FROM|JOIN) (?:sys|tsql)\.\w+ AS ")  # also behin
 _MAX_PARAMETERS = 20_000  # per statement; the limit of PostgreSQL is 65,535
 _DEFINING_VERBS = ("CREATE ", "ALTER ")  # they run in the database of the name that they define
 _COLUMN_ERRORS = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch", "FeatureNotSupported")
+_STRING_TOO_LONG = "22001"  # SQLSTATE
 _STALE_PLAN_TEXT = "cached plan must not change result type"
 
 
@@ -342,10 +344,38 @@ class Queries:
             if isinstance(error, psycopg.Error) and type(error).__name__ in _COLUMN_ERRORS:
                 self.columns.invalidate()
             violation_error = translate_violation(machine, error, text) if isinstance(error, psycopg.Error) else None
+            if violation_error is None and getattr(error, "sqlstate", None) == _STRING_TOO_LONG:
+                violation_error = self._explain_truncation(text)
             if violation_error is not None:
                 raise violation_error from None
             raise
         return result
+
+    def _explain_truncation(self, text: str) -> TsqlError | None:
+        """Run a change once more that failed because a string was too long, and undo it, to learn the column.
+
+        Return error 2628, or None if the string was not one of the statement's own.
+        """
+        machine = self.machine
+        if machine.transactions.is_lost or machine.connection.closed:
+            return None
+        scope = self.scope(machine.row_limit)
+        scope.explains_truncation = True
+        is_inside = bool(machine.transactions.count)
+        try:
+            translation = translate(text, scope)
+            run_command(machine.connection, b"savepoint tsql_explained" if is_inside else b"begin")
+        except TsqlError:  # the text of INSERT ... EXEC has no rows
+            return None
+        try:
+            run_statement(machine.connection, translation.sql, self._parameter_values(translation.parameters))
+        except psycopg.Error as error:
+            return from_postgres(error, text) if error.sqlstate == "S2628" else None
+        finally:
+            run_command(machine.connection, b"rollback to savepoint tsql_explained" if is_inside else b"rollback")
+            if is_inside:
+                run_command(machine.connection, b"release savepoint tsql_explained")
+        return None
 
     def _read_locks(self, translation: Translation) -> tuple[ExtraStatement, ...]:
         """Return the statements that lock the tables read, under REPEATABLE READ and SERIALIZABLE.

@@ -169,7 +169,18 @@ class Writer:
         """Return the columns of a PostgreSQL table by name in lower case, None if unknown."""
         columns = self.scope.columns.get(table)
         self.scope_answers["columns", table] = columns
+        if columns is not None and self.scope.explains_truncation:
+            owner = self._written_name(table)
+            columns = tuple(column._replace(owner=owner) for column in columns)
         return None if columns is None else {column.name.lower(): column for column in columns}
+
+    def _written_name(self, table: str) -> str:
+        """Return the name of a PostgreSQL table in T-SQL, with its database."""
+        use = self.table_uses.get(table)
+        if use is not None:
+            return f"{use.database or self.scope.database}.{use.schema}.{use.name}"
+        temporary = (name for name, postgres_table in self.scope.tables.items() if postgres_table == table)
+        return f"tempdb.dbo.{next(temporary, table)}"
 
     def type_named(self, text: str) -> UserType:
         """Return the type of a column, user-defined or built in.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from servicebroker.model.names import postgres_name
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.translation.text_writer import Sql, quote_string, type_family
+from servicebroker.tsql.translation.text_writer import DRAW, Sql, quote_string, type_family
 from servicebroker.tsql.translation.values.casts import cast_value
-from servicebroker.tsql.types import BINARIES, NATIONAL, PADDED, SqlType, postgres_type
+from servicebroker.tsql.types import BINARIES, NATIONAL, PADDED, STRINGS, SqlType, postgres_type
 
 _TOO_LONG = "String or binary data would be truncated."
+_TOO_LONG_FOR_COLUMN = "String or binary data would be truncated in table '{}', column '{}'. Truncated value: '"
 
 
 def convert_for_column(value: Sql, column: Column | None) -> str:
@@ -16,6 +17,22 @@ def convert_for_column(value: Sql, column: Column | None) -> str:
 
     Numbers and identifiers are fitted to the size as by CAST.
     """
+    text = _converted(value, column)
+    return text if column is None or not column.owner else _explain_truncation(text, column)
+
+
+def _explain_truncation(text: str, column: Column) -> str:
+    """Write a value so that error 2628 names its column if it is too long. A sequence is not drawn from again."""
+    length = column.type.length
+    if column.type.name not in STRINGS or length is None or length < 0 or DRAW in text:
+        return text
+    value = f"({text})::text"
+    begin = quote_string(_TOO_LONG_FOR_COLUMN.format(column.owner, column.name))
+    refusal = f"tsql.refuse(2628 + 0 * length({value}), {begin} || left({value}, {length}) || '''.')"
+    return f"CASE WHEN length(rtrim({value}, ' ')) > {length} THEN {refusal}::text ELSE {value} END"
+
+
+def _converted(value: Sql, column: Column | None) -> str:
     if column is None or (value.is_untyped and value.type is None):
         return value.text
     to = column.type
