@@ -11,6 +11,7 @@ from typing import NamedTuple
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_types import RAISED_BY_NOTHING, events_of
 from servicebroker.model.security.domain import check_account
+from servicebroker.tsql.date_texts import settings_of_language
 from servicebroker.tsql.interpreter.definitions.objects import IGNORED_OPTIONS
 from servicebroker.tsql.interpreter.definitions.principals import is_unchecked_permission
 from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, OPTIONS_WITHOUT_EFFECT
@@ -183,6 +184,9 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
         return Verdict.DIFFERS, f"{statement.feature} changes nothing here.", Row.TUNING
     if isinstance(statement, SetOption) and set(statement.options) & (OPTIONS_WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
+    if isinstance(statement, SetOption) and statement.options == ("LANGUAGE",) and not _is_english(statement.value):
+        note = "It sets the order of dates and the first day of a week. Names and messages stay English."
+        return Verdict.DIFFERS, note, Row.OPTIONS
     if any(_has_insensitive_collation(columns) for columns in _defined_columns(statement)):
         return Verdict.DIFFERS, "The columns are compared by their characters, whatever the collation.", Row.COLLATIONS
     if isinstance(statement, Permission):
@@ -199,6 +203,12 @@ def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
             note = "WINDOWS is the domain of the instance. NTLM, KERBEROS and NEGOTIATE mean the same."
             return Verdict.DIFFERS, note, Row.AUTHENTICATION
     return Verdict.RUNS, "", Row.NONE
+
+
+def _is_english(language: str) -> bool:
+    """Check whether a language has the English names of months and days. A variable may have any."""
+    settings = settings_of_language(language.strip("'N[]"))
+    return settings is not None and settings.language in ("us_english", "British")
 
 
 def _defined_columns(statement: Statement) -> Iterator[str]:

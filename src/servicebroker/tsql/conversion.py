@@ -14,6 +14,7 @@ from uuid import UUID
 
 from servicebroker.model import number_bounds
 from servicebroker.model.xml import NotXml, content_text, declares_encoding, parse_content
+from servicebroker.tsql.date_texts import parse_date_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import (
     BINARIES,
@@ -30,11 +31,6 @@ from servicebroker.tsql.types import (
 )
 
 _INTEGER_SIZES_BYTES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
-_DATE_FORMATS = (
-    "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M",
-    "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
-    "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
-)  # fmt: skip
 _UNDEFINED_CP1252_BYTES = frozenset(
     (129, 141, 143, 144, 157)
 )  # bytes without a character in code page 1252; SQL Server keeps them
@@ -498,17 +494,8 @@ def _date_out_of_range(source: object, target: SqlType) -> TsqlError:
 
 
 def _parse_datetime(text: str, target: SqlType) -> datetime:
-    if not text:
-        return _DATETIME_ZERO
-    for form in _DATE_FORMATS:
-        try:
-            return datetime.strptime(re.sub(r"(\.\d{6})\d+", r"\1", text), form)
-        except ValueError:
-            continue
     try:
-        if ":" not in text:  # Python would read 20240231 as a time
-            raise ValueError(text)
-        return datetime.combine(_DATETIME_ZERO.date(), time.fromisoformat(text))
+        return parse_date_text(text, is_legacy=target.name in _LEGACY_DATETIMES)
     except ValueError:
         if target.name in _LEGACY_DATETIMES and _DATETIME_SHAPE.fullmatch(text):
             raise _date_out_of_range(text, target) from None

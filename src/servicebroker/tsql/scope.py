@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from servicebroker.engine.security.tsql_objects import Use
+from servicebroker.tsql.date_texts import US_ENGLISH
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import SqlType
 
@@ -14,6 +15,7 @@ from servicebroker.tsql.types import SqlType
 USER, LOGIN = "servicebroker.tsql_user", "servicebroker.tsql_login"
 ORIGINAL_LOGIN = "servicebroker.tsql_original_login"  # set only if it differs from the login
 ERROR = "servicebroker.tsql_error"  # in a CATCH block: JSON of the error
+DATE_ORDER_SETTING, DATE_FIRST_SETTING = "servicebroker.date_order", "servicebroker.date_first"
 CONTEXT, CONTEXT_INFO = "servicebroker.tsql_context", "servicebroker.tsql_context_info"  # JSON; hexadecimal
 
 
@@ -77,6 +79,7 @@ class Scope:
         synonyms: the base object of each synonym, by database, then by schema and name, all in lower case.
         read_only: the names of table-valued parameters by the quoted PostgreSQL name of their table.
         row_limit: the value of SET ROWCOUNT: the maximum of rows returned or changed, 0 for no limit.
+        date_first: the first day of a week, 1 for Monday to 7.
         explains_truncation: True to translate a change that failed with error 8152 once more: a string that is too long
             for its column raises error 2628.
         recorded_uses: collects the objects that translations use; None to collect nothing.
@@ -94,6 +97,7 @@ class Scope:
     synonyms: Mapping[str, Mapping[tuple[str, str], Name]] = field(default_factory=dict)
     read_only: Mapping[str, str] = field(default_factory=dict)
     row_limit: int = 0
+    date_first: int = US_ENGLISH.first
     explains_truncation: bool = False
     recorded_uses: dict[Use, None] | None = None
 

@@ -20,6 +20,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.store.direct import send_ahead
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
+from servicebroker.tsql.date_texts import DATE_ORDER
 from servicebroker.tsql.interpreter import (  # noqa: F401 # registers the runners of their statements
     calls,
     control,
@@ -231,6 +232,7 @@ class Session:
             frame.values[variable] = value
         machine.frames.append(frame)
         machine.frame = frame
+        outer_order = DATE_ORDER.set(machine.dates.order)
         try:
             yield
         except (BatchAborted, ScopeAborted):
@@ -242,6 +244,7 @@ class Session:
         except RecursionError:
             machine.emit(TsqlError(217, "Maximum nesting level exceeded.", line=1))
         finally:
+            DATE_ORDER.reset(outer_order)
             machine.try_depth = 0
             machine.caught_errors.clear()
             self._temporary = {name: table for name, table in frame.tables.items() if name.startswith("#")}

@@ -159,6 +159,8 @@ def _scope_answer(scope: Scope, kind: str, name: str) -> object:
         return scope.synonym(*name.split("\0"))
     if kind == "read only":
         return scope.read_only.get(name)
+    if kind == "date first":
+        return scope.date_first
     if kind == "identity_insert":
         return scope.identity_insert == name
     return name in scope.functions

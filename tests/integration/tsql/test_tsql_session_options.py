@@ -1,4 +1,4 @@
-"""SET ROWCOUNT, SET IMPLICIT_TRANSACTIONS and SET NOEXEC."""
+"""SET ROWCOUNT, SET IMPLICIT_TRANSACTIONS, SET NOEXEC, and the options for dates."""
 
 from __future__ import annotations
 
@@ -220,3 +220,51 @@ def test_rowcount_leaves_definitions_alone(db: sb.Database) -> None:
 @pytest.mark.parametrize("script", ["SET ROWCOUNT 5", "SET IMPLICIT_TRANSACTIONS ON", "SET NOEXEC ON"])
 def test_check_agrees(script: str) -> None:
     assert [one.verdict for one in check(script)] == [Verdict.RUNS]
+
+
+DATES = (
+    # the same text is read by Python (an assignment) and by PostgreSQL (a query)
+    ("mdy", "2024/02/03 10:00", "2024-02-03 10:00:00"),
+    ("mdy", "02-03-2024", "2024-02-03 00:00:00"),
+    ("mdy", "4 July 2024", "2024-07-04 00:00:00"),
+    ("mdy", "July 4, 2024 10:00 AM", "2024-07-04 10:00:00"),
+    ("mdy", "Feb  3 2024 10:15PM", "2024-02-03 22:15:00"),
+    ("mdy", "2/3/24", "2024-02-03 00:00:00"),
+    ("mdy", "10:15 PM", "1900-01-01 22:15:00"),
+    ("mdy", "13/02/2024", 242),
+    ("dmy", "13/02/2024", "2024-02-13 00:00:00"),
+    ("dmy", "3.2.24", "2024-02-03 00:00:00"),
+    ("dmy", "2024-02-03", "2024-03-02 00:00:00"),
+    ("dmy", "2024-02-03T10:00:00", "2024-02-03 10:00:00"),
+    ("dmy", "20240203", "2024-02-03 00:00:00"),
+    ("dmy", "02/13/2024", 242),
+    ("ymd", "24/02/03", "2024-02-03 00:00:00"),
+    ("ymd", "02/03/2024", "2024-02-03 00:00:00"),
+    ("ydm", "24/02/03", "2024-03-02 00:00:00"),
+)
+
+
+def test_dates_are_read_in_the_order_of_dateformat(db: sb.Database) -> None:
+    for order, text, expected in DATES:
+        for value in (f"'{text}'", f"CAST(N'{text}' AS datetime) FROM T WHERE Id = 1"):
+            assign = "SELECT @d =" if "FROM" in value else "SET @d ="
+            said = told(
+                db, f"SET DATEFORMAT {order} DECLARE @d datetime {assign} {value} SELECT CONVERT(varchar(19), @d, 120)"
+            )
+            assert said == ([expected] if isinstance(expected, int) else [[(expected,)]]), (order, value)
+
+
+WEEKS = (
+    ("SET DATEFIRST 1 SELECT @@DATEFIRST, DATEPART(dw, '20240101'), DATEPART(wk, '20240107')", [[(1, 1, 1)]]),
+    ("SELECT @@DATEFIRST, DATEPART(dw, '20240101'), DATEPART(wk, '20240107')", [[(7, 2, 2)]]),
+    ("SET LANGUAGE British SELECT @@LANGUAGE, @@DATEFIRST, MONTH('01/02/2024')", [[("British", 1, 2)]]),
+    ("SET DATEFORMAT 'dmy' SET LANGUAGE N'us_english' SELECT MONTH('01/02/2024')", [[(1,)]]),
+    ("BEGIN TRAN SET DATEFORMAT dmy ROLLBACK SELECT MONTH('01/02/2024') FROM T WHERE Id = 1", [[(2,)]]),
+    ("EXEC ('SET DATEFORMAT dmy SELECT MONTH(''01/02/2024'')') SELECT MONTH('01/02/2024')", [[(2,)], [(1,)]]),
+    ("SET LANGUAGE Elvish SET DATEFORMAT mmm SET DATEFIRST 8", [2740, 2741, 2742]),
+)
+
+
+def test_datefirst_and_language_count_for_weeks(db: sb.Database) -> None:
+    for script, expected in WEEKS:
+        assert told(db, script) == expected, script

@@ -469,18 +469,33 @@ return encode((select substring(b, 4, 1) || substring(b, 3, 1) || substring(b, 2
 
 -- --- to times ---
 
+-- A text whose date has the order of SET DATEFORMAT, with its date as month/day/year. A year of four digits may stand at the
+-- end in every order; one at the beginning is no matter of this function.
+create or replace function tsql.in_usual_order(value text, date_order text) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    with_year constant text := '^(\d{1,2})\s*([-/.])\s*(\d{1,2})\s*\2\s*(\d{4})(?!\d)';
+    with_two_digits constant text := '^(\d{1,2})\s*([-/.])\s*(\d{1,2})\s*\2\s*(\d{1,2})(?!\d)';
+begin
+    if value ~ with_year then
+        return case when date_order in ('dmy', 'dym', 'ydm') then regexp_replace(value, with_year, '\3/\1/\4') else value end;
+    end if;
+    return regexp_replace(value, with_two_digits, case date_order when 'dmy' then '\3/\1/\4' when 'ymd' then '\3/\4/\1'
+        when 'ydm' then '\4/\3/\1' when 'myd' then '\1/\4/\3' when 'dym' then '\4/\1/\3' else '\1/\3/\4' end);
+end $$;
 -- Read a date and time. The text may end with an offset of at most 14 hours. With `is_clock` the offset is ignored, as
 -- for datetime2, date and time; otherwise the result is in UTC.
 create or replace function tsql.moment_of(value text, style integer, is_clock boolean) returns timestamp
 language plpgsql stable strict parallel safe as $$
 declare
     said text := btrim(value);
+    date_order constant text := nullif(current_setting('servicebroker.date_order', true), '');
     zone text[];
     masks constant jsonb := '{"101": "MM/DD/YYYY HH24:MI:SS.MS", "102": "YYYY.MM.DD HH24:MI:SS.MS", "103": "DD/MM/YYYY HH24:MI:SS.MS",
         "104": "DD.MM.YYYY HH24:MI:SS.MS", "105": "DD-MM-YYYY HH24:MI:SS.MS", "110": "MM-DD-YYYY HH24:MI:SS.MS",
         "111": "YYYY/MM/DD HH24:MI:SS.MS", "3": "DD/MM/YY HH24:MI:SS.MS", "4": "DD.MM.YY HH24:MI:SS.MS", "1": "MM/DD/YY HH24:MI:SS.MS"}';
 begin
     if said = '' then return '1900-01-01'; end if;
+    if style = 0 and date_order is not null then said := tsql.in_usual_order(said, date_order); end if;
     if masks ? style::text then return to_timestamp(said, masks ->> style::text) at time zone 'UTC'; end if;
     if said ~ '^\d{1,2}:' then said := '1900-01-01 ' || said; end if;
     if said ~ '^\d{4}$' then said := said || '-01-01'; end if;
@@ -518,6 +533,9 @@ begin
 end $$;
 create or replace function tsql.datetime_of(value text, style integer) returns timestamp language plpgsql stable strict parallel safe as $$
 begin
+    if style = 0 and current_setting('servicebroker.date_order', true) in ('dmy', 'dym', 'ydm') then  -- also of 2024-02-03, unless T follows
+        value := regexp_replace(value, '^(\s*\d{4})\s*([-/.])\s*(\d{1,2})\s*\2\s*(\d{1,2})(?![\dTt])', '\1-\4-\3');
+    end if;
     return tsql.in_datetime(tsql.moment_of(value, style), 'varchar');
 exception when sqlstate 'S0241' then
     if btrim(value) ~* '^(\d{8}|\d{1,4}([-/.])\d{1,2}\2\d{1,4})?(^|[ T]|$)(\d{1,2}:\d{1,2}(:\d{1,2}([.:]\d+)?)?( ?[AP]M)?)?$' then

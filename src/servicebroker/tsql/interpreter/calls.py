@@ -171,6 +171,7 @@ def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
     before = machine.transactions.count
     saved_nocount, saved_xact_abort, saved_isolation = machine.nocount, machine.xact_abort, machine.isolation
     saved_row_limit, saved_is_implicit, saved_is_noexec = machine.row_limit, machine.is_implicit, machine.is_noexec
+    saved_dates = machine.dates
     try:
         machine.run(body)
     except ScopeAborted:
@@ -178,6 +179,8 @@ def _run_body(machine: Machine, body: Sequence[Statement]) -> None:
     finally:
         machine.nocount, machine.xact_abort, machine.isolation = saved_nocount, saved_xact_abort, saved_isolation
         machine.row_limit, machine.is_implicit, machine.is_noexec = saved_row_limit, saved_is_implicit, saved_is_noexec
+        if machine.dates != saved_dates:
+            machine.set_dates(saved_dates)
     after = machine.transactions.count
     if after != (before or int(machine.transactions.is_implicit)) and not machine.try_depth:
         error = TsqlError(

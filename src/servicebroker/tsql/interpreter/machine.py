@@ -26,6 +26,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
+from servicebroker.tsql.date_texts import DATE_ORDER, US_ENGLISH, DateSettings
 from servicebroker.tsql.interpreter.call_frame import CallFrame, ExitReason, Jump
 from servicebroker.tsql.interpreter.implicit_transactions import begin_implicitly
 from servicebroker.tsql.interpreter.procedures.session_functions import SessionFunctions, session_number
@@ -133,6 +134,7 @@ class Machine:
         session_context: the values of sp_set_session_context by key, as sql_variant.
         read_only_context: the keys of `session_context` that may not change any more.
         row_limit: the value of SET ROWCOUNT, 0 for no limit.
+        dates: the settings of SET DATEFORMAT, DATEFIRST and LANGUAGE.
         is_implicit: SET IMPLICIT_TRANSACTIONS is ON.
         is_noexec: SET NOEXEC is ON. Every statement but SET NOEXEC is skipped.
         app_locks: the session's locks of sp_getapplock, the last one last.
@@ -166,6 +168,7 @@ class Machine:
         self.nocount = False
         self.xact_abort = False
         self.row_limit = 0
+        self.dates = US_ENGLISH
         self.is_implicit = False
         self.is_noexec = False
         self.isolation = "READ COMMITTED"
@@ -188,6 +191,11 @@ class Machine:
     def spid(self) -> int:
         """Return @@SPID."""
         return session_number(self)
+
+    def set_dates(self, dates: DateSettings) -> None:
+        """Change the settings of dates for this session's conversions, here and in PostgreSQL."""
+        self.dates = dates
+        DATE_ORDER.set(dates.order)
 
     def emit(self, output: ScriptOutput) -> None:
         """Send a result set, a row count, a message or an error to the session's listener."""

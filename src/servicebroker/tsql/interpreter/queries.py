@@ -16,6 +16,7 @@ from servicebroker.store.direct import DescribedRows, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert, from_variant, read_offset
+from servicebroker.tsql.date_texts import US_ENGLISH
 from servicebroker.tsql.interpreter.call_frame import CallFrame
 from servicebroker.tsql.interpreter.catalog_cache import Columns, Synonyms, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.cursors import refresh_current_row
@@ -34,7 +35,18 @@ from servicebroker.tsql.interpreter.statement_runner import run_definition, run_
 from servicebroker.tsql.interpreter.violations import translate_violation
 from servicebroker.tsql.postgres_errors import from_postgres
 from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, ERROR, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope
+from servicebroker.tsql.scope import (
+    CONTEXT,
+    CONTEXT_INFO,
+    DATE_FIRST_SETTING,
+    DATE_ORDER_SETTING,
+    ERROR,
+    LOGIN,
+    ORIGINAL_LOGIN,
+    USER,
+    Column,
+    Scope,
+)
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.definitions.defined_names import database_of_definition
@@ -102,6 +114,7 @@ class Queries:
             synonyms=self.synonyms,
             read_only={machine.frame.tables[name]: name for name in machine.frame.caller_tables},
             row_limit=row_limit,
+            date_first=machine.dates.first,
         )
 
     def _visible_tables(self) -> Mapping[str, str]:
@@ -412,6 +425,7 @@ class Queries:
         may_ask = (
             self._sent_settings is not None
             or self.user_functions.has_called_any
+            or self.machine.dates != US_ENGLISH
             or not self.machine.database.user.is_dbo
         )
         if not (may_ask or _matches(_MAY_READ_SESSION, text)):
@@ -648,6 +662,8 @@ def _session_settings(machine: Machine) -> dict[str, str]:
         ORIGINAL_LOGIN: "" if original == machine.login else original,
         CONTEXT: serialize_session_context(machine) if machine.session_context else "",
         CONTEXT_INFO: (machine.context_info or b"").hex(),
+        DATE_ORDER_SETTING: "" if machine.dates.order == US_ENGLISH.order else machine.dates.order,
+        DATE_FIRST_SETTING: "" if machine.dates.first == US_ENGLISH.first else str(machine.dates.first),
         ERROR: serialize_caught_error(machine) if machine.caught_errors else "",
     }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.date_texts import ORDERS, US_ENGLISH, DateSettings, settings_of_language
 from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.parser.unsupported_statements import SET_OPTIONS
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import Expression, SetOption
-from servicebroker.tsql.types import INT, SqlType
+from servicebroker.tsql.tokens import string_value, unquote
+from servicebroker.tsql.types import INT, NVARCHAR, SqlType
 from servicebroker.tsql.whole_numbers import is_whole, parse_whole_number
 
 if TYPE_CHECKING:
@@ -21,12 +23,8 @@ ALWAYS_ON |= {"CONCAT_NULL_YIELDS_NULL", "ANSI_DEFAULTS"}
 ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
 ALWAYS_OFF |= {"CURSOR_CLOSE_ON_COMMIT", "PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
 ALWAYS_OFF |= {"SHOWPLAN_TEXT", "SHOWPLAN_XML"}
-OPTIONS_WITHOUT_EFFECT = frozenset(
-    {"STATISTICS IO", "STATISTICS TIME", "STATISTICS XML", "STATISTICS PROFILE", "LANGUAGE"}
-)
+OPTIONS_WITHOUT_EFFECT = frozenset({"STATISTICS IO", "STATISTICS TIME", "STATISTICS XML", "STATISTICS PROFILE"})
 OPTIONS_WITHOUT_EFFECT |= {
-    "DATEFORMAT",
-    "DATEFIRST",
     "DEADLOCK_PRIORITY",
     "TEXTSIZE",
     "QUERY_GOVERNOR_COST_LIMIT",
@@ -36,6 +34,7 @@ OPTIONS_WITHOUT_EFFECT |= {
     "RESULT_SET_CACHING",
 }
 _HANDLED_OPTIONS = frozenset({"CONTEXT_INFO", "IDENTITY_INSERT"})
+DATE_OPTIONS = frozenset({"DATEFORMAT", "DATEFIRST", "LANGUAGE"})
 _SWITCHES = frozenset({"NOCOUNT", "XACT_ABORT", "IMPLICIT_TRANSACTIONS", "NOEXEC"})
 _CONTEXT_INFO_TYPE = SqlType("binary", 128)
 SNAPSHOT = "SNAPSHOT"
@@ -79,8 +78,41 @@ def _set_option(machine: Machine, option: str, value: str, statement: SetOption)
     elif option == "CONTEXT_INFO":
         context_info, source = evaluate(machine, Expression(statement.value, statement.line))
         machine.context_info = None if context_info is None else convert(context_info, source, _CONTEXT_INFO_TYPE)
+    elif option in DATE_OPTIONS:
+        value = statement.value
+        if value[:1] == "@":
+            given, source = evaluate(machine, Expression(statement.value, statement.line))
+            value = str(convert(given, source, NVARCHAR) or "")
+        machine.set_dates(_change_dates(machine.dates, option, value, statement))
     elif option == "TRANSACTION ISOLATION LEVEL":
         _set_isolation_level(machine, value, statement)
+
+
+def _change_dates(dates: DateSettings, option: str, value: str, statement: SetOption) -> DateSettings:
+    """Return the settings after SET DATEFORMAT, DATEFIRST or LANGUAGE.
+
+    Raises:
+        TsqlError: 2740 an unknown language, 2741 no order, 2742 no day from 1 to 7.
+    """
+    value = unquote(value)
+    value = string_value(value) if value[-1:] == "'" else value
+    if option == "LANGUAGE":
+        settings = settings_of_language(value)
+        if settings is None:
+            raise TsqlError(
+                2740, f"SET LANGUAGE failed because '{value}' is not an official language name or a language alias on "
+                "this SQL Server."
+            )  # fmt: skip
+        return settings
+    if option == "DATEFORMAT":
+        if value.lower() not in ORDERS:
+            raise TsqlError(2741, f"SET DATEFORMAT date order '{value}' is invalid.")
+        return dates._replace(order=value.lower())
+    if not is_whole(value):
+        raise syntax_error(value, statement.line)
+    if not 1 <= parse_whole_number(value) <= 7:
+        raise TsqlError(2742, f"SET DATEFIRST {value} is out of range.")
+    return dates._replace(first=parse_whole_number(value))
 
 
 def _set_isolation_level(machine: Machine, level: str, statement: SetOption) -> None:
@@ -124,6 +156,9 @@ def _check_option(option: str, value: str, statement: SetOption) -> None:
     elif option in ("LOCK_TIMEOUT", "ROWCOUNT"):
         if value[:1] != "@":
             _parse_number(value, -1 if option == "LOCK_TIMEOUT" else 0)
+    elif option in DATE_OPTIONS:
+        if value[:1] != "@":
+            _change_dates(US_ENGLISH, option, statement.value, statement)
     elif option in OPTIONS_WITHOUT_EFFECT | _HANDLED_OPTIONS:
         pass
     elif option in SET_OPTIONS:

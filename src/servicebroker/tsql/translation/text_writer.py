@@ -18,7 +18,18 @@ from servicebroker.model.errors import RULES
 from servicebroker.model.zero_character import ZERO
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.function_table import GLOBALS
-from servicebroker.tsql.scope import CONTEXT, CONTEXT_INFO, ERROR, LOGIN, ORIGINAL_LOGIN, USER, Column, Scope, UserType
+from servicebroker.tsql.scope import (
+    CONTEXT,
+    CONTEXT_INFO,
+    DATE_FIRST_SETTING,
+    ERROR,
+    LOGIN,
+    ORIGINAL_LOGIN,
+    USER,
+    Column,
+    Scope,
+    UserType,
+)
 from servicebroker.tsql.statement_errors import TsqlError, condition_expected, no_linked_server
 from servicebroker.tsql.syntax import Name
 from servicebroker.tsql.types import (
@@ -356,6 +367,7 @@ _SESSION_SQL = {
     },
     "context_info": f"decode({_read_setting(CONTEXT_INFO)}, 'hex')",
     "@@spid": "tsql.spid()",
+    "@@datefirst": f"coalesce({_read_setting(DATE_FIRST_SETTING)}::smallint, 7)",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from tsql_support import create_database
+from tsql_support import create_database, failing, rows
 
 TABLES = """
 CREATE TABLE Orders (Id int NOT NULL CONSTRAINT PK_Orders PRIMARY KEY, Qty int CONSTRAINT CK_Qty CHECK (Qty > 0),
@@ -73,3 +73,25 @@ def test_a_constraint_may_leave_out_the_rows_that_are_there(db: sb.Database) -> 
         "ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT CK_Small; ALTER TABLE Loose WITH CHECK CHECK CONSTRAINT ALL"
     )
     db.execute_tsql("DROP TABLE Loose")
+
+
+TRUNCATED = (
+    ("INSERT Narrow (Short) VALUES (N'abcd')", "Short", "ab"),
+    ("INSERT Narrow (Fixed) SELECT 'it''s' UNION ALL SELECT 'b'", "Fixed", "it'"),
+    ("UPDATE Narrow SET Short = Short + N'long'", "Short", "xl"),
+    ("UPDATE n SET Fixed = m.Short + 'yyy' FROM Narrow n JOIN Narrow m ON m.Short = n.Short", "Fixed", "xyy"),
+    ("MERGE Narrow USING (SELECT 'tall' v) s ON 1 = 0 WHEN NOT MATCHED THEN INSERT (Short) VALUES (v);", "Short", "ta"),
+)
+
+
+def test_a_string_too_long_is_told_with_its_column(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Narrow (Short nvarchar(2), Fixed char(3)) INSERT Narrow VALUES ('x', 'y')")
+    for script, column, value in TRUNCATED:
+        for begin in ("", "BEGIN TRANSACTION "):
+            refused = failing(db, begin + script)
+            assert (refused.number, refused.text) == (
+                2628,
+                f"String or binary data would be truncated in table 'Constraints.dbo.Narrow', column '{column}'. "
+                f"Truncated value: '{value}'.",
+            )
+    assert rows(db, "SELECT COUNT(*), MAX(Short) FROM Narrow") == [(1, "x")]

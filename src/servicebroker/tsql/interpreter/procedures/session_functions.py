@@ -86,6 +86,8 @@ SESSION_FUNCTIONS: dict[str, Callable[[Machine], object]] = {
     "@@trancount": lambda machine: machine.transactions.count,
     "@@spid": lambda machine: machine.spid,
     "@@options": _options,
+    "@@datefirst": lambda machine: machine.dates.first,
+    "@@language": lambda machine: machine.dates.language,
     "@@nestlevel": lambda machine: len(machine.frames) - 1,
     "@@identity": lambda machine: machine.identity,
     "@@fetch_status": lambda machine: machine.fetch_status,

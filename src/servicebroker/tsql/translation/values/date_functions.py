@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
+from servicebroker.tsql.date_texts import US_ENGLISH
 from servicebroker.tsql.function_table import argument_count_error
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.reading.syntax_tree import CALL_PREFIX
@@ -14,6 +15,7 @@ from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
     quote_string,
+    session_value_sql,
     typed_text,
     write_value,
     writes_value,
@@ -99,7 +101,24 @@ def _datepart(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if nodes[0].name.lower() in _OFFSET_PARTS:
         return Sql(_write_offset(moment, "datepart"), INT)
     _check_part(nodes[0], moment, "datepart")
-    return Sql(f"tsql.datepart({_date_part(nodes[0], 'datepart')}, {write_argument(moment, 'd')})", INT)
+    by_week = _write_by_first_day(writer, nodes[0], write_argument(moment, "d"))
+    return Sql(by_week or f"tsql.datepart({_date_part(nodes[0], 'datepart')}, {write_argument(moment, 'd')})", INT)
+
+
+def _write_by_first_day(writer: Writer, part: exp.Expression, moment: str) -> str:
+    """Write the weekday or week of a date where a week does not begin on Sunday, "" for other parts and weeks."""
+    name = _DATE_PARTS.get(part.name.lower())
+    if name not in ("weekday", "week"):
+        return ""
+    writer.scope_answers["date first", ""] = writer.scope.date_first
+    writer.scope_answers["body", ""] = writer.scope.is_body
+    first = session_value_sql(writer.scope, "@@datefirst") if writer.scope.is_body else str(writer.scope.date_first)
+    if first == str(US_ENGLISH.first):
+        return ""
+    if name == "weekday":
+        return f"((tsql.datepart('weekday', {moment}) + 6 - {first}) % 7 + 1)"
+    days_before = f"(tsql.datepart('weekday', date_trunc('year', {_to_timestamp(moment)})) + 6 - {first}) % 7"
+    return f"((tsql.datepart('dayofyear', {moment}) + {days_before} - 1) / 7 + 1)"
 
 
 def _datename(writer: Writer, nodes: list[exp.Expression]) -> Sql:
@@ -108,6 +127,10 @@ def _datename(writer: Writer, nodes: list[exp.Expression]) -> Sql:
     if nodes[0].name.lower() in _OFFSET_PARTS:
         return Sql(f"tsql.offset_text({_write_offset(moment, 'datename')})", NVARCHAR)
     _check_part(nodes[0], moment, "datename")
+    if _DATE_PARTS.get(nodes[0].name.lower()) == "week":
+        by_week = _write_by_first_day(writer, nodes[0], write_argument(moment, "d"))
+        if by_week:
+            return Sql(f"{by_week}::text", NVARCHAR)
     return Sql(f"tsql.datename({_date_part(nodes[0], 'datename')}, {write_argument(moment, 'd')})", NVARCHAR)
 
 

@@ -1,0 +1,1 @@
+-- SET DATEFORMAT for texts of dates: in_usual_order in store/tsql/conversions.sql. Every migration makes the library anew.
