@@ -168,7 +168,7 @@ class Machine:
         self.nocount = False
         self.xact_abort = False
         self.row_limit = 0
-        self.dates = US_ENGLISH
+        self.dates: DateSettings = US_ENGLISH
         self.is_implicit = False
         self.is_noexec = False
         self.isolation = "READ COMMITTED"
