@@ -30,6 +30,7 @@ import servicebroker.api.aio.verbs
 import servicebroker.api.verbs
 from browsers import chromium as chromium
 from daemons import Two, two_sites
+from forked import cheapen_passwords
 from portal import open_behind_portal
 from remote_support import Pair, paired
 from second_tries import pytest_sessionfinish as pytest_sessionfinish
@@ -72,37 +73,37 @@ class Count(NamedTuple):
 
 COUNTS = {
     "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
-    "model-steps": Count(1_500, 10_000, "steps of the engine beside the double"),
-    "tsql-steps": Count(400, 1_200, "steps in T-SQL text beside the double"),
+    "model-steps": Count(1_000, 10_000, "steps of the engine beside the double"),
+    "tsql-steps": Count(250, 1_200, "steps in T-SQL text beside the double"),
     "crossings": Count(
-        60, 6_000, "verbs in states beside a lock, a savepoint, an end of time, as test_crossings.py has them"
+        40, 6_000, "verbs in states beside a lock, a savepoint, an end of time, as test_crossings.py has them"
     ),
-    "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
+    "crowd-seconds": Count(2, 8, "how long 16 senders and 16 readers meet"),
     "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),
-    "good-messages": Count(500, 1_000, "good messages among which poison is found"),
+    "good-messages": Count(300, 1_000, "good messages among which poison is found"),
     "cuts": Count(2, 4, "at how many exchanges test_interruptions.py cuts each of its cases"),
     "kills": Count(1, 2, "how often test_pipeline_faults.py kills the pipeline"),
-    "ledger-batches": Count(8, 300, "batches of a stream that test_pipeline_ledger.py cuts off and meddles with"),
+    "ledger-batches": Count(6, 300, "batches of a stream that test_pipeline_ledger.py cuts off and meddles with"),
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
-    "tsql-expressions": Count(300, 100_000, "expressions that Python and PostgreSQL evaluate"),
+    "tsql-expressions": Count(200, 100_000, "expressions that Python and PostgreSQL evaluate"),
     "tsql-sizes": Count(8, 1_500, "values that get into targets of every size by every way"),
-    "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
-    "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
-    "seeds": Count(80, 1_000, "histories of the simulator in which anything goes wrong"),
-    "other-seeds": Count(30, 100, "histories of the simulator that the seed of the run draws"),
-    "chaos-seconds": Count(8, 60, "how long everything goes wrong"),
+    "fuzz-examples": Count(60, 300, "texts of each test that writes random T-SQL"),
+    "open-dialogs": Count(3_000, 20_000, "dialogs that are open between two daemons"),
+    "seeds": Count(40, 1_000, "histories of the simulator in which anything goes wrong"),
+    "other-seeds": Count(20, 100, "histories of the simulator that the seed of the run draws"),
+    "chaos-seconds": Count(5, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
-    "store-operations": Count(800, 20_000, "operations on the simulator's store beside PostgreSQL"),
-    "table-histories": Count(3, 30, "histories of a table whose rule changes while messages land"),
+    "store-operations": Count(500, 20_000, "operations on the simulator's store beside PostgreSQL"),
+    "table-histories": Count(2, 30, "histories of a table whose rule changes while messages land"),
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
-    "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
+    "messages": Count(500, 2_000, "how many test_brokers.py sends each way"),
     "process-kills": Count(2, 20, "how often test_processes.py kills one of several processes"),
-    "late-requests": Count(150, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
+    "late-requests": Count(100, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
     "late-programs": Count(
-        40, 1_000, "programs of test_late_answers.py, which leave before their answers or with them"
+        24, 1_000, "programs of test_late_answers.py, which leave before their answers or with them"
     ),
     "copied-messages": Count(300, 10_000, "messages to an instance beside which a copy works"),
-    "decoder-seconds": Count(6, 60, "how long random bodies are decoded"),
+    "decoder-seconds": Count(3, 60, "how long random bodies are decoded"),
     "worker-kills": Count(3, 20, "how often test_worker_kills.py kills workers on many groups"),
     "timed-kills": Count(1, 60, "how often test_timed_kills.py kills programs with delays, schedules and keys"),
     "takeovers": Count(1, 10, "how often a second daemon takes over in test_processes.py"),
@@ -117,6 +118,7 @@ def _work_in_memory() -> None:
 
 
 _work_in_memory()
+cheapen_passwords()  # also in the processes of forked.py, so that each opens what the other has sealed
 
 # cycles are few in tests, and to look for them took a tenth of the time of Python
 gc.set_threshold(20_000, 20, 20)

@@ -34,6 +34,7 @@ LOADED = (
     "servicebroker.pipeline.run",
     "servicebroker.pipeline.sinks.maintenance",
 )
+CHEAP_SCRYPT_COST = 2**4
 _MAX_REQUEST_BYTES = 1 << 20  # bytes of arguments and environment
 
 
@@ -215,6 +216,14 @@ def _become(request: dict[str, Any]) -> None:
     main.main()
 
 
+def cheapen_passwords() -> None:
+    """Let this process stretch passwords at a cost of no time: by itself each costs 0.1 s of a processor and 32 MB."""
+    from servicebroker.cli import people_file
+    from servicebroker.store.keys import sealing
+
+    sealing.SCRYPT_COST = people_file._SCRYPT_N = CHEAP_SCRYPT_COST
+
+
 def _load() -> None:
     """Import what commands import; what is frozen is neither looked through nor copied as a process ends."""
     from typer.testing import CliRunner
@@ -225,6 +234,7 @@ def _load() -> None:
         with suppress(ImportError):  # of packages that are not installed
             import_module(name)
     CliRunner().invoke(app, ["--version"])  # typer imports as it is called
+    cheapen_passwords()
     gc.freeze()
 
 

@@ -183,6 +183,8 @@ def test_the_connections_are_shown(two: Two) -> None:
     eventually(lambda: two.west.connections() and two.east.connections())
     # two that were opened at once: one of them is on its way out
     eventually(lambda: [one[1:] for one in two.west.connections()] == [(*ONLINE, "NONE", None)])
+    two.send("b")  # "a" may have travelled on the connection that ended
+    two.arrives("b")
     text = (
         "select peer_arbitration_id, total_bytes_sent > 0, total_bytes_received > 0, total_fragments_sent > 0, "
         "login_time >= connect_time from sys.dm_broker_connections"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,24 +143,26 @@ def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }
 
 
-def wrong_calls(database: sb.Database, calls: Calls) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
-    """Method, argument, wrong value, all the arguments."""
+def wrong_calls(
+    database: sb.Database, calls: Calls, sample: random.Random | None
+) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Method, argument, wrong value, all the arguments; with `sample` half of the values of each argument."""
     numbers = itertools.count()
     for method, arguments in calls.items():
-        for name in set(inspect.signature(getattr(database, method)).parameters) - PATIENT:
-            for value in BAD:
+        for name in sorted(set(inspect.signature(getattr(database, method)).parameters) - PATIENT):
+            for value in sample.sample(BAD, len(BAD) // 2) if sample else BAD:
                 given = {key: f"new{next(numbers)}" if good == "%d" else good for key, good in arguments.items()}
                 yield method, name, value, {**given, name: value}
 
 
 @pytest.mark.parametrize("user", ["dbo", APP])
 def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
-    database: sb.Database, calls: Calls, user: str
+    database: sb.Database, calls: Calls, user: str, pytestconfig: pytest.Config, seeded_random: random.Random
 ) -> None:
-    caller = as_user(database, user)
+    caller, sample = as_user(database, user), None if pytestconfig.option.full else seeded_random
     methods = {name for name, _ in inspect.getmembers(sb.Database, inspect.isfunction) if not name.startswith("_")}
     assert methods == calls.keys() | {"transaction", "join", "tsql_session", "working", "defining"}
-    for method, name, value, given in wrong_calls(database, calls):
+    for method, name, value, given in wrong_calls(database, calls, sample):
         refusal = ""
         try:
             getattr(caller, method)(**given)

@@ -272,7 +272,8 @@ def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: ran
                     if end == "rollback":
                         raise Undo
                     if end == "fail":
-                        transaction.connection.execute(f"insert into {database.name}_dbo.late values (1), (1)")  # type: ignore[call-overload]
+                        # each reader has a value of its own: with one value for all, their commits deadlock
+                        transaction.connection.execute(f"insert into {database.name}_dbo.late values ({me}), ({me})")  # type: ignore[call-overload]
                     if end == "commit":
                         for message in final:
                             taken[message.conversation_handle].append(message.message_sequence_number)

@@ -21,7 +21,7 @@ from servicebroker.store.running import run
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, bodies, define_standard_set, eventually, query
 
 MANY_OBJECTS = 25
-UPGRADED_QUEUES = 150
+UPGRADED_QUEUES = 60
 CROWD_SIZE = 10_000
 
 

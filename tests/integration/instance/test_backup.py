@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ from support import (
     waiting_messages,
 )
 
+_numbers = itertools.count(1)
+
 
 def identifier(database: sb.Database) -> UUID:
     text = "select service_broker_guid from sys.databases where name = %s"
@@ -52,10 +55,12 @@ class Copied:
         database.send(self.waits, ORDER, b"waits")
 
 
-@pytest.fixture
-def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Instance, Copied]]:
-    """A copy in a server of its own, and what it was made of."""
-    dump = tmp_path / "dump"
+@pytest.fixture(scope="module")
+def restored(
+    make_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, object, Copied]]:
+    """A server of its own with a restored copy, the name of that database, and what it was made of."""
+    dump = tmp_path_factory.mktemp("backup") / "dump"
     folder_of_programs = programs()
     url = make_url()
     with sb.open(url, upkeep=None) as original:
@@ -75,10 +80,21 @@ def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Ins
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        with psycopg.connect(server.url) as connection:
-            connection.execute("select servicebroker.settle()")  # as adopting does; here the copy itself is looked at
-        with sb.open(server.url, upkeep=None) as instance:
-            yield instance, was
+        yield server.url, psycopg.conninfo.conninfo_to_dict(server.url)["dbname"], was
+
+
+@pytest.fixture
+def copied(restored: tuple[str, object, Copied]) -> Iterator[tuple[sb.Instance, Copied]]:
+    """A copy of this test alone, and what it was made of."""
+    server_url, name, was = restored
+    copy = f"copy_{next(_numbers)}"
+    with psycopg.connect(server_url.replace(f":///{name}?", ":///postgres?"), autocommit=True) as connection:
+        connection.execute(f"create database {copy} template {name}")  # type: ignore[call-overload]
+    url = server_url.replace(f":///{name}?", f":///{copy}?")
+    with psycopg.connect(url) as connection:
+        connection.execute("select servicebroker.settle()")  # as adopting does; here the copy itself is looked at
+    with sb.open(url, upkeep=None) as instance:
+        yield instance, was
 
 
 @pytest.mark.feature(204)

@@ -130,9 +130,8 @@ REFUSED = {
 }
 
 
-@pytest.fixture
-def here(instance: sb.Instance) -> sb.Database:
-    """A database Here beside one that is called There, both of this test alone."""
+def new_pair(instance: sb.Instance) -> sb.Database:
+    """A database Here beside one that is called There; those that were there are dropped."""
     for name in ("Here", "There"):
         told(instance.database("tempdb", create=True), f"DROP DATABASE IF EXISTS {name}")
     there = instance.database("There", create=True)
@@ -141,6 +140,27 @@ def here(instance: sb.Instance) -> sb.Database:
     assert told(here, OBJECTS.format(n=1, type="varchar(4)")) == []
     there.execute_tsql("CREATE TYPE dbo.Rows_2 AS TABLE (C int)")
     return here
+
+
+@pytest.fixture(scope="module")
+def shared_pairs() -> list[sb.Database]:
+    """The pair that `shared_here` has made last, if no test with `here` came after it."""
+    return []
+
+
+@pytest.fixture
+def here(instance: sb.Instance, shared_pairs: list[sb.Database]) -> sb.Database:
+    """Here and There of this test alone."""
+    shared_pairs.clear()
+    return new_pair(instance)
+
+
+@pytest.fixture
+def shared_here(instance: sb.Instance, shared_pairs: list[sb.Database]) -> sb.Database:
+    """Here and There of all tests that change nothing that others look at: a pair takes half a second."""
+    if not shared_pairs:
+        shared_pairs.append(new_pair(instance))
+    return shared_pairs[0]
 
 
 def state(database: sb.Database) -> list[object]:
@@ -163,11 +183,11 @@ def test_a_statement_changes_the_database_that_it_names(here: sb.Database, state
 
 
 @pytest.mark.parametrize("statement", REFUSED)
-def test_what_may_not_name_another_database_changes_none(here: sb.Database, statement: str) -> None:
+def test_what_may_not_name_another_database_changes_none(shared_here: sb.Database, statement: str) -> None:
     text, number = REFUSED[statement]
-    before = both(here)
-    assert told(here, text) == [number]
-    assert both(here) == before
+    before = both(shared_here)
+    assert told(shared_here, text) == [number]
+    assert both(shared_here) == before
 
 
 SHOWN = {
@@ -225,9 +245,9 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("statement", SHOWN)
-def test_a_statement_shows_the_database_that_it_names(here: sb.Database, statement: str) -> None:
+def test_a_statement_shows_the_database_that_it_names(shared_here: sb.Database, statement: str) -> None:
     text, expected = SHOWN[statement]
-    said = told(here, text)
+    said = told(shared_here, text)
     assert not [each for each in said if isinstance(each, int)]
     if isinstance(expected, str):
         assert expected in (said[0], said[0][0][0])
@@ -251,11 +271,11 @@ ENDINGS = {
 @pytest.mark.parametrize("within", ["", "BEGIN TRAN;"], ids=["alone", "in-a-transaction"])
 @pytest.mark.parametrize("caught", [False, True], ids=["told", "caught"])
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_caller_is_where_it_was(here: sb.Database, ending: str, caught: bool, within: str) -> None:
+def test_the_caller_is_where_it_was(shared_here: sb.Database, ending: str, caught: bool, within: str) -> None:
     call = f"EXEC There.sys.sp_executesql N'{ENDINGS[ending]}'"
     if caught:
         call = f"BEGIN TRY {call} END TRY BEGIN CATCH SELECT DB_NAME(), USER_NAME() END CATCH"
-    last = told(here, f"{within} {call}\nGO\nIF @@TRANCOUNT > 0 ROLLBACK; SELECT DB_NAME(), USER_NAME()")
+    last = told(shared_here, f"{within} {call}\nGO\nIF @@TRANCOUNT > 0 ROLLBACK; SELECT DB_NAME(), USER_NAME()")
     assert last[-1] == [("Here", "dbo")]
     assert [said for said in last if isinstance(said, list) and len(said[0]) == 2 and said != [("Here", "dbo")]] == []
 
