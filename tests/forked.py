@@ -34,7 +34,7 @@ LOADED = (
     "servicebroker.pipeline.run",
     "servicebroker.pipeline.sinks.maintenance",
 )
-CHEAP_SCRYPT_COST = 2**4
+CHEAP_SCRYPT_COST, SHIPPED_SCRYPT_COST = 2**4, 2**15
 _MAX_REQUEST_BYTES = 1 << 20  # bytes of arguments and environment
 
 

@@ -40,7 +40,7 @@ from support import (
 
 pytestmark = pytest.mark.slow
 
-DURATION_S = 8.0
+DURATION_S = 3.0
 OTHER_QUEUE = "OtherQueue"
 PASSING = {1205, 9617, 9618, 8468}  # a deadlock's victim; a queue that is off, or off and retaining; a service moved
 

@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 import landed_copy
 import servicebroker as sb
+from forked import SHIPPED_SCRYPT_COST
 from mirrored_servers import Server
 from servicebroker.cli.main import app as command
 from servicebroker.store.cluster import programs
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.keys import sealing
 from support import ORDER, STOCK_QUEUE, begin, bodies, define_standard_set, query
 
 
@@ -250,8 +252,9 @@ def test_a_dump_that_fails_leaves_no_file(make_instance_url: Callable[[], str], 
 
 @pytest.mark.feature(204)
 def test_an_instance_of_the_last_landed_version_is_upgraded_with_all_it_holds(
-    make_url: Callable[[], str], tmp_path: Path
+    make_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sealing, "SCRYPT_COST", SHIPPED_SCRYPT_COST)
     file, url = tmp_path / "landed", make_url()
     file.write_bytes(lzma.decompress(landed_copy.FILE.read_bytes()))
     assert "is adopted" in restored(file, url)
