@@ -97,7 +97,7 @@ COUNTS = {
     "table-histories": Count(2, 30, "histories of a table whose rule changes while messages land"),
     "iceberg-histories": Count(1, 20, "such histories of an Iceberg table"),
     "messages": Count(500, 2_000, "how many test_brokers.py sends each way"),
-    "process-kills": Count(2, 20, "how often test_processes.py kills one of several processes"),
+    "process-kills": Count(1, 20, "how often test_processes.py kills one of several processes"),
     "late-requests": Count(100, 10_000, "requests of test_late_answers.py, whose answers come late or never"),
     "late-programs": Count(
         24, 1_000, "programs of test_late_answers.py, which leave before their answers or with them"

@@ -202,7 +202,7 @@ def test_nothing_is_lost_doubled_or_out_of_order(
     network: Network, seeded_random: random.Random, request: pytest.FixtureRequest
 ) -> None:
     count: int = request.config.option.messages
-    seconds = max(12.0, count / 1_000)
+    seconds = max(8.0, count / 1_000)
     traffic = Traffic(network, count, seeded_random, seconds * 0.8)
     for proxy in network.proxies:
         proxy.cut_rate, proxy.corrupt_rate, proxy.delay_rate = 0.01, 0.02, 0.05

@@ -183,7 +183,9 @@ def _read(site: Site, queue: str, count: int, expected: Any, *, answers: bool) -
     assert sorted(found.values()) == sorted(expected)
 
 
-@in_threads_and_processes
+@pytest.mark.parametrize(
+    "in_processes", [pytest.param(False, marks=pytest.mark.full), True], ids=["threads", "processes"]
+)
 def test_messages_large_and_small_come_once_and_in_order(
     make_instance_url: Callable[..., str], tmp_path: Path, *, in_processes: bool
 ) -> None:

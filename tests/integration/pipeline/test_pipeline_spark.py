@@ -92,7 +92,7 @@ def test_every_message_lands_once_in_order_under_rough_writers(feed, land, tmp_p
     query = land(available_now=False, maxMessagesPerTrigger="400")
     query.processAllAvailable()
     sent = []
-    writers = [threading.Thread(target=lambda seed=seed: sent.append(feed_roughly(feed, seed, 5))) for seed in range(4)]
+    writers = [threading.Thread(target=lambda seed=seed: sent.append(feed_roughly(feed, seed, 3))) for seed in range(4)]
     for writer in writers:
         writer.start()
     for writer in writers:
