@@ -349,10 +349,16 @@ class Parser(ObjectParser):
         return names
 
     def _merge(self, line: int) -> Statement:
-        """Read MERGE, the only statement that must end with a semicolon."""
+        """Read MERGE, the only statement that must end with a semicolon.
+
+        Raises:
+            TsqlError: 10713 the batch ends without one.
+        """
         begin = self.at - 1
         while self.word not in ("", ";"):
             self.at += 1
+        if not self.word:
+            raise TsqlError(10713, "A MERGE statement must be terminated by a semi-colon (;).", severity=15)
         return Relational(line, "MERGE", self.slice(begin, self.at))
 
     def _is_before_query(self) -> bool:

@@ -128,3 +128,9 @@ def test_an_older_server_is_told() -> None:
 
 def test_check_agrees() -> None:
     assert {one.verdict for one in check(MERGE + "OUTPUT $action, inserted.Item;")} == {Verdict.RUNS}
+
+
+def test_merge_ends_with_a_semicolon() -> None:
+    merge = MERGE.rstrip(" ;\n")
+    for script, notes in ((merge, ["10713"]), (f"{merge}\nSELECT 1", ["10713"]), (f"{merge};", [""])):
+        assert [finding.note[:5] for finding in check(script)] == notes, script
