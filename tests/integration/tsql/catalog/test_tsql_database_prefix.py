@@ -171,18 +171,10 @@ def both(here: sb.Database) -> tuple[list[object], list[object]]:
     return state(here), state(here.instance.database("There"))
 
 
-@pytest.fixture(scope="module")
-def made_state(instance: sb.Instance) -> tuple[list[object], list[object]]:
-    """The state of a new pair: to look at it takes as long as to make one."""
-    return both(new_pair(instance))
-
-
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("statement", CHANGES_THERE)
-def test_a_statement_changes_the_database_that_it_names(
-    here: sb.Database, made_state: tuple[list[object], list[object]], statement: str
-) -> None:
-    before = made_state
+def test_a_statement_changes_the_database_that_it_names(here: sb.Database, statement: str) -> None:
+    before = both(here)
     told_errors = [said for said in told(here, CHANGES_THERE[statement]) if isinstance(said, int)]
     after = both(here)
     assert told_errors == []
@@ -191,12 +183,11 @@ def test_a_statement_changes_the_database_that_it_names(
 
 
 @pytest.mark.parametrize("statement", REFUSED)
-def test_what_may_not_name_another_database_changes_none(
-    shared_here: sb.Database, made_state: tuple[list[object], list[object]], statement: str
-) -> None:
+def test_what_may_not_name_another_database_changes_none(shared_here: sb.Database, statement: str) -> None:
     text, number = REFUSED[statement]
+    before = both(shared_here)
     assert told(shared_here, text) == [number]
-    assert both(shared_here) == made_state
+    assert both(shared_here) == before
 
 
 SHOWN = {
