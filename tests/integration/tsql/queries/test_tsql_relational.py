@@ -336,6 +336,15 @@ def test_output_returns_what_was_and_what_is(items: Session) -> None:
     items.run("CREATE TABLE #gone (Number int, Name nvarchar(9))")
     assert items.run("DELETE TOP (1) Items OUTPUT deleted.Id, deleted.Name INTO #gone WHERE Name = 'a'") == 1
     assert items.run("SELECT * FROM #gone") == [(10, "a")]
+    for change, returned in (
+        ("INSERT Items (Name) {} OUTPUT inserted.Name VALUES ('c')", [("c", 20)]),  # and the identity
+        ("UPDATE Items SET Price = 7 {} OUTPUT deleted.Price, inserted.Price WHERE Id = 15", [(0, 7)]),
+        ("DELETE Items {} OUTPUT deleted.Id, deleted.Name WHERE Id = 20", [(20, "c")]),
+    ):
+        table = "deleted" if change.startswith("DELETE") else "inserted"
+        rows = items.run(change.format(f"OUTPUT {table}.Id, {table}.Name INTO #gone"))
+        assert [row[: len(returned[0])] for row in rows] == returned
+    assert items.run("SELECT Number FROM #gone ORDER BY Number") == [(10,), (15,), (20,), (20,)]
     items.run("DROP TABLE #gone")
 
 

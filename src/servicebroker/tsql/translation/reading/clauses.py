@@ -72,6 +72,8 @@ def _clauses(common: Slice, rest: Slice) -> Clauses:
         word = rest.words[place]
         if word not in _CLAUSES or (word == "FROM" and _is_target(rest, place, starts)):
             continue
+        if word == "OUTPUT" and starts and starts[-1][1] == "OUTPUT" and "INTO" in rest.words[starts[-1][0] : place]:
+            continue  # the second clause, behind OUTPUT ... INTO
         if starts and _CLAUSES.index(word) <= _CLAUSES.index(starts[-1][1]):  # repeated or out of order
             raise syntax_error(word, rest.line(place))
         starts.append((place, word))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import ASSIGNED_TWICE, TsqlError, syntax_error
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
-from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output
+from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.queries.selects import Top, apply_row_limit, row_count_sql, translate_query
 from servicebroker.tsql.translation.queries.sources import From, object_name, resolve_table
 from servicebroker.tsql.translation.reading.hints import add_locks, combine_hints
@@ -320,22 +320,21 @@ def _add_returning(
     from_clause.sources = [Source("inserted", table_columns, table)]
     with writer.query(from_clause.sources):
         returned = write_returning(writer, outputs, from_clause)
-    text += " RETURNING " + ", ".join(output.text for output in returned)
+    text += f" RETURNING {returned.text}"
     if outputs.into is not None:
-        return Translation(
-            write_output_into(writer, outputs, text, returned), tuple(writer.parameters), "count", before=before
-        )
-    is_known = all(output.name != UNKNOWN_STAR for output in returned)
+        drawn = f"inserted.{quote_identifier(identities[0].name)}" if identities else ""
+        return write_output_into(writer, outputs, text, returned, identity=drawn)
+    is_known = not returned.has_unknown_star
     identity = None
     if identities and is_known:
         text += f", inserted.{quote_identifier(identities[0].name)} AS {quote_label('tsql_identity')}"
-        identity = len(returned)
+        identity = len(returned.results)
     return Translation(
         text,
         tuple(writer.parameters),
         "rows",
-        tuple(output.name for output in returned) if is_known else None,
-        tuple(output.type for output in returned) if is_known else None,
+        returned.names if is_known else None,
+        returned.types if is_known else None,
         before=before,
         identity=identity,
     )

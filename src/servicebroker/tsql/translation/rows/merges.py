@@ -7,7 +7,6 @@ from sqlglot import exp
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
-from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR
 from servicebroker.tsql.translation.queries.selects import write_with
 from servicebroker.tsql.translation.queries.sources import From, object_name, read_from, resolve_table
 from servicebroker.tsql.translation.reading.hints import add_locks, combine_hints
@@ -109,26 +108,26 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
     writer.record_use(target.table, "SELECT")
     sight = From()
     sight.sources = [*changed, *from_clause.sources]
-    outputs = outputs._replace(expressions=[_replace_action(node) for node in outputs.expressions])
+    outputs = outputs.replace_each(lambda node: [_replace_action(node)])
     with writer.query(sight.sources):
         returned = write_returning(writer, outputs, sight)
-    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(output.text for output in returned)}"
+    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {returned.text}"
     before = tuple(writer.statements_before)
     if outputs.into is not None:
-        return Translation(
-            write_output_into(writer, outputs, text, returned),
-            tuple(writer.parameters),
-            "count",
-            before=before,
-            min_server_version=_RETURNING_OLD_VERSION,
-        )
-    if any(output.name == UNKNOWN_STAR for output in returned):
+        stored = write_output_into(writer, outputs, text, returned)
+        return stored._replace(min_server_version=_RETURNING_OLD_VERSION)
+    if returned.has_unknown_star:
         return Translation(
             text, tuple(writer.parameters), "rows", before=before, min_server_version=_RETURNING_OLD_VERSION
         )
-    names, types = tuple(output.name for output in returned), tuple(output.type for output in returned)
     return Translation(
-        text, tuple(writer.parameters), "rows", names, types, before=before, min_server_version=_RETURNING_OLD_VERSION
+        text,
+        tuple(writer.parameters),
+        "rows",
+        returned.names,
+        returned.types,
+        before=before,
+        min_server_version=_RETURNING_OLD_VERSION,
     )
 
 

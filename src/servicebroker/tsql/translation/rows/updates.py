@@ -17,7 +17,7 @@ from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.tokens import COMPOUND_OPERATORS, VARIABLE
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.common_targets import ADDRESS_COLUMN, CommonTarget, make_common_target
-from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output
+from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.queries.selects import (
     CommonTable,
     Top,
@@ -30,7 +30,7 @@ from servicebroker.tsql.translation.reading.hints import Hints, add_locks, hint_
 from servicebroker.tsql.translation.reading.parts import read_common_tables, read_names, read_value
 from servicebroker.tsql.translation.reading.syntax_tree import Slice, slice_text
 from servicebroker.tsql.translation.result import Translation
-from servicebroker.tsql.translation.rows.outputs import Outputs, write_output_into, write_returning
+from servicebroker.tsql.translation.rows.outputs import Outputs, Returned, write_output_into, write_returning
 from servicebroker.tsql.translation.rows.targets import cast_for_column, convert_for_column
 from servicebroker.tsql.translation.text_writer import (
     Source,
@@ -261,15 +261,15 @@ def _write_statement(
     else:
         text, names = _write_by_address(writer, change, target, settings, skips_locked, others)
     returned, columns = _write_returned(writer, change, target, names, variables, others)
-    if returned:
-        text += " RETURNING " + ", ".join(output.text for output in returned)
-    if change.outputs is not None and change.outputs.into is not None:
-        return _write_into(writer, change.outputs, prefix, text, returned)
+    if variables and change.outputs is not None:
+        raise not_supported("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
+    if returned is not None:
+        text += f" RETURNING {returned.text}"
+    if change.outputs is not None and change.outputs.into is not None and returned is not None:
+        return write_output_into(writer, change.outputs, text, returned, prefix=prefix)
     text = f"{prefix} {text}" if prefix else text
     before = tuple(writer.statements_before)
     if variables:
-        if change.outputs is not None:
-            raise not_supported("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
         types = tuple(writer.variable_type(setting.variable) for setting in variables)
         accumulates = any(
             setting.value is not None and _uses_assigned_variable(setting.value, variables) for setting in settings
@@ -278,7 +278,7 @@ def _write_statement(
             text, tuple(writer.parameters), "assign", None, types, tuple(setting.variable for setting in variables), before,
             max_rows=int(accumulates),
         )  # fmt: skip
-    if change.outputs is not None:
+    if returned is not None:
         return Translation(text, tuple(writer.parameters), "rows", *columns, before=before)
     return Translation(text, tuple(writer.parameters), "count", before=before)
 
@@ -303,19 +303,21 @@ def _carry_other_columns(writer: Writer, change: Change, target: _Target) -> tup
         carried.append(write_value(writer, node))
         return exp.column(f"{_OTHER_COLUMNS}_{len(carried) - 1}", table=_OTHER_COLUMNS)
 
-    expressions: list[Any] = []
-    for node in change.outputs.expressions:
-        members = [node]
+    def carry_all(node: exp.Expression) -> list[exp.Expression]:
+        members: list[exp.Expression] = [node]
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star) and node.table.lower() in tables:
             columns = tables[node.table.lower()].columns
             if columns is None:
                 raise UnknownColumns("A star in OUTPUT")
             members = [exp.column(column.name, table=node.table) for column in columns.values()]
+        expressions: list[Any] = []
         for member in members:
             name = member.name if isinstance(member, exp.Column) else ""
             replaced = member.transform(carry)
             expressions.append(exp.alias_(replaced, name, quoted=True) if name and replaced != member else replaced)
-    return change._replace(outputs=change.outputs._replace(expressions=expressions)), carried
+        return expressions
+
+    return change._replace(outputs=change.outputs.replace_each(carry_all)), carried
 
 
 def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> bool:
@@ -325,15 +327,12 @@ def _uses_assigned_variable(value: exp.Expression, variables: list[Setting]) -> 
     } != set()
 
 
-def _write_into(writer: Writer, outputs: Outputs, prefix: str, text: str, returned: list[Output]) -> Translation:
-    whole = write_output_into(writer, outputs, text, returned)
-    if prefix:
-        whole = f"{prefix}, {whole.removeprefix('WITH ')}"
-    return Translation(whole, tuple(writer.parameters), "count", before=tuple(writer.statements_before))
-
-
 def _mentions_table(outputs: Outputs, name: str) -> bool:
-    return any(column.table.lower() == name for node in outputs.expressions for column in node.find_all(exp.Column))
+    return any(
+        column.table.lower() == name
+        for node in [*outputs.expressions, *outputs.results]
+        for column in node.find_all(exp.Column)
+    )
 
 
 def _write_plain(
@@ -459,8 +458,8 @@ def _write_returned(
     aliases: dict[str, str],
     variables: list[Setting],
     others: list[Sql],
-) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
-    """Write the columns that the statement returns for each row."""
+) -> tuple[Returned | None, tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
+    """Write the columns that the statement returns for each row, None without such columns."""
     if variables:
         settings = read_settings(change.set, target.source.alias) if change.set is not None else []
         texts = []
@@ -475,9 +474,9 @@ def _write_returned(
             else:
                 text = f"deleted.tsql_{number}"
             texts.append(Output(setting.variable, f"{text} AS {quote_label(setting.variable)}", None))
-        return texts, (None, None)
+        return Returned([], texts), (None, None)
     if change.outputs is None:
-        return [], (None, None)
+        return None, (None, None)
     from_clause = From()
     from_clause.sources = [Source(name, _visible_columns(target, name), target.table) for name in aliases]
     if others:
@@ -491,8 +490,8 @@ def _write_returned(
         aliases = {**aliases, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
     with writer.renamed(aliases), writer.query(from_clause.sources):
         returned = write_returning(writer, change.outputs, from_clause)
-    if any(output.name == UNKNOWN_STAR for output in returned):
+    if returned.has_unknown_star:
         if target.column_map is not None:
             raise UnknownColumns("A star in OUTPUT")
         return returned, (None, None)
-    return returned, (tuple(output.name for output in returned), tuple(output.type for output in returned))
+    return returned, (returned.names, returned.types)
