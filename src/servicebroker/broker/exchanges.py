@@ -1,8 +1,8 @@
-"""Exchanges of session keys, made and opened with certificates, and the cache of their costly parts.
+"""Encrypt session keys for peers, decrypt those of peers, and cache the private key operations.
 
 A private key operation takes longer than everything else in a conversation. So a key exchange key is reused for each
 pair of services, and one signature covers all conversations that begin in a round. Both need a peer that supports
-batched exchanges (`key_exchange.py`); other peers get the first form.
+batched exchanges (`key_exchange.py`); other peers get one key and one signature for each conversation.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from servicebroker.protocol.envelope import Exchange, Header
 from servicebroker.store.keys.x509_certificates import PrivateKey, PublicKey, public_key
 from servicebroker.store.keys.x509_certificates import is_signed as is_text_signed
 
-KEY_LIFETIME = timedelta(hours=1)  # of a key exchange key; longer reveals more if one is found in memory
+KEY_LIFETIME = timedelta(hours=1)  # of a key exchange key; a longer one exposes more if it leaks from memory
 MAX_REMEMBERED = 1_000  # keys of each kind, and signatures; about 200 bytes each
-MAX_BATCH = 256  # exchanges under one signature: each brings 8 siblings, 272 bytes
+MAX_BATCH = 256  # exchanges under one signature: each contains 8 sibling hashes, 272 bytes
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Signer(NamedTuple):
-    """A certificate of ours, and its private key."""
+    """A certificate of this instance, with its private key."""
 
     certificate: UserCertificate
     key: PrivateKey
 
 
 class Draft(NamedTuple):
-    """An exchange before it is signed. `about`: what it is bound to. `signer` is None if it is anonymous."""
+    """An exchange before it is signed. `about`: the context it is bound to. `signer` is None if it is anonymous."""
 
     exchange: Exchange
     about: bytes
@@ -57,15 +57,15 @@ class Draft(NamedTuple):
 
 
 class Exchanges:
-    """Makes exchanges for certificates of peers, and opens those of peers."""
+    """Builds key exchanges for peers; verifies and opens those of peers."""
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
         self._made: dict[Hashable, tuple[datetime, bytes, ReusedKey]] = {}  # capsules, by the pair of services
         self._opened: dict[tuple[bytes, bytes], ReusedKey] = {}  # by certificate and capsule
-        self._verified: dict[tuple[bytes, bytes, bytes], None] = {}  # certificates, signatures and texts
+        self._verified: dict[tuple[bytes, bytes, bytes], None] = {}  # a set: (certificate, signature, signed text)
 
-    # ---------------------------------------------------------------- of ours
+    # ---------------------------------------------------------------- outgoing
 
     def draft(
         self,
@@ -89,12 +89,12 @@ class Exchanges:
             wrapped = kept.wrap(key, about)
         else:
             capsule, wrapped = wrap(key, _public(theirs), about)
-        siblings = () if is_batched else None
+        siblings = () if is_batched else None  # (): `sign` adds them; None: signed alone
         exchange = Exchange(key_id, source, theirs.facts.thumbprint, capsule, wrapped, b"", siblings=siblings)
         return Draft(exchange, about, signer)
 
     def _key_for(self, theirs: UserCertificate, source: bytes, header: Header) -> tuple[bytes, ReusedKey]:
-        """The capsule and the key exchange key of a pair of services and certificates, for an hour."""
+        """Return the cached capsule and key of a pair of services and certificates. They expire after an hour."""
         pair = (header.from_service, header.to_service, source, theirs.facts.thumbprint)
         now = self._clock()
         if pair in self._made:
@@ -124,10 +124,10 @@ class Exchanges:
                     signed[place] = exchange
         return signed
 
-    # ---------------------------------------------------------------- of peers
+    # ---------------------------------------------------------------- incoming
 
     def is_signed(self, exchange: Exchange, signer: UserCertificate, header: Header) -> bool:
-        """Return whether the owner of that certificate has signed the exchange, for this conversation."""
+        """Return whether the owner of `signer` has signed the exchange for this conversation."""
         key, about = public_key(signer.facts.der), bound(header, exchange.key_id)
         if key is None:
             return False
@@ -163,13 +163,13 @@ def _public(certificate: UserCertificate) -> PublicKey:
 
 
 def _signed_alone(draft: Draft) -> Exchange:
-    """The exchange as it is without a batch: anonymous, or signed by itself."""
+    """Return an exchange outside a batch with a signature of its own. Others are returned unchanged."""
     if draft.signer is None or draft.exchange.siblings is not None:
         return draft.exchange
     return msgspec.structs.replace(draft.exchange, signature=sign(draft.exchange, draft.signer.key, draft.about))
 
 
 def _remember(memory: dict[K, V], key: K, value: V) -> None:
-    if len(memory) >= MAX_REMEMBERED:  # a peer may bring any number: then all is opened again
+    if len(memory) >= MAX_REMEMBERED:  # a hostile peer may send any number; an empty cache only costs time
         memory.clear()
     memory[key] = value

@@ -1,7 +1,8 @@
 """The adjacent broker protocol: one connection between two instances, over any byte stream.
 
-It greets, agrees on a version, lets one of two connections go, keeps alive, closes when idle, and carries the frames
-of all conversations between all databases of both instances. No state here survives the connection.
+The protocol exchanges greetings, agrees on a version, sends keepalives and closes idle connections. If both instances
+connect at the same time, one of the two connections is closed (`arbitration.py`). A connection carries the frames of
+all conversations between all databases of both instances. All state in this module ends with the connection.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.wire_errors import WireError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 1
-HANDSHAKE_TIME = 15.0  # seconds until both must have greeted
-KEEP_ALIVE = 15.0  # seconds of our own silence
-SILENCE_TIMEOUT_S = 50.0  # seconds of the peer's silence: it is gone
+HANDSHAKE_TIME = 15.0  # seconds from the start of a connection until it must be online
+KEEP_ALIVE = 15.0  # seconds without an outgoing frame, after which a keepalive is sent
+SILENCE_TIMEOUT_S = 50.0  # seconds without received bytes: the connection is closed
 IDLE_TIMEOUT_S = 90.0  # seconds without a message of a conversation: the connection is closed
-MAX_FRAMES = 2**31  # frames
-MIRRORING = "mirroring"  # the capability of answering QUESTION
+MAX_FRAMES = 2**31  # frames; in effect no limit
+MIRRORING = "mirroring"  # the capability to answer a QUESTION frame: which of a mirrored pair is primary
 
 Version = Annotated[int, Meta(ge=0, le=65_535)]
 Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
@@ -47,8 +48,8 @@ class Phase(StrEnum):
 class Hello(Struct, array_like=True, frozen=True):
     """The first frame of the side that connected.
 
-    `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances. A daemon that
-    does not know `instance` yet leaves it out.
+    `seat`: the UUID of a daemon's instance, host and server. `incarnation`: a new UUID for each start of the daemon.
+    `moment`: a count, no time: the connections that this daemon opened or accepted. `instance` is None if unknown.
     """
 
     seat: UUID
@@ -61,7 +62,7 @@ class Hello(Struct, array_like=True, frozen=True):
 
 
 class Welcome(Struct, array_like=True, frozen=True):
-    """The other side accepts; `version` and `capabilities` are those both have."""
+    """The answer that accepts a connection, with the version and the capabilities that both sides support."""
 
     seat: UUID
     incarnation: UUID
@@ -72,7 +73,7 @@ class Welcome(Struct, array_like=True, frozen=True):
 
 
 class Goodbye(Struct, array_like=True, frozen=True):
-    """Why a connection is refused (REJECT) or ended (CLOSE)."""
+    """The body of REJECT and CLOSE: the reason for which a connection is refused or ended."""
 
     number: Annotated[int, Meta(ge=0, le=2**31)]
     text: Annotated[str, Meta(max_length=500)]
@@ -87,7 +88,7 @@ class Highest(Struct, array_like=True, frozen=True):
 
 
 class Says(Struct, array_like=True, frozen=True):
-    """The body of STANDING."""
+    """The body of STANDING: the role and the timeline that a side states."""
 
     role: Role
     system: System
@@ -108,13 +109,13 @@ class Myself(NamedTuple):
 
 
 class Greeted(NamedTuple):
-    """A peer asks to be let in: decide with `arbitration`, then `welcome` or `reject`."""
+    """The peer's HELLO. The caller decides with `arbitration`, then calls `welcome` or `reject`."""
 
     hello: Hello
 
 
 class Online(NamedTuple):
-    """An established connection, with the peer's greeting. `moment`: when it welcomed us, if we connected."""
+    """An established connection, with the values of the peer's greeting. `moment`: the peer's count (see Hello)."""
 
     seat: UUID
     incarnation: UUID
@@ -129,7 +130,7 @@ class Arrived(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The peer wants to know whether we are the principal: `tell` it, and again whenever that changes."""
+    """The peer's question whether this server is the primary. Answer with `tell`, now and after each change."""
 
     known: Known
 
@@ -155,7 +156,7 @@ class Closed(NamedTuple):
 
     number: int
     text: str
-    is_by_peer: bool = False  # by its own word
+    is_by_peer: bool = False  # True if the peer sent CLOSE or REJECT
 
 
 Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
@@ -163,7 +164,7 @@ Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
 CARRYING = (FrameKind.DIALOG, FrameKind.FORWARDED)
 ONLINE = frozenset({*CARRYING, FrameKind.QUESTION, FrameKind.STANDING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE})
 
-# Which kinds of frames a phase takes; INITIAL and CLOSED take none.
+# (phase, is_opener) -> the accepted kinds of frames. INITIAL and CLOSED accept none.
 TAKES: dict[tuple[Phase, bool], frozenset[FrameKind]] = {
     (Phase.NEGOTIATING, True): frozenset({FrameKind.WELCOME, FrameKind.REJECT, FrameKind.CLOSE}),
     (Phase.NEGOTIATING, False): frozenset({FrameKind.HELLO, FrameKind.CLOSE}),
@@ -183,7 +184,7 @@ _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 class Connection:
     """One connection; `is_opener` on the side that connected.
 
-    Everything it has to say collects in `outgoing()`; every call returns what has happened.
+    The caller writes the bytes of `outgoing()` to the stream. The calls return the events that occurred.
     """
 
     __slots__ = (
@@ -212,10 +213,10 @@ class Connection:
         self._out: list[bytes] = []
         self._begun_at = self._heard_at = self._said_at = self._active_at = now
 
-    # --- what we say
+    # --- sending
 
     def begin(self, moment: int, now: float) -> None:
-        """The stream is there: the opener greets, the other side waits for it."""
+        """Start the handshake on an open stream. The opener sends HELLO."""
         self._expect(Phase.INITIAL)
         self.phase = Phase.NEGOTIATING
         if self.is_opener:
@@ -224,7 +225,7 @@ class Connection:
             self._say(FrameKind.HELLO, _encoder.encode(hello), now)
 
     def welcome(self, moment: int, now: float) -> Online:
-        """Let in the peer that greeted."""
+        """Accept the peer that sent HELLO."""
         self._expect(Phase.ARBITRATING)
         assert isinstance(self.peer, Hello)
         me, peer = self._me, self.peer
@@ -234,7 +235,7 @@ class Connection:
         return self._go_online(peer, common, now)
 
     def reject(self, why: BrokerError, now: float) -> Closed:
-        """Do not let in the peer that greeted."""
+        """Refuse the peer that sent HELLO, and close the connection."""
         self._expect(Phase.ARBITRATING)
         return self._part(FrameKind.REJECT, why, now)
 
@@ -245,7 +246,7 @@ class Connection:
         self._say(FrameKind.FORWARDED if is_forwarded else FrameKind.DIALOG, body, now)
 
     def ask(self, known: Known, now: float) -> list[Event]:
-        """Ask the peer whether it is the principal. A peer that cannot be asked is in doubt."""
+        """Ask the peer whether it is the primary. For a peer without that capability, return IN_DOUBT."""
         self._expect(Phase.ONLINE)
         if MIRRORING not in self.capabilities:
             return [Told(IN_DOUBT)]
@@ -253,7 +254,7 @@ class Connection:
         return []
 
     def tell(self, standing: Standing, now: float) -> None:
-        """Tell a peer that has asked what we are."""
+        """Send this server's role and timeline to a peer that has asked."""
         self._expect(Phase.ONLINE)
         self._say(FrameKind.STANDING, _encoder.encode(Says(*standing)), now)
 
@@ -267,10 +268,10 @@ class Connection:
         out, self._out = self._out, []
         return b"".join(out)
 
-    # --- what we hear
+    # --- receiving
 
     def receive(self, data: bytes, now: float, most: int = MAX_FRAMES) -> list[Event]:
-        """Handle received bytes, in any portions, up to `most` frames. If there are more, `resume` goes on."""
+        """Handle received bytes, in any portions, up to `most` frames. `resume` handles the rest."""
         if self.phase is Phase.CLOSED:
             return []
         self._heard_at = now
@@ -284,7 +285,7 @@ class Connection:
         return [self._closed(28028, BrokerError(28028).text) if self.phase is not Phase.ONLINE else self._closed(0, "")]
 
     def tick(self, now: float) -> list[Event]:
-        """Time has passed."""
+        """Send a due keepalive, or close the connection after a timeout."""
         if self.phase is Phase.CLOSED:
             return []
         if self.phase is not Phase.ONLINE:
@@ -300,7 +301,7 @@ class Connection:
 
     @property
     def wake_at(self) -> float:
-        """When to call `tick` if nothing else happens."""
+        """Return the time of the next call of `tick` if no event occurs before."""
         if self.phase is Phase.CLOSED:
             return float("inf")
         if self.phase is not Phase.ONLINE:
@@ -308,7 +309,7 @@ class Connection:
         return min(self._heard_at + SILENCE_TIMEOUT_S, self._active_at + IDLE_TIMEOUT_S, self._said_at + KEEP_ALIVE)
 
     def resume(self, now: float, most: int = MAX_FRAMES) -> list[Event]:
-        """After `welcome`, what the peer has sent right behind its greeting; or what `receive` has left."""
+        """Handle bytes already received: those that followed the greeting, or frames beyond `most`."""
         return self._read(now, most)
 
     def _read(self, now: float, most: int) -> list[Event]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-ROUND_PAUSE_S = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
-BUSY_MESSAGES = 8  # messages that are much to do for one round
-POLL_INTERVAL_S = 1.0  # seconds: how often a share looks when nothing wakes it
-FIRST_POLL_S = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
+ROUND_PAUSE_S = 0.02  # seconds between consecutive rounds: one round carries many small transactions
+BUSY_MESSAGES = 8  # messages from which on a round counts as busy
+POLL_INTERVAL_S = 1.0  # seconds between the polls of an idle share
+FIRST_POLL_S = 0.01  # seconds until the first poll of a wait: a SEND that began before may send no NOTIFY
 PAUSE_GROWTH = 5  # factor from one pause to the next
-ROUNDS_UNTIL_POLLING = 4  # rounds in a row with much to do, after which the daemon polls; with less it waits for NOTIFY
+ROUNDS_UNTIL_POLLING = 4  # busy rounds in a row before polling starts; as many quiet ones stop it
 
 
 class Wait(NamedTuple):
-    """The wait before the next round. `hears_bell`: what comes for the share ends it."""
+    """The wait before the next round. `hears_bell`: a notification ends the wait early."""
 
     seconds: float
     hears_bell: bool
@@ -24,16 +24,17 @@ class Mode(StrEnum):
     """The way in which the daemon learns of a SEND."""
 
     LISTEN = "LISTEN"  # is notified
-    POLL = "POLL"  # looks, one round after the other; senders save the notification
+    POLL = "POLL"  # polls, one round after the other; senders need no NOTIFY
 
 
 class DaemonPace:
     """The pace of the daemon's own share: single messages need no polling.
 
-    For each round call `after_round`, wait, and call `waited`. `poll_interval` is in seconds.
+    For each round call `after_round`, wait, and call `waited`. `poll_interval` is in seconds; `wake_at` is the time of
+    the next timer.
 
     Attributes:
-        mode: as long as it is LISTEN, senders are to notify.
+        mode: in LISTEN, senders must NOTIFY.
     """
 
     def __init__(self, poll_interval: float = POLL_INTERVAL_S) -> None:
@@ -43,10 +44,10 @@ class DaemonPace:
     def _listen(self) -> None:
         self.mode = Mode.LISTEN
         self._pause = FIRST_POLL_S
-        self._rounds = 0  # that were busy, in a row; while it polls, those that were not
+        self._rounds = 0  # LISTEN: busy rounds in a row; POLL: quiet rounds in a row
 
     def after_round(self, carried: int, wake_at: float, now: float) -> Wait:
-        """Return the wait after a round that had so many messages to carry."""
+        """Return the wait after a round that carried `carried` messages."""
         is_busy = carried >= BUSY_MESSAGES
         if self.mode is Mode.LISTEN:
             self._rounds = self._rounds + is_busy if carried else 0
@@ -54,7 +55,7 @@ class DaemonPace:
             return Wait(min(self._pause, max(0.0, wake_at - now)), hears_bell=True)
         self._rounds = 0 if is_busy else self._rounds + 1
         if not carried:
-            self._rounds = ROUNDS_UNTIL_POLLING
+            self._rounds = ROUNDS_UNTIL_POLLING  # an empty round ends polling at once
             return Wait(0.0, hears_bell=False)
         return Wait(ROUND_PAUSE_S if wake_at > now else 0.0, hears_bell=False)
 
@@ -72,14 +73,14 @@ class DaemonPace:
 
 
 class SharePace:
-    """The pace of another share: nobody notifies it, so it looks often while the daemon polls."""
+    """The pace of another share: senders do not notify it, so it polls often while the daemon polls."""
 
     def __init__(self, poll_interval: float = POLL_INTERVAL_S) -> None:
         self._poll_interval = poll_interval
         self._pause = FIRST_POLL_S
 
     def after_round(self, carried: int, wake_at: float, now: float, *, is_polling: bool) -> Wait:
-        """Return the wait after a round that had so many messages to carry."""
+        """Return the wait after a round that carried `carried` messages."""
         if carried >= BUSY_MESSAGES:
             self._pause = FIRST_POLL_S
             return Wait(ROUND_PAUSE_S if wake_at > now else 0.0, hears_bell=False)
@@ -88,5 +89,5 @@ class SharePace:
         return Wait(min(self._pause, max(0.0, wake_at - now)), hears_bell=True)
 
     def rang(self) -> None:
-        """Its bell has ended the wait."""
+        """Restart with the shortest pause: a notification has ended the wait."""
         self._pause = FIRST_POLL_S
