@@ -73,7 +73,11 @@ class HoardingForwarder:
         return not any(one is not None and one.state is EndpointState.CLOSED for one in found)
 
     def bring_all(self) -> list[str]:
-        """Let closed endpoints go, and bring what has opened them. Returns what was opened again."""
+        """Let closed endpoints go, and bring what has opened them. Returns what was opened again.
+
+        The initiator of an old copy still sends the first message of a conversation that has ended at its target. It
+        opens a new target when the old one has gone: that is no frame that was kept.
+        """
         world, loop = self._world, self._world.loop
         handles = {handle for one in world.instances for handle in one.tables.endpoints}
         ends = loop.now + LASTS_S
@@ -87,7 +91,7 @@ class HoardingForwarder:
             f"{instance}: {one.key} is opened again by a frame that was kept"
             for instance in world.instances
             for handle, one in instance.tables.endpoints.items()
-            if handle not in handles
+            if handle not in handles and one.conversation not in self._world.parted
         ]
 
     def _bring(self, conversation: UUID) -> None:
