@@ -17,7 +17,6 @@ same checks.
   renews that version.
 * In T-SQL the current principal is checked, not the connection's (`tsql/context.py`). Objects of the broker are closed
   to dbo too (`tsql_objects.py`).
-  refused to dbo too (`tsql_objects.py`).
 * No private key, master key or session key is in the database in clear: `store/keys/key_files.py`,
   `store/keys/sealing.py`.
 * The caller of DDL holds the lock of `lock_catalog` (`engine/catalog/alter.py`).
