@@ -25,7 +25,7 @@ _LOG = logging.getLogger("servicebroker.activation")
 
 
 class CoroutineRunner:
-    """Runs coroutines beside the threads of an instance.
+    """Runs coroutine procedures in one event loop, in a thread of its own.
 
     The event loop starts with the first coroutine and ends with `close`.
     """
@@ -62,7 +62,7 @@ class CoroutineRunner:
                 report(_LOG, logging.ERROR, text, type(problem).__name__)
 
     def close(self) -> None:
-        """End the loop, in which nothing may run any more."""
+        """Close the loop. The caller has stopped all coroutines."""
         if self._loop is None:
             return
         if self._async_instance is not None:

@@ -132,7 +132,7 @@ class Daemon:
         self._relay = relay
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
-        self._addresses: frozenset[Address] = frozenset()  # the addresses by which routes mean this instance
+        self._addresses: frozenset[Address] = frozenset()  # the addresses that routes use for this instance
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
@@ -160,7 +160,7 @@ class Daemon:
         return ShareProcess(begin, self._network, self._network.peers, self._here, self._clock, time.monotonic)
 
     def listen(self, host: str, port: int, *names: str) -> Address:
-        """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
+        """Accept connections at once, without TLS, and ignore the stored endpoint; for embedding programs.
 
         `names` are hosts under which routes may mean this instance. Port 0 takes a free one.
         """
@@ -236,7 +236,7 @@ class Daemon:
                 self._connection = None
 
     def wait_for_promotion(self) -> bool:
-        """While the server is a standby, serve as the mirror: take no message, and say so. False: `stop` was called."""
+        """Serve as the mirror while the server is a standby: refuse messages. Return False if `stop` was called."""
         while not self._stopped.is_set():
             try:
                 with connect(self._url, application_name=NAME) as connection:

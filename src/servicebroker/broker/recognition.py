@@ -1,4 +1,4 @@
-"""The owner of a certificate, once TLS has proved that the peer has its key; or why the peer is refused."""
+"""The identity of a peer whose certificate TLS has verified, or the reason to refuse the peer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NOT_IN_THE_TABLE = 0  # the number of a certificate that nobody has imported
 
 
 class Signed(msgspec.Struct, array_like=True):
-    """A signature, and the certificate of a domain (DER) that says whose it is."""
+    """A signature with the signer's certificate (DER), issued by the domain."""
 
     signature: bytes
     certificate: bytes
 
 
 class Recognized(NamedTuple):
-    """A peer that is let in: its certificate, and by which method, as sys.dm_broker_connections names it."""
+    """An accepted peer: its certificate, and the authentication method as in sys.dm_broker_connections."""
 
     peer: TransportCertificate
     authentication: str

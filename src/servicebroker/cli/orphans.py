@@ -1,8 +1,8 @@
 """Programs that end with the command that has started them, also when the command is killed.
 
-A program gets a mark in its environment, which what it starts inherits. A watcher process beside the command waits for
-the end of its standard input, whose other end the command alone has open. Then it kills each process with the mark, and
-the descendants of each. A program that is being started keeps the other end open until its environment shows the mark.
+Each program gets an environment variable, which its children inherit. A watcher process reads a pipe that only the
+command has open for writing, and that closes when the command dies. The watcher then kills each process with the
+variable, and its descendants. Until `exec` a new child holds a copy of the pipe, so the watcher cannot miss it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from servicebroker.cli.shutdown import descendants
 
 MARK = "SERVICEBROKER_STARTED_BY"  # the variable
 _MODULE = "servicebroker.cli.orphans"
-_LOOK_S = 0.1  # between two looks for what is left: a process that was killed may just have started another one
-_GIVE_UP_S = 10.0  # the kernel keeps a process that waits for a disk
+_LOOK_S = 0.1  # between two scans of /proc: a process that was killed may just have started another one
+_GIVE_UP_S = 10.0  # a process that waits for a disk cannot be killed
 
 
 class Watcher:

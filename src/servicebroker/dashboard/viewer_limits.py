@@ -1,7 +1,7 @@
 """Limits of one viewer: open streams of pages, and concurrent requests.
 
-A viewer is a name if people sign in by name or a proxy names them, else a session. When all streams are taken, a new
-viewer gets a stream of the viewer with the most, if that viewer has more. So nobody can keep the others from watching.
+A viewer is a name if people sign in by name or a proxy names them, else a session. If all streams
+are taken, the viewer with the most streams loses one to a viewer with fewer. So nobody can keep the others out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ViewerLimits:
         """Count a query or an action for the block.
 
         Raises:
-            TooManyRequests: the viewer waits for its maximum of answers.
+            TooManyRequests: the viewer has its maximum of requests in progress.
         """
         with self._lock:
             if self._requests[viewer] >= MAX_REQUESTS_PER_VIEWER:

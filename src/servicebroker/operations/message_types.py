@@ -31,7 +31,7 @@ class CreateMessageType(Definition[None]):
     exist_ok: bool = False
 
     def letter(self) -> str:
-        """Return the catalog's letter of the validation.
+        """Return the one-letter code that the catalog stores for the validation.
 
         Raises:
             BrokerError: 402.
@@ -58,7 +58,7 @@ class AlterMessageType(Definition[None]):
     schema_collection: str | None = None
 
     def letter(self) -> str:
-        """Return the catalog's letter of the validation.
+        """Return the one-letter code that the catalog stores for the validation.
 
         Raises:
             BrokerError: 402.

@@ -23,12 +23,11 @@ APPLICATION = "servicebroker pipeline"  # application_name of our sessions
 class OpenInstance:
     """A running PostgreSQL server, reachable at `url` until `close`.
 
-    The server of a data folder is started or joined, never made.
+    The server of a data folder is started or joined, never created.
 
     Args:
         instance: a URL or a data folder.
-        in_task: opened by a Spark task, for a few statements. The driver has the instance open too, and watches its
-            server.
+        in_task: opened by a Spark task, for a few statements. The driver keeps the server running.
 
     Raises:
         InstanceError: there is no such instance.
@@ -60,8 +59,8 @@ class OpenDatabase:
         `in_task`: as for `OpenInstance`.
 
         Raises:
-            InstanceError: the instance cannot be reached or is none of servicebroker, its server is not fit
-                (`check_server`), or the database is a copy that nobody has adopted.
+            InstanceError: the instance cannot be reached, the database has no servicebroker schema, its server is
+                unsuitable (`check_server`), or it is a restored copy before `servicebroker instance adopt`.
             BrokerError: 911 no such database, 916 no permission to use it.
         """
         opened = OpenInstance(instance, in_task=in_task)

@@ -1,8 +1,8 @@
 """Sends one batch of the Spark writer as messages, once and in one transaction, over recycled conversations.
 
-Each slot of a writer has a conversation. A conversation is replaced after a number of messages, after a time, or when
-the options no longer match it. It then gets a message that ends its stream. When the target has ended its side, the
-next batch of any writer ends ours.
+A writer sends on several conversations in parallel, its slots. The conversation of a slot is replaced after a number of
+messages, after a time, or when the options no longer match it. It then gets a message that ends its stream. When the
+target has ended its side, the next batch of any writer ends the writer's side.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Sender:
 
 
 def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime) -> Steps[bool]:
-    """Send the staged rows of all tasks in the order of `staged`; of a batch job, then end every stream.
+    """Send the staged rows of all tasks in the order of `staged`. A batch job then ends all its streams.
 
     Returns False, and sends nothing, if the batch was sent before.
 
@@ -142,7 +142,7 @@ def _record_batch(sender: Sender, batch: int, staged: Sequence[Staged], messages
 
 
 def _record_job(sender: Sender, staged: Sequence[Staged], messages: int) -> Steps[bool]:
-    """Record a batch job under its sendId. Its rows are its only batch, and their digest is the batch number.
+    """Record a batch job under its sendId. A job has one batch; its number is the digest of the rows.
 
     Returns False if the job is already recorded, or has no rows.
 
@@ -202,7 +202,7 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
 def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[int]:
     """Send a piece, and return how many of its messages, from the first on, are done.
 
-    If nothing has to check the bodies, they stay inside the server. Else each is a normal SEND.
+    If the target validates nothing, one statement copies the bodies inside the server. Else each is a normal SEND.
     """
     channel = catalog.channels.get(handle)
     near = channel.near.get(piece.message_type) if channel else None
@@ -225,7 +225,7 @@ def _bodies(piece: _Piece) -> Steps[list[bytes]]:
 
 
 def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list[bytes], now: datetime) -> Steps[int]:
-    """Send bodies up to the first that the target refuses, which fails the conversation. Returns how many are done."""
+    """Send bodies until the target refuses one; a refusal fails the conversation. Returns the number of bodies sent."""
     before = yield from find_endpoint(handle)
     yield from send_batch(catalog, SendBatch(handle, message_type, bodies), now=now)
     endpoint = yield from find_endpoint(handle)
@@ -243,8 +243,7 @@ def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list
 def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
     """Return the slot's conversation and the number of messages it has had, or a new conversation.
 
-    A conversation is replaced if it is old or ended, or if the options of an earlier start began it with other
-    arguments.
+    A conversation is replaced if it is old or ended, or if an earlier start began it with other options.
     """
     rows = yield Statement(
         "sending.conversation",

@@ -2,8 +2,8 @@
 
 There are two tables, which do not depend on each other. `LEAVING` is for sending: whether the conversation has an
 address, is claimed, and has a link (a connection to the peer). `ARRIVING` is for receiving: whether a batch of received
-messages is being stored. A pair of stage and event that is in no table is refused as a bug. Single messages have no
-states here: `Dialog` (`dialog.py`) tracks their sequence numbers.
+messages is being stored. A pair of stage and event that is in no table raises `Impossible`: it is a bug. Single
+messages have no states here: `Dialog` (`dialog.py`) tracks their sequence numbers.
 
 `broker/conversations.py` reports events, and carries out the acts of the step in their order.
 
@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 
 class Stage(StrEnum):
-    """The stage of what a conversation sends."""
+    """The progress of a conversation's sending side."""
 
     FOUND = "FOUND"  # no address, and no message was sent
     MATCHED = "MATCHED"  # an address, but no claim: there is no link, or another session has locked its row

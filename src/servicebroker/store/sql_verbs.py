@@ -1,4 +1,4 @@
-"""The verbs as functions of the server: `verbs.sql` for the owner of the schema, `fence.sql` for restricted roles."""
+"""SEND, RECEIVE and the rest as functions of the server: `verbs.sql` for owners, `fence.sql` for restricted roles."""
 
 from __future__ import annotations
 

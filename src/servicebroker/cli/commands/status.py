@@ -32,7 +32,7 @@ from servicebroker.engine.security.certificate_ages import find_used_certificate
 from servicebroker.model.wording import about_instance, counted
 
 SERVICES_SHOWN = 3  # of one queue; --json has all
-PEERS_SHOWN = 20  # with most of what is not complete
+PEERS_SHOWN = 20  # by bytes of incomplete messages, the most first
 
 
 def status(

@@ -119,7 +119,7 @@ def _tell(workers: list[Worker], database: str, concurrency: int) -> None:
 
 
 def find_workers(target: str) -> list[Worker]:
-    """The worker that `module:name` says, or all of a module. A module may be given by its file.
+    """Return the worker of `module:name`, or all workers of a module. A module may be given by its file.
 
     Raises:
         InstanceError: there is none, or the module cannot be imported.
@@ -185,7 +185,7 @@ def _supervise(
 
 
 def _options_of_a_process() -> list[str]:
-    """Return the options of this command for one process: this command watches the files, and answers probes."""
+    """Return this command's options for a child process: only the parent watches files and answers probes."""
     given, options = iter(sys.argv[1:]), []
     for argument in given:
         if argument == "--health":

@@ -19,7 +19,7 @@ SQL = SqlFile(__file__)
 
 
 class Disabled(NamedTuple):
-    """A queue that was just switched off, and the notifications that could not be sent."""
+    """A queue that was just switched off, and the errors of notifications that could not be sent."""
 
     database_id: int
     name: str
@@ -33,7 +33,7 @@ def find_outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
 
 
 def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
-    """STATUS = OFF: wake waiting RECEIVEs, which then fail, and send event notifications for BROKER_QUEUE_DISABLED.
+    """Switch the queue off: fail its waiting RECEIVEs, and send event notifications for BROKER_QUEUE_DISABLED.
 
     None if the queue is off already, gone, or has poison detection off.
     """

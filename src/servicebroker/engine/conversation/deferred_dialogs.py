@@ -71,9 +71,9 @@ class DeferredDialog:
 
 
 class DeferredSend(NamedTuple):
-    """A deferred SEND: its first sequence number, and the target's usage of the message type.
+    """A deferred SEND: its first sequence number, and the message type as the target's database has it.
 
-    The usage is that of the own contract if the target is in another instance.
+    If the target is in another instance, it is the message type of this side's contract.
     """
 
     dialog: DeferredDialog
@@ -115,7 +115,7 @@ def defer_begin(
     now: datetime,
     group: UUID | None = None,
 ) -> DeferredDialog | None:
-    """Defer BEGIN DIALOG on a known path. None if the server has to take part: to lock a group, or to look for a key.
+    """Defer BEGIN DIALOG on a known path. None if the server has to lock a group, or to find an idempotency key.
 
     `group` is an unused id for the new group; without it one is drawn.
 
@@ -265,7 +265,7 @@ def _departing(path: DeparturePath, dialogs: Sequence[DeferredDialog], messages:
 
 
 def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> tuple[list[object], ...]:
-    """The arrays over the dialogs, and the first two over their messages: place of the dialog, sequence number."""
+    """Return the arrays over the dialogs, then two over their messages: index of the dialog, sequence number."""
     places = {dialog.identity.handle: place for place, dialog in enumerate(dialogs, 1)}
     return (
         [dialog.identity.handle for dialog in dialogs],

@@ -1,19 +1,19 @@
 """Delayed messages: rows of the transmission queue that have a time, and are not delivered before it.
 
-**The problem.** A delayed message is stored with the transaction of its SEND, and leaves once. No later message of its
-conversation overtakes it, whether the peer is here or in another instance.
+**The problem.** A delayed message is stored with the transaction of its SEND, and is delivered once. No later message
+of its conversation overtakes it, whether the peer is in this instance or in another.
 
 **The flow.** A delayed SEND parks its messages with `delayed_until` (`parking.py`). Its conversation is then parked, so
 that every later SEND, and END CONVERSATION, goes behind them. What delivers parked messages, and the daemon's reads of
-the transmission queue, stop before the first row with `delayed_until`. The background of an instance (api/upkeep.py)
-releases rows whose time has come, and then delivers them as it delivers other messages. Its SEND has notified the
-background of the time.
+the transmission queue, stop before the first row with `delayed_until`. The maintenance thread (`api/upkeep.py`)
+releases rows whose time has come, and then delivers them as it delivers other messages. The SEND of a delayed message
+notifies that thread of its time.
 
 **The rules.**
 
 * Only rows of delayed messages are in the two indexes of `delayed_until`, so other SENDs write no entry into them.
 * A delayed row has the transaction id 0: no poll of a daemon finds it. Its release writes the id of its own transaction
-  into it, and into the rows behind it, as if they were sent then.
+  into it, and into the rows behind it, as if they were sent at the release.
 * A cancelled message leaves no gap: later messages, none of which has left, move up.
 """
 
@@ -36,14 +36,14 @@ MAX_RELEASED_CONVERSATIONS = 500  # by one transaction
 
 
 class DueMessages(NamedTuple):
-    """Conversations with a due message, and the next time."""
+    """Conversations with a due message, and the time of the next one that is not due yet."""
 
     handles: Sequence[UUID]
     next_time: datetime | None
 
 
 def find_due(now: datetime, busy: Iterable[UUID]) -> Steps[DueMessages]:
-    """Return conversations with a due delayed message, except the busy ones, and the next time."""
+    """Return conversations with a due delayed message, except the busy ones, and the time of the next."""
     rows = yield SQL("find_due", (now, MAX_RELEASED_CONVERSATIONS, list(busy)))
     return DueMessages(*rows[0])
 
@@ -51,7 +51,7 @@ def find_due(now: datetime, busy: Iterable[UUID]) -> Steps[DueMessages]:
 def release(handles: Sequence[UUID], now: datetime) -> Steps[set[UUID]]:
     """Release due messages of these conversations. Returns the conversations that were not locked.
 
-    A conversation on which a session is sending is left for the next time. Released messages wait for their delivery.
+    A conversation on which a session is sending is skipped until the next call. Released messages wait for delivery.
     """
     rows = yield SQL("release.lock", (handles,))
     free = [handle for (handle,) in rows]
@@ -69,7 +69,7 @@ def release(handles: Sequence[UUID], now: datetime) -> Steps[set[UUID]]:
 
 
 def find_delayed(database_id: int, handle: UUID | None) -> Steps[list[DelayedMessage]]:
-    """Return the delayed messages of a database or a conversation, and those behind them, the next one first."""
+    """Return the delayed messages of a database or a conversation, and those queued behind them, earliest first."""
     rows = yield SQL("find_delayed", (database_id, handle))
     return [DelayedMessage(*row) for row in rows]
 

@@ -19,9 +19,9 @@ _DELETE_BATCH_ROWS = 1000  # rows deleted in one transaction
 
 
 class Act(NamedTuple):
-    """An audited act; all acts of one transaction have the same `transaction`.
+    """An audited action; all actions of one transaction have the same `transaction`.
 
-    `before` and `after` are the object, or the differences of a change, without secrets and bodies.
+    `before` and `after`: the object, or of a change only the changed columns; without secrets and bodies.
     """
 
     number: int

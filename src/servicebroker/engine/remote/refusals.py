@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A refusal, with its count in a row, its first and last time, and its latest text."""
+    """A refusal, with its count of consecutive occurrences, its first and last time, and its latest text."""
 
     is_ours: bool
     peer: str
@@ -60,6 +60,6 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
 
 
 def find_refusals(since: datetime) -> Steps[list[Refused]]:
-    """Return refusals since then, latest first; without peers that are no longer let in, as `facts.gather`."""
+    """Return refusals since then, latest first. Peers that may no longer connect are left out."""
     rows = yield SQL("find_refusals", (since,))
     return [Refused(*row) for row in rows]

@@ -25,7 +25,7 @@ SQL = SqlFile(__file__)
 
 
 class TransportCertificate(NamedTuple):
-    """A certificate of the instance; `is_own` if this instance has its private key.
+    """A certificate that the instance stores: its own (`is_own`), or one of a peer.
 
     `login` is that of a peer with it, None if a peer is admitted without; `may_connect`: the login has CONNECT.
     `proved` is the identity that it proves. `claims` are the instances that an administrator has accepted for its

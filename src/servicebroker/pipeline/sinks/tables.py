@@ -1,6 +1,6 @@
 """The interface of a table of any format: locations, versions, changes, and the commit that lands a batch once.
 
-`delta.py` and `iceberg.py` implement it. Columns are Arrow's; those of a rule carry a mark.
+`delta.py` and `iceberg.py` implement it. Columns are Arrow's; those of a rule have metadata (`OWN`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TableVersion(Protocol):
         """Return the last recorded batch of a query; None without one."""
 
     def make_batch_durable(self, query: str) -> None:
-        """Make the last batch of a query durable, since its writer may have died before it could."""
+        """Make the last batch of a query durable, since a writer that died may not have flushed it."""
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """Add the files of a batch, and record the batch."""
@@ -91,7 +91,7 @@ class TableVersion(Protocol):
 
 
 class TableLocation(Protocol):
-    """The location of a present or future table. As text it is the name for people, after the `kind` of the table."""
+    """The location of a present or future table. Its `str()` is the name that people read, after the table's `kind`."""
 
     @property
     def kind(self) -> str:
@@ -152,7 +152,7 @@ def land(
 ) -> bool:
     """Add `files` to a table, once per batch. Returns False if the batch has landed before.
 
-    `only_new` returns the files, or replacements for them, that the present table lacks. `optional` is as for
+    `only_new` leaves out rows that the table already has; it may return rewritten files. `optional` is as for
     `open_or_alter`.
 
     Raises:
@@ -170,7 +170,7 @@ def land(
 
 
 def has_landed(location: TableLocation, table: TableVersion, batch: Batch) -> bool:
-    """True if a table has a batch, which is then durable.
+    """Return whether a table has a batch. If so, it is flushed to disk first.
 
     Raises:
         InstanceError: the table has a later batch of the query, which the checkpoint does not know.

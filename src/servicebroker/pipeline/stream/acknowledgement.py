@@ -1,4 +1,4 @@
-"""Acknowledges rows that the sink has: the rows leave the queue, and conversations that they end are ended."""
+"""Acknowledges rows that the sink has: deletes them from the queue, and ends conversations that they end."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ MAX_NESTING_LEVEL = 32
 _XML_ERRORS = (6335, 6359, 6365, *range(9400, 9481))  # text that is no xml
 # errors that end the batch and roll its transaction back: failed conversions, deadlocks, work in a doomed transaction
 _BATCH_ABORTING_ERRORS = frozenset({241, 242, 244, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, *_XML_ERRORS})
-# errors of syntax and of missing names: they end the procedure or text, and its caller goes on
+# errors of syntax and of missing names: they end the procedure or dynamic SQL, and its caller goes on
 _SCOPE_ENDING_ERRORS = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
 # the errors among them that the parser finds; XACT_ABORT does not apply, since nothing has run
 _PARSE_ERRORS = frozenset({102, 137, 156, 195, 1087})
@@ -85,7 +85,7 @@ class BatchAborted(Exception):
 
 
 class ScopeAborted(Exception):
-    """The rest of the called procedure or text is skipped. Its caller goes on."""
+    """The rest of the called procedure or dynamic SQL is skipped. Its caller goes on."""
 
 
 class CallAborted(Exception):
