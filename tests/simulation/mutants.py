@@ -156,13 +156,6 @@ MUTANTS = [
         42,
     ),
     Mutant(
-        "who is read in a later round gets in no line",
-        "broker.relay",
-        "            touched |= self._readahead.offer(store, touched)\n",
-        "            self._readahead.offer(store, touched)\n",
-        4626,
-    ),
-    Mutant(
         "a look begins anew each time",
         "broker.relay",
         "look = store.look(self.snapshot)",

@@ -44,7 +44,8 @@ def test_every_fault_is_drawn_and_left_out() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_defect_is_found(mutant: Mutant) -> None:
-    """Without any search: at the seed of the list."""
+    """Without any search: at the seed of the list, at which nothing is found without the defect."""
+    assert run_many(range(mutant.seed, mutant.seed + 1))[1] == []
     assert found(mutant, range(mutant.seed, mutant.seed + 1)) == mutant.seed
 
 

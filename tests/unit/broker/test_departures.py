@@ -14,7 +14,7 @@ from remote_support import Wire
 from servicebroker.broker import departures
 from servicebroker.broker.conversations import MATCH_AGAIN
 from servicebroker.broker.relay import Relay
-from servicebroker.protocol.envelope import Content
+from servicebroker.protocol.envelope import Content, parse
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import LOCAL, Address, Route
@@ -58,6 +58,35 @@ def test_every_page_is_reached_although_routes_change_in_every_round(monkeypatch
     rounds(7, LOCAL)
     rounds(10, "TCP://far:4022")
     assert {one.far_service for one in tables.endpoints.values() if not one.is_remote} == {"//here"}
+
+
+def test_what_is_read_in_a_later_round_is_sent_in_that_round() -> None:
+    """Bodies of two conversations fit into the budget at a time; no acknowledgement comes, and no timer fires."""
+    tables, links, passed = Tables(UUID(int=1), Random(1)), OneLink(), [0.0]
+    tables.services.add("//far")
+    for number in range(10):
+        one = Endpoint(
+            UUID(int=number + 1),
+            UUID(int=100 + number),
+            True,
+            "//near",
+            "//far",
+            "//contract",
+            MIDNIGHT + timedelta(days=1),
+        )
+        tables.insert(one)
+        xact = tables.begin()
+        tables.commit(xact)
+        tables.send(one, Content.DATA, "//type", b"x", b"8 bytes.", xact)
+    tables.set_routes([Route("", "//far", None, None, "TCP://far:4022")])
+    relay = Relay(links, lambda: MIDNIGHT, lambda: passed[0], Random(1), budget=16)
+    store = MemoryStore(tables, lambda: MIDNIGHT)
+    for _ in range(40):
+        relay.round(store, [])
+        passed[0] += 0.001
+    assert {parse(frame).header.conversation_id for frame in links.wire.frames} == {
+        UUID(int=100 + number) for number in range(10)
+    }
 
 
 def test_a_new_link_hastens_those_that_had_to_leave_the_memory_and_nobody_else() -> None:
