@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 from servicebroker.pipeline.stream import rows as source_rows
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -48,7 +48,7 @@ def order(number, key=None, note="n", **more):
 
 
 def land(pipe, query, number, *batches):
-    land_rows(pipe, QUEUE, [sort_rows(pipe, QUEUE, query, iter(batches))], number)
+    commit_results(pipe, QUEUE, [sort_rows(pipe, QUEUE, query, iter(batches))], number)
 
 
 def table(pipe, name):

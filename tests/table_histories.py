@@ -24,8 +24,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.rebuild import rebuild
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import compact, replay
+from servicebroker.pipeline.sinks.target import target
 
 KINDS = ("integer", "long", "double", "string", "decimal(4,1)", "decimal(6,1)", "decimal(8,3)")
 WIDER = {

@@ -41,8 +41,8 @@ class CachedPipeline(CachedSource):
 
         results = replay(read_pipeline(self._path), message_type)  # empty if the quarantine has become empty
         self.invalidate()
-        landed, left = sum(result.landed for result in results), sum(result.left for result in results)
-        return f"{counted(landed, 'message')} of {message_type} landed, {left:,} still in quarantine."
+        written, remaining = sum(result.written for result in results), sum(result.remaining for result in results)
+        return f"{counted(written, 'message')} of {message_type} written, {remaining:,} still in quarantine."
 
     def _query_status(self) -> dict[str, Any]:
         from servicebroker.pipeline.last_run import describe, read_last_run

@@ -10,7 +10,7 @@ that of the queue. Still each message must land once, and none may be lost.
    batch's offset before anything is read.
 2. Tasks read parts of the page by COPY (`stream/rows.py`) and decode bodies (`decoding`). They sort rows into bronze,
    the tables of the rules and quarantine (`sorting.py`), and write files (`sinks/warehouse.py`).
-3. At the end of the batch each table takes its files in one commit, which also records the batch (`sinks/landing.py`,
+3. At the end of the batch each table takes its files in one commit, which also records the batch (`sinks/target.py`,
    `sinks/tables.py`). Quarantine is first.
 4. When Spark asks for the next batch, the messages are deleted (`stream/acknowledgement.py`).
 
@@ -18,7 +18,7 @@ that of the queue. Still each message must land once, and none may be lost.
 
 * The same offsets give the same rows at any time, and the same bytes give the same values.
 * A table has each batch once. (query, batch) is recorded in Delta's log (`sinks/delta.py`), in the properties of an
-  Iceberg table (`sinks/iceberg.py`), or in the names of Parquet files (`sinks/landing.py`).
+  Iceberg table (`sinks/iceberg.py`), or in the names of Parquet files (`sinks/target.py`).
 * Messages leave the queue only after the sink has them. A checkpoint older than what the queue has given is refused
   (`stream/stream_offsets.py`, `checkpoint.py`).
 * A batch of the writer is sent once: its record is written in the transaction that sends (`sending.py`).

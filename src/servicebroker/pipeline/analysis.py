@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import ANALYTICS, Pipeline
-from servicebroker.pipeline.sinks.landing import location_of
 from servicebroker.pipeline.sinks.tables import rows_of
+from servicebroker.pipeline.sinks.target import table_location
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,8 +99,8 @@ def _measure(pipeline: Pipeline, table: str) -> Any:
     import pyarrow as pa
     from pyarrow import compute
 
-    location = location_of(pipeline, table)
-    if location is None or not location.is_there():
+    location = table_location(pipeline, table)
+    if location is None or not location.exists():
         return
     batch: Any
     for batch in rows_of(location, _READ):
@@ -132,7 +132,7 @@ def _unreadable(pipeline: Pipeline) -> dict[tuple[Any, ...], int]:
 
 
 def _write(pipeline: Pipeline, hours: list[Hour]) -> None:
-    location = location_of(pipeline, ANALYTICS)
+    location = table_location(pipeline, ANALYTICS)
     if location is not None:
         location.overwrite(_table(hours))
 

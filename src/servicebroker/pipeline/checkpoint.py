@@ -13,7 +13,7 @@ import msgspec
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.named_files import read_file
 from servicebroker.pipeline.definition import OldCheckpoint, Pipeline, QueueRule
-from servicebroker.pipeline.sinks.landing import Target, target
+from servicebroker.pipeline.sinks.target import Target, target
 
 
 class Checkpoints:

@@ -57,7 +57,7 @@ class OldCheckpoint(InstanceError):
 
 @dataclass(frozen=True)
 class QueueRule:
-    """A queue to read. `name` fills the column `_queue`; `options` are further options of the Spark source."""
+    """A queue to read. `name` is the value of the column `_queue`, `options` are those of the Spark source."""
 
     instance: str
     database: str

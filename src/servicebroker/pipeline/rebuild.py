@@ -1,4 +1,4 @@
-"""Rebuilds a table from bronze by its present rule: a new version of the table, which keeps its recorded batches."""
+"""Rebuilds a table from bronze (the raw table) with its current rule. The table keeps its recorded batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.sinks.landing import Target, fold_by_key, newest_by_key, target
 from servicebroker.pipeline.sinks.maintenance import messages_of, replay
 from servicebroker.pipeline.sinks.parquet import DataFile
 from servicebroker.pipeline.sinks.row_replacement import carry_columns, read_columns
@@ -20,21 +19,22 @@ from servicebroker.pipeline.sinks.tables import (
     check_partitions,
     commit_with_retry,
     foreign_columns,
-    mark_own_columns,
+    mark_rule_columns,
 )
+from servicebroker.pipeline.sinks.target import Target, fold_by_key, newest_by_key, target
 from servicebroker.pipeline.sinks.warehouse import MAX_BUFFERED_BYTES
-from servicebroker.pipeline.sorting import Sorter, landing_time
+from servicebroker.pipeline.sorting import Sorter, write_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_MAX_ATTEMPTS = 5  # each attempt reads bronze and writes the table
+_MAX_ATTEMPTS = 5  # few, since each attempt reads all of bronze and writes the whole table
 _MESSAGE_KEY = ["_conversation_handle", "_message_sequence_number"]
 _ORDER = "_queuing_order"
 
 
 class Rebuilt(NamedTuple):
-    """A rebuilt table: its rows, and the messages in quarantine that the present rule cannot read."""
+    """A rebuilt table: its number of rows, and the number of messages that the rule cannot read, now in quarantine."""
 
     table: str
     rows: int
@@ -42,14 +42,14 @@ class Rebuilt(NamedTuple):
 
 
 def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
-    """Decode the messages in bronze again into their table, then readable messages in quarantine.
+    """Write all rows of a table anew, from the messages in bronze. Then replay quarantined messages of the type.
 
-    A rebuild may run beside a pipeline that lands batches: if a batch intervenes, the rebuild is repeated. It needs
-    memory for the keys of all messages, and for the rows of a table with a key.
+    The pipeline may write batches meanwhile: if a batch intervenes, the rebuild is repeated. It needs memory for the
+    keys of all messages, and, if the table has a key, for all its rows.
 
     Raises:
-        InstanceError: no rule has such a table, there is no bronze table, bronze lacks messages of the table, or other
-            writers change the table all the time. The table is then unchanged.
+        InstanceError: no rule has the table, there is no bronze table, bronze lacks messages of the table, or another
+            commit intervened in each attempt. The table is then unchanged.
     """
     rule = next((rule for rule in pipeline.messages if rule.table == table), None)
     if rule is None:
@@ -58,9 +58,9 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
         raise InstanceError("A table can be rebuilt only from a bronze table of Delta or Iceberg.")
     table_target, bronze = target(pipeline, table), target(pipeline, pipeline.bronze).table
     location = table_target.table
-    if not bronze.is_there():
+    if not bronze.exists():
         raise InstanceError("There is no bronze table yet: 'pipeline run' creates it.")
-    if not location.is_there():  # an existing table is replaced as a whole
+    if not location.exists():  # the columns of an existing table are replaced too
         table_target.ensure()
     with location.raising_instance_errors():
         change = partial(_rebuild, pipeline, rule, table_target, location, bronze)
@@ -69,44 +69,53 @@ def rebuild(pipeline: Pipeline, table: str) -> Rebuilt:
     return Rebuilt(table, sum(file.rows for file in location.open().files()), quarantined)
 
 
+class _Unreadable(NamedTuple):
+    """Unreadable messages of a queue, and the files with their quarantine rows."""
+
+    queue: str
+    files: list[DataFile]
+    messages: int
+
+
 def _rebuild(
     pipeline: Pipeline, rule: MessageRule, table_target: Target, location: TableLocation, bronze: TableLocation
 ) -> int:
-    """Write the new version, and return how many messages went to quarantine."""
+    """Write the new version of the table. Returns the number of messages that went to quarantine."""
     import pyarrow as pa
 
-    table = location.open()  # opened before bronze, where a batch lands first: bronze then has all its messages
+    table = location.open()  # before bronze, which gets each batch first: so bronze has all messages of this version
     check_partitions(location, table, table_target.partition_by)
     added_columns = foreign_columns(table, table_target.schema)
     quarantine = target(pipeline, pipeline.quarantine)
     source = bronze.open()
     duplicates = _find_duplicates(source, rule, table_target, location, table)
-    refused: list[tuple[str, list[DataFile], int]] = []
+    unreadable: list[_Unreadable] = []
 
     def rows() -> Iterator[pa.Table]:
-        for label, part_rows, unread in decode_bronze(pipeline, rule, source, duplicates):
-            refused.append((label, quarantine.write(unread), unread.num_rows))
+        for label, part_rows, unreadable_rows in decode_bronze(pipeline, rule, source, duplicates):
+            unreadable.append(_Unreadable(label, quarantine.write(unreadable_rows), unreadable_rows.num_rows))
             yield part_rows
 
     def parts() -> Iterator[pa.Table]:
-        """Yield the table's rows. After the last, and before the commit, unreadable messages go to quarantine."""
+        """Yield the table's rows. After the last one, and so before the commit, write quarantine."""
         for part in newest_rows(table_target, rows()) if table_target.key else _in_file_sizes(rows()):
             yield carry_columns(table, part, _MESSAGE_KEY, added_columns) if added_columns else part
-        for label in {label for label, unread, _ in refused if unread}:
-            unread = [file for queue, part_rows, _ in refused for file in part_rows if queue == label]
-            quarantine.land(unread, f"rebuild {uuid4()}", 0)
+        for label in {part.queue for part in unreadable if part.files}:
+            files = [file for part in unreadable for file in part.files if part.queue == label]
+            quarantine.commit(files, f"rebuild {uuid4()}", 0)
 
-    columns = [*mark_own_columns(table_target.schema), *(table.columns.field(name) for name in added_columns)]
+    columns = [*mark_rule_columns(table_target.schema), *(table.columns.field(name) for name in added_columns)]
     table.replace_content(pa.schema(columns), parts())
-    return sum(count for _, _, count in refused)
+    return sum(part.messages for part in unreadable)
 
 
 def _find_duplicates(
     bronze: TableVersion, rule: MessageRule, table_target: Target, location: TableLocation, table: TableVersion
 ) -> pa.Array[Any]:
-    """Return the positions in bronze of repeated messages of the rule.
+    """Return the positions in bronze of repeated messages of the rule's type.
 
-    Refuses a bronze that lacks messages of the table.
+    Raises:
+        InstanceError: bronze lacks messages of the table.
     """
     keys = read_keys(bronze, rule.message_type)
     _check_complete(location, table, keys.select(_MESSAGE_KEY))
@@ -114,7 +123,7 @@ def _find_duplicates(
 
 
 def read_keys(bronze: TableVersion, message_type: str, more: tuple[str, ...] = ()) -> pa.Table:
-    """Return the keys and queuing orders of the messages of a type, one row for each row of bronze.
+    """Return the keys and queuing orders of the messages of a type in bronze, one row for each message.
 
     `more`: further columns of bronze.
     """
@@ -127,16 +136,18 @@ def read_keys(bronze: TableVersion, message_type: str, more: tuple[str, ...] = (
 
 
 def repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array[Any]:
-    """Return the positions of repeated messages, except the lowest (`min`) or highest (`max`) queuing_order of each.
+    """Return the positions of repetitions: all but the lowest (`min`) or highest (`max`) queuing_order of a message.
 
-    Bronze identifies a message by its queuing_order. MOVE CONVERSATION gives a message that has landed and is not yet
-    acknowledged a new one, so it lands again. In a table with a key the last one counted, else the first.
+    Bronze identifies a message by its queuing_order. MOVE CONVERSATION may give a message a new queuing_order after it
+    was written and before it is acknowledged. The message is then written again. Of its rows, a table with a key keeps
+    the last one, any other table the first one.
     """
     import pyarrow as pa
     from pyarrow import compute
 
-    rank: Any = compute.rank(keys.column(_ORDER), "ascending", tiebreaker="first")  # a queuing_order may occur twice
-    large = keys.column(0).cast(pa.large_string())  # all handles together may exceed a plain text column
+    # "first" ranks rows with equal queuing_order, which may occur twice.
+    rank: Any = compute.rank(keys.column(_ORDER), "ascending", tiebreaker="first")
+    large = keys.column(0).cast(pa.large_string())  # together, the handles may exceed the 2 GiB of a string column
     grouped = pa.table([large, keys.column(1), rank], [*_MESSAGE_KEY, "rank"]).group_by(_MESSAGE_KEY)
     kept: Any = grouped.aggregate([("rank", keeps)]).column(f"rank_{keeps}")
     if len(kept) == keys.num_rows:
@@ -149,7 +160,10 @@ def repeated_positions(keys: pa.Table, keeps: Literal["min", "max"]) -> pa.Array
 def decode_bronze(
     pipeline: Pipeline, rule: MessageRule, bronze: TableVersion, duplicates: pa.Array[Any]
 ) -> Iterator[tuple[str, pa.Table, pa.Table]]:
-    """Yield parts of bronze without the positions `duplicates`: queue, rows of the table, and quarantine rows."""
+    """Yield for each part of bronze: the queue's label, rows for the rule's table, and rows for quarantine.
+
+    `duplicates`: positions in bronze to skip.
+    """
     import pyarrow as pa
     from pyarrow import compute
 
@@ -162,11 +176,11 @@ def decode_bronze(
         for label in labels:
             messages = rows.filter(compute.equal(queues, label))
             sorter = Sorter(pipeline, QueueRule("", "", "", label))
-            yield label, *sorter.decode_or_quarantine(rule, messages, landing_time())
+            yield label, *sorter.decode_or_quarantine(rule, messages, write_time())
 
 
 def _in_file_sizes(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows as tables that are large enough for a file."""
+    """Yield the rows in tables of more than `MAX_BUFFERED_BYTES`, each for a file; the last one may be smaller."""
     import pyarrow as pa
 
     buffered: list[pa.Table] = []
@@ -180,7 +194,7 @@ def _in_file_sizes(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def newest_rows(table_target: Target, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the row that counts for each key."""
+    """Yield the newest row of each key, in one table."""
     rows_by_key = table_target.schema.empty_table()
     for part_rows in rows:
         rows_by_key = fold_by_key(table_target, rows_by_key, newest_by_key(part_rows, table_target))
@@ -188,7 +202,11 @@ def newest_rows(table_target: Target, rows: Iterator[pa.Table]) -> Iterator[pa.T
 
 
 def _check_complete(location: TableLocation, table: TableVersion, bronze_keys: pa.Table) -> None:
-    """Refuse to lose rows whose messages bronze lacks, as when bronze was added later than the table."""
+    """Check that bronze has the message of each row. It lacks some if it was added later than the table.
+
+    Raises:
+        InstanceError: bronze lacks messages, so a rebuild would lose rows.
+    """
     lost = 0
     for file in table.files():
         keys = read_columns(table, file, _MESSAGE_KEY)

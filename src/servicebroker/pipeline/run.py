@@ -31,7 +31,7 @@ from servicebroker.pipeline.quarantine_counts import (
 )
 from servicebroker.pipeline.queue_lease import QueueLease
 from servicebroker.pipeline.queue_run import QueueRun, QueueState, Started
-from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.spark_session import how_java_ended, is_running, register_formats, spark_session
 from servicebroker.pipeline.stream.planners import end_planners, planners
 

@@ -282,6 +282,6 @@ def _safe(detail: str) -> str:
 _MAX_DETAIL_CHARACTERS = 1000  # of an error in the quarantine table
 
 
-def landing_time() -> datetime:
+def write_time() -> datetime:
     """Return the time for the column landed_at."""
     return datetime.now(UTC)

@@ -275,9 +275,9 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert looking.page("pipelines").xpath("//form[contains(@action, 'replay')]") == []
     page = browser.page("pipelines")
     assert page.xpath("//nav//a[@aria-current='page']")[0].text == "Pipelines"
-    assert "0 messages of Order landed, 1 still in quarantine." in browser.press(page, "replay")
+    assert "0 messages of Order written, 1 still in quarantine." in browser.press(page, "replay")
     pipeline_file.write_text(pipeline_file.read_text().replace('note = "string"', 'note = "string?"'))
-    assert "1 message of Order landed, 0 still in quarantine." in browser.press(page, "replay")
+    assert "1 message of Order written, 0 still in quarantine." in browser.press(page, "replay")
     assert "orders 2" in browser.text("pipelines")
     form = page.xpath("//form[contains(@action, 'replay')]")[0]
     fields = dict(form.form_values())
@@ -286,7 +286,7 @@ def test_a_pipeline_stands_there_and_quarantine_is_read_again(
     assert browser.send_form("/pipelines/1/replay", fields).status_code == 404
     assert "has no rule for" in browser.send_form(form.action, {**fields, "type": MARKUP}).text
     shutil.rmtree(pipeline_file.parent / "tables" / "quarantine")
-    assert "0 messages of Order landed, 0 still in quarantine." in browser.send_form(form.action, fields).text
+    assert "0 messages of Order written, 0 still in quarantine." in browser.send_form(form.action, fields).text
     assert "Empty." in browser.text("pipelines")
     there = pipeline_file.read_text()
     monkeypatch.setenv("A_QUEUE", "Nowhere4711")

@@ -22,7 +22,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.queue_lease import QueueLease
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 from servicebroker.pipeline.stream import frontier, queue_stream
 from servicebroker.pipeline.stream.acknowledgement import acknowledge_rows, end_now, find_rows
 from servicebroker.pipeline.stream.frontier import Frontier
@@ -229,7 +229,7 @@ def test_a_conversation_that_a_bad_message_ends_is_in_the_archive(feed, tmp_path
     first = attach(feed, ack="archive")
     start = first.initialOffset()
     end = first.latestOffset(start, ALL)
-    land_rows(pipeline, queue, [sort_rows(pipeline, queue, "q", iter(batches(first, start, end)))], 0)
+    commit_results(pipeline, queue, [sort_rows(pipeline, queue, "q", iter(batches(first, start, end)))], 0)
     assert feed.far_states() == {"CO": 1, "CD": 1}
     assert feed.left() == 2
     first.stop()

@@ -104,7 +104,7 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     done = pipeline("run", path, "--once", "--json")
     assert "The table lines gets the column note (string)." in done.stderr
     assert json.loads(done.stdout)["queues"][0]["messages"] == 2
-    assert told("replay", path)["message_types"] == [{"message_type": LINE, "landed": 0, "left": 5}]
+    assert told("replay", path)["message_types"] == [{"message_type": LINE, "written": 0, "remaining": 5}]
     assert {row["id"]: row["note"] for row in rows(path, "lines")} == dict.fromkeys([*range(20), 100, 200]) | {
         300: "[1.10,-0.0,12345678901234567890.123456789]"
     }

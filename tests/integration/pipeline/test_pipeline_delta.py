@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.sinks.delta import DeltaLocation, DeltaSink
 from servicebroker.pipeline.sinks.parquet import write_parquet
-from servicebroker.pipeline.sinks.tables import MAX_UNEXPLAINED_CONFLICTS, land
+from servicebroker.pipeline.sinks.tables import MAX_UNEXPLAINED_CONFLICTS, commit_batch
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("body", pa.binary()), ("at", pa.timestamp("us", "UTC"))])
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)
@@ -38,18 +38,18 @@ def numbers(folder):
 
 
 def test_a_batch_lands_once(tmp_path):
-    assert land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
-    assert not land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
-    assert land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
-    assert not land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
+    assert commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
+    assert not commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
+    assert commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
+    assert not commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(3)), ("q", 1))
     with pytest.raises(InstanceError, match="has batch 1 of this query already"):  # Spark repeats only the last one
-        land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1), batch(2)), ("q", 0))
     assert numbers(tmp_path) == [1, 2, 3]
 
 
 def test_another_query_has_its_own_batches(tmp_path):
-    assert land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
-    assert land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(2)), ("r", 0))
+    assert commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+    assert commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(2)), ("r", 0))
     assert numbers(tmp_path) == [1, 2]
 
 
@@ -60,7 +60,7 @@ def test_of_two_writers_of_one_batch_one_lands_it(tmp_path):
         def go(at=round_, together=together, results=results):
             files = write(tmp_path, batch(at))
             together.wait()
-            results.append(land(DeltaLocation(tmp_path), SCHEMA, files, ("q", at)))
+            results.append(commit_batch(DeltaLocation(tmp_path), SCHEMA, files, ("q", at)))
 
         threads = [threading.Thread(target=go) for _ in range(4)]
         for thread in threads:
@@ -84,11 +84,11 @@ def test_two_queries_at_once_both_land(tmp_path):
 
 
 def land_one(folder, query, at):
-    assert land(DeltaLocation(folder), SCHEMA, write(folder, batch(at)), (query, at))
+    assert commit_batch(DeltaLocation(folder), SCHEMA, write(folder, batch(at)), (query, at))
 
 
 def test_bytes_and_times_come_back_as_they_were(tmp_path):
-    land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(255)), ("q", 0))
+    commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(255)), ("q", 0))
     assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [
         {"n": 255, "name": "n255", "body": b"\xff", "at": NOON}
     ]
@@ -96,7 +96,7 @@ def test_bytes_and_times_come_back_as_they_were(tmp_path):
 
 def test_the_log_knows_counts_and_ranges(tmp_path):
     empty = pa.RecordBatch.from_pylist([{"n": None, "name": None, "body": None, "at": None}], schema=SCHEMA)
-    land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(3, 1), empty), ("q", 0))
+    commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(3, 1), empty), ("q", 0))
     (known,) = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
     assert (known["num_records"], known["null_count.n"]) == (3, 1)
     assert (known["min.n"], known["max.n"], known["min.name"], known["max.name"]) == (1, 3, "n1", "n3")
@@ -112,13 +112,13 @@ def test_no_rows_make_no_file(tmp_path):
 def test_other_columns_are_refused(tmp_path):
     write_deltalake(tmp_path, pa.table({"other": [1]}))
     with pytest.raises(InstanceError, match=r"would have to change for the query \(it gets the column"):
-        land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
 
 
 def test_a_partitioned_table_is_refused(tmp_path):
     DeltaTable.create(tmp_path, SCHEMA, partition_by=["name"])
     with pytest.raises(InstanceError, match="partitioned"):
-        land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
 
 
 # ---------------------------------------------------------------- tables of others that ask for more
@@ -173,7 +173,7 @@ def test_a_table_whose_rows_are_not_those_of_its_files_is_refused(tmp_path, give
         read_back(folder)
     files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
     with pytest.raises(InstanceError, match=complaint):
-        land(DeltaLocation(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
+        commit_batch(DeltaLocation(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
 
 
 def test_what_a_table_may_have_and_does_not_use_is_no_reason(tmp_path):
@@ -186,7 +186,7 @@ def test_a_constraint_that_nobody_would_check_is_refused(tmp_path):
     DeltaTable(tmp_path).alter.add_constraint({"positive": "n > 0"})
     files = write_parquet(iter([pa.record_batch({"n": [-3]})]), tmp_path, pa.schema([("n", pa.int64())]))
     with pytest.raises(InstanceError, match="has the constraint 'positive', which is not checked here"):
-        land(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), files, ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), files, ("q", 0))
     assert read_back(tmp_path) == [{"n": 1}]
 
 
@@ -194,7 +194,7 @@ def test_a_column_that_others_compute_is_refused(tmp_path):
     schema = Schema([Field("n", "long"), Field("twice", "long", metadata={"delta.generationExpression": "2 * n"})])
     DeltaTable.create(tmp_path, schema)
     with pytest.raises(InstanceError, match=r"'twice' of the Delta table .* has delta.generationExpression"):
-        land(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), [], ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), [], ("q", 0))
 
 
 def test_what_deltalake_refuses_is_no_conflict(tmp_path):
@@ -202,7 +202,7 @@ def test_what_deltalake_refuses_is_no_conflict(tmp_path):
     folder = made_by_others(tmp_path / "t", "typeWidening")
     files = write_parquet(iter([pa.record_batch({"n": [3]})]), folder, pa.schema([("n", pa.int64())]))
     with pytest.raises(InstanceError, match=r"is refused: .*Unsupported table features required"):
-        land(DeltaLocation(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
+        commit_batch(DeltaLocation(folder), pa.schema([("n", pa.int64())]), files, ("q", 0))
 
 
 @pytest.mark.parametrize("failures", [1, MAX_UNEXPLAINED_CONFLICTS - 1, MAX_UNEXPLAINED_CONFLICTS])
@@ -224,7 +224,7 @@ def test_a_commit_that_its_store_refuses_is_tried_a_few_times(tmp_path, monkeypa
         else nullcontext()
     )
     with refused:
-        land(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), files, ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), pa.schema([("n", pa.int64())]), files, ("q", 0))
     assert len(read_back(tmp_path)) == (1 if failures == MAX_UNEXPLAINED_CONFLICTS else 2)
 
 
@@ -285,8 +285,8 @@ def read_back(folder, **options):
 
 
 def test_a_table_is_read_back_in_any_version(tmp_path):
-    land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
-    land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(2)), ("q", 1))
+    commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+    commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(2)), ("q", 1))
     assert read_back(tmp_path) == [{"n": n, "name": f"n{n}", "body": bytes([n]), "at": NOON} for n in (1, 2)]
     assert [row["n"] for row in read_back(tmp_path, versionAsOf="1")] == [1]
     assert read_back(tmp_path, versionAsOf="0") == []
@@ -313,6 +313,6 @@ def test_partitions_new_columns_and_merged_files_are_read_back(tmp_path):
 )
 def test_what_cannot_be_read_back_is_said(tmp_path, options, complaint):
     if options:
-        land(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
+        commit_batch(DeltaLocation(tmp_path), SCHEMA, write(tmp_path, batch(1)), ("q", 0))
     with pytest.raises(InstanceError, match=complaint):
         read_back(tmp_path, **options)

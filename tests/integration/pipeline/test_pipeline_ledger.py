@@ -27,8 +27,8 @@ from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.sinks.landing import Target
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.target import Target
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 from servicebroker.pipeline.stream import rows as source_rows
 from servicebroker.pipeline.stream.frontier import Frontier
 from servicebroker.pipeline.stream.reader import QueueReader, QueueStreamReader
@@ -390,7 +390,7 @@ class Life:
             self.step()
             written.append(sort_rows(self.pipe, self.rule, query, delivered(reader.read(part))))
         self.step()
-        land_rows(self.pipe, self.rule, written, number)
+        commit_results(self.pipe, self.rule, written, number)
         self.step()
         self.note("commits", number)
         self.step()
@@ -401,14 +401,14 @@ def life(instance, tmp_path, seeded_random, monkeypatch):
     feed = Feed(warehouse(instance))
     world = World(feed, seeded_random)
     life = Life(world, tmp_path, seeded_random)
-    land = Target.land
+    commit = Target.commit
 
-    def landing(into, files, query, number, **more):
-        land(into, files, query, number, **more)
+    def committing(into, files, query, number, **more):
+        commit(into, files, query, number, **more)
         life.landed[query] = max(life.landed[query], number + 1)
         life.step()
 
-    monkeypatch.setattr(Target, "land", landing)
+    monkeypatch.setattr(Target, "commit", committing)
     monkeypatch.setattr(source_rows, "batch_of_task", lambda: life.reading)
     return life
 

@@ -27,12 +27,11 @@ from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.sinks.delta import DeltaLocation, DeltaSink
 from servicebroker.pipeline.sinks.delta_reader import open_table
 from servicebroker.pipeline.sinks.iceberg import catalog
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import compact, replay, status
 from servicebroker.pipeline.sinks.parquet import write_parquet
 from servicebroker.pipeline.sinks.storage import StoreFolder, files_in, names_in
-from servicebroker.pipeline.sinks.tables import Conflict
-from servicebroker.pipeline.sinks.tables import land as land_files
+from servicebroker.pipeline.sinks.tables import Conflict, commit_batch
+from servicebroker.pipeline.sinks.target import target
 
 STOCK = MessageRule("Stock", "json", "stock", (Column("id", "long"), Column("note", "string", True)), key=("id",))
 DAYS = replace(ORDER, message_type="Day", table="days", partition_by=("_date",))
@@ -110,7 +109,7 @@ def test_what_else_is_done_with_tables_is_done_in_a_store(pipe, seen):
     texts = (Column("id", "json"), Column("note", "string", True))
     mended = replace(pipe, messages=(replace(ORDER, table="texts", columns=texts), STOCK, DAYS))
     make(mended)
-    assert [told.landed for told in replay(mended, "Order")] == [1]
+    assert [told.written for told in replay(mended, "Order")] == [1]
     assert seen("texts", "id") == [('"x"',)]
     assert seen("quarantine", "reason") == []
 
@@ -136,7 +135,7 @@ def test_of_two_who_write_the_same_version_one_does(lake):
         for batch_id in range(batches):
             name = f"{number}-{batch_id}".encode()
             files = write_parquet(iter([pa.record_batch([[number], [name]], SCHEMA)]), lake, SCHEMA)
-            if not land_files(DeltaLocation(lake), SCHEMA, files, (f"q{number}", batch_id)):
+            if not commit_batch(DeltaLocation(lake), SCHEMA, files, (f"q{number}", batch_id)):
                 refused.append(f"{number} {batch_id}")
 
     write(9)
@@ -174,8 +173,8 @@ def test_the_sink_writes_into_a_store_and_reads_it_back(lake):
     sink = DeltaSink({"path": f"{lake}/"})
     body = os.urandom(6_000_000)
     files = write_parquet(iter([pa.record_batch([[1, 2], [body, None]], SCHEMA)]), sink._folder, SCHEMA)
-    assert land_files(DeltaLocation(sink._folder), SCHEMA, files, ("q", 0))
-    assert not land_files(DeltaLocation(sink._folder), SCHEMA, files, ("q", 0))
+    assert commit_batch(DeltaLocation(sink._folder), SCHEMA, files, ("q", 0))
+    assert not commit_batch(DeltaLocation(sink._folder), SCHEMA, files, ("q", 0))
     assert sink.schema().names == ["id", "body"]
     reader = sink.reader(sink.schema())
     (part,) = reader.partitions()

@@ -12,7 +12,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.checkpoint import Checkpoints
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.sinks.delta import DeltaLocation, DeltaVersion
-from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.target import target
 
 QUERY, OTHER_QUERY = "0d5c9f2e-0000-4000-8000-00000000000a", "0d5c9f2e-0000-4000-8000-00000000000c"
 

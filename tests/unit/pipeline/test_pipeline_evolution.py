@@ -17,12 +17,12 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import QueueRule
 from servicebroker.pipeline.rebuild import rebuild
-from servicebroker.pipeline.sinks import landing
+from servicebroker.pipeline.sinks import target as target_module
 from servicebroker.pipeline.sinks.delta import DeltaVersion
 from servicebroker.pipeline.sinks.evolution import plan_change
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import compact, replay
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.target import target
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 from table_histories import History, InDelta
 
 LONG, TEXT = pa.int64(), pa.string()
@@ -109,13 +109,13 @@ def test_a_batch_beside_a_change_of_the_table_is_refused_or_waits(tmp_path, monk
     before = with_columns(tmp_path, Column("id", "integer"))
     land(before, "q", 0, batch(body(0, '{"id": 0}')))
     after = with_columns(tmp_path, Column("id", "long"))
-    known = landing._without_known
+    known = target_module._without_known
 
     def beside(into, there, files):
         target(after, "orders").ensure()
         return known(into, there, files)
 
-    monkeypatch.setattr(landing, "_without_known", beside)
+    monkeypatch.setattr(target_module, "_without_known", beside)
     with pytest.raises(InstanceError, match=r"'id' of the table .+ is long and cannot become integer"):
         land(before, "q", 1, batch(body(1, '{"id": 1}')))
     monkeypatch.undo()
@@ -207,7 +207,7 @@ def test_a_queue_that_was_made_anew_under_another_name_loses_to_no_older_row(tmp
     anew = QueueRule("./data", "Shop", "Stock", "anew")
     pipe = replace(pipeline(tmp_path, rule), queues=(anew,))
     rows = batch(order(1, key=7, note="new", minutes=60, handle="new"))
-    land_rows(pipe, anew, [sort_rows(pipe, anew, "r", iter([rows]))], 0)
+    commit_results(pipe, anew, [sort_rows(pipe, anew, "r", iter([rows]))], 0)
     assert replay(pipe) == [("Order", 1, 0)]
     assert [row["note"] for row in table(pipe, "orders")] == ["new"]
     compact(pipe, 0)

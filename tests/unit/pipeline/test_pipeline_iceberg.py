@@ -31,9 +31,9 @@ from servicebroker.pipeline.file import parse_pipeline
 from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.sinks import iceberg, iceberg_files, maintenance
 from servicebroker.pipeline.sinks.iceberg import catalog
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import compact, replay
 from servicebroker.pipeline.sinks.tables import Conflict
+from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.sinks.warehouse import sort_rows
 from table_histories import History, by_order
 
@@ -206,7 +206,7 @@ def test_of_two_writers_of_one_batch_one_lands_it(lake, make_pipe):
         def go(at=round_, together=together, landed=landed):
             rows = sort_rows(pipe, QUEUE, "q", iter([batch(order(at))])).files["orders"]
             together.wait()
-            landed.append(into.land(rows, "q", at))
+            landed.append(into.commit(rows, "q", at))
 
         threads = [threading.Thread(target=go) for _ in range(3)]
         for thread in threads:
@@ -375,9 +375,9 @@ def test_files_of_a_batch_beside_a_rebuild_never_count_in_other_columns(lake, ma
     written = sort_rows(before, QUEUE, "q", iter([batch(order(2))])).files["orders"]
     rebuild(after, "orders")
     with pytest.raises(InstanceError, match=r"'lake\.shop\.orders' is double and cannot become long"):
-        target(before, "orders").land(written, "q", 1)
+        target(before, "orders").commit(written, "q", 1)
     with pytest.raises(InstanceError, match="was rebuilt while a batch was written: repeat the batch"):
-        target(after, "orders").land(written, "q", 1)
+        target(after, "orders").commit(written, "q", 1)
     land(after, "q", 1, batch(order(2)))
     assert sorted(row["id"] for row in lake.rows("orders")) == [1.0, 2.0]
 

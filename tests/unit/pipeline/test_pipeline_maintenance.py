@@ -28,8 +28,8 @@ from servicebroker.pipeline.rebuild import rebuild
 from servicebroker.pipeline.report import report
 from servicebroker.pipeline.sinks.delta import DeltaVersion
 from servicebroker.pipeline.sinks.delta_reader import open_table
-from servicebroker.pipeline.sinks.maintenance import compact, last_landed, replay
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.maintenance import compact, last_committed_batch, replay
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 
 STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
 
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path, offset):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0").write_text(content)
     with pytest.raises(InstanceError, match=r"is damaged|not written by this version"):
-        last_landed(tmp_path)
+        last_committed_batch(tmp_path)
 
 
 def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_table_that_cannot_be_changed_is_said_and_the_others_are_compacted(tmp
 def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):
     pipe = pipeline(tmp_path, unconfigured="quarantine")
     landed = datetime(2026, 1, 2, 14, tzinfo=UTC)
-    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.landing_time", lambda: landed)
+    monkeypatch.setattr("servicebroker.pipeline.sinks.warehouse.write_time", lambda: landed)
     given = [order(n, minutes=n) for n in range(100)]
     land(
         pipe, "q", 0, batch(*given, message(100, None, names.ERROR), message(101, b"?"), message(102, b"12", "Unheard"))
@@ -282,7 +282,7 @@ def test_a_late_rule_with_a_key_takes_the_newest_row_of_all_queues(tmp_path):
     without = replace(pipe, messages=(), queues=(QUEUE, QueueRule("./data", "Shop", "Other")))
     land(without, "q", 0, batch(order(100, key=1, note="old")))
     rows = sort_rows(without, without.queues[1], "r", iter([batch(order(5, key=1, note="new", minutes=1, handle="i"))]))
-    land_rows(without, without.queues[1], [rows], 0)
+    commit_results(without, without.queues[1], [rows], 0)
     assert replay_late(pipe) == [("Order", 2, 0)]
     assert [row["note"] for row in table(pipe, "orders")] == ["new"]
 

@@ -21,7 +21,7 @@ from servicebroker.pipeline.decoding import Column, Undecodable, decoder
 from servicebroker.pipeline.decoding.kinds import parse_kind
 from servicebroker.pipeline.definition import DefinitionError
 from servicebroker.pipeline.sinks.evolution import merged_type
-from servicebroker.pipeline.sinks.landing import target
+from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.sorting import arrow_type, kind_of
 
 LINES = Column("lines", "array<struct<sku: string, qty: long?, tags: array<string>?>>", True)

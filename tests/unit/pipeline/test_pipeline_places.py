@@ -12,10 +12,10 @@ import pyarrow as pa
 from pipeline_tables import NOON, ORDER, QUEUE, message, pipeline
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.sinks import row_selection
-from servicebroker.pipeline.sinks.landing import newest_by_key, target
 from servicebroker.pipeline.sinks.row_replacement import carry_columns
 from servicebroker.pipeline.sinks.row_selection import exclude_rows, select_rows, take_rows
 from servicebroker.pipeline.sinks.tables import TableFile
+from servicebroker.pipeline.sinks.target import newest_by_key, target
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.stream import rows as source_rows
 

@@ -26,7 +26,7 @@ from servicebroker.pipeline.quarantine_counts import (
 )
 from servicebroker.pipeline.queue_run import QueueRun, QueueState
 from servicebroker.pipeline.run import Run
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 
 BAD = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "unconfigured type"): 1}
 
@@ -34,7 +34,7 @@ BAD = {("Order", "malformed"): 2, ("Order", "wrong type"): 1, ("Strange", "uncon
 def land(pipe, number, *messages):
     """A batch in two tasks, the messages in turn."""
     tasks = [sort_rows(pipe, QUEUE, "query", iter([batch(*these)])) for these in (messages[::2], messages[1::2])]
-    land_rows(pipe, QUEUE, tasks, number)
+    commit_results(pipe, QUEUE, tasks, number)
 
 
 def bad_ones():

@@ -275,7 +275,7 @@ def test_a_number_that_nobody_knows_is_asked_for_once_and_read_when_it_is_known(
     assert len(quarantined) == 3
     assert len(registry.asked) == 1
     registry.has(1, "AVRO", schema)
-    assert [(told.landed, told.left) for told in replay(pipe)] == [(3, 0)]
+    assert [(told.written, told.remaining) for told in replay(pipe)] == [(3, 0)]
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2]
 
 

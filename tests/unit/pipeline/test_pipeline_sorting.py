@@ -20,12 +20,12 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.definition import MessageRule, QueueRule
-from servicebroker.pipeline.sinks import landing
+from servicebroker.pipeline.sinks import target as target_module
 from servicebroker.pipeline.sinks.delta_reader import files_of
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.maintenance import compact, replay
 from servicebroker.pipeline.sinks.storage import move
-from servicebroker.pipeline.sinks.warehouse import land_rows, sort_rows
+from servicebroker.pipeline.sinks.target import target
+from servicebroker.pipeline.sinks.warehouse import commit_results, sort_rows
 from servicebroker.pipeline.sorting import Sorter
 
 
@@ -131,7 +131,7 @@ def test_a_batch_lands_once_in_every_table_wherever_it_was_interrupted(tmp_path)
     pipe = pipeline(tmp_path)
     first = batch(order(1), message(2, b"?"))
     written = sort_rows(pipe, QUEUE, "q", iter([first]))
-    target(pipe, "bronze").land(written.files["bronze"], "q", 0)  # and then the power went
+    target(pipe, "bronze").commit(written.files["bronze"], "q", 0)  # and then the power went
     for _ in range(2):
         land(pipe, "q", 0, first)
     land(pipe, "q", 1, batch(order(3)))
@@ -167,7 +167,7 @@ def test_messages_that_come_again_under_another_name_of_their_queue_are_known(tm
     named = QueueRule("./data", "Shop", "Stock", "another name")
     pipe = replace(pipeline(tmp_path), queues=(named,))
     rows = batch(*given, message(9, b"?", minutes=3))
-    land_rows(pipe, named, [sort_rows(pipe, named, "r", iter([rows]))], 0)
+    commit_results(pipe, named, [sort_rows(pipe, named, "r", iter([rows]))], 0)
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3]
     assert len(table(pipe, "bronze")) == 5
     assert len(table(pipe, "quarantine")) == 1
@@ -188,9 +188,9 @@ def test_files_of_the_pipelines_other_queues_are_not_looked_at(tmp_path, monkeyp
     other = QueueRule("./data", "Shop", "Other")
     pipe = replace(pipeline(tmp_path), queues=(QUEUE, other))
     looked = []
-    monkeypatch.setattr(landing, "read_columns", lambda table, file, names: looked.append(file))
+    monkeypatch.setattr(target_module, "read_columns", lambda table, file, names: looked.append(file))
     land(pipe, "q", 0, batch(order(1)))
-    land_rows(pipe, other, [sort_rows(pipe, other, "r", iter([batch(order(1, handle="other"))]))], 0)
+    commit_results(pipe, other, [sort_rows(pipe, other, "r", iter([batch(order(1, handle="other"))]))], 0)
     assert looked == []
     assert len(table(pipe, "orders")) == 2
 
@@ -304,7 +304,7 @@ def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
 def cut_behind(pipe, name, rows):
     """The batch lands in one of its tables, and then the power goes."""
     written = sort_rows(pipe, QUEUE, "q", iter([rows]))
-    target(pipe, name).land(written.files[name], "q", 0)
+    target(pipe, name).commit(written.files[name], "q", 0)
 
 
 def found_in(pipe, name):
@@ -443,7 +443,7 @@ def test_a_batch_of_parquet_files_that_was_cut_off_lands_whole(tmp_path, monkeyp
         move(folder, name, new)
 
     with monkeypatch.context() as patched:
-        patched.setattr(landing, "move", cut)
+        patched.setattr(target_module, "move", cut)
         with pytest.raises(OSError, match="the power went"):
             land(pipe, "q", 0, *parts)
     land(pipe, "q", 0, *parts)

@@ -369,7 +369,7 @@ def replay(
         say_json({"message_types": [replayed._asdict() for replayed in found]})
         return
     for replayed in found:
-        say(f"{replayed.message_type}: {replayed.landed:,} landed, {replayed.left:,} still in quarantine")
+        say(f"{replayed.message_type}: {replayed.written:,} written, {replayed.remaining:,} still in quarantine")
 
 
 @app.command()
@@ -449,7 +449,7 @@ def _changes(pipeline: Pipeline) -> list[tuple[str, str]]:
     Raises:
         InstanceError: one cannot become what its rule says.
     """
-    from servicebroker.pipeline.sinks.landing import target
+    from servicebroker.pipeline.sinks.target import target
 
     return [
         (table, change)

@@ -1,7 +1,7 @@
-"""The sink `servicebroker_delta`: each batch of a query lands once in a Delta table, for every reader of Delta.
+"""The Spark sink `servicebroker_delta`: adds each batch of a query once to a Delta table that any reader can read.
 
-Tasks write Parquet files into the table's folder. The files count only once the table's log names them. One entry of
-the log names all files of a batch, together with (query id, batch id).
+Tasks write Parquet files into the table's folder. The files belong to the table once its log names them. One entry of
+the log names all files of a batch, and records (query id, batch id).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from servicebroker.pipeline.sinks.delta_reader import (
 )
 from servicebroker.pipeline.sinks.parquet import DataFile, partition_values, write_divided, write_parquet
 from servicebroker.pipeline.sinks.storage import Folder, StoreFolder, flush, folder_at, has_table, now, plain
-from servicebroker.pipeline.sinks.tables import Batch, Conflict, TableFile, land, open_or_alter
+from servicebroker.pipeline.sinks.tables import Batch, Conflict, TableFile, commit_batch, open_or_alter
 from servicebroker.pipeline.spark_task import query_id
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ LOG_FOLDER = "_delta_log"
 
 @dataclass
 class DeltaTaskResult(WriterCommitMessage):
-    """The result of one task for the commit: the query, and the files."""
+    """The result of one task, for the commit: the query id, and the files that the task wrote."""
 
     query_id: str
     files: list[DataFile]
@@ -82,7 +82,7 @@ class DeltaSink(DataSource):
         return DeltaReader(self._folder, self._version, schema.fieldNames())
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaWriter:
-        """Return the writer of a streaming query."""
+        """Return the writer for a streaming query."""
         if overwrite:
             raise InstanceError("The servicebroker_delta sink only appends: use outputMode('append').")
         if self._version is not None:
@@ -91,7 +91,7 @@ class DeltaSink(DataSource):
 
 
 class DeltaWriter(DataSourceStreamArrowWriter):
-    """Writes files in the tasks, and names them in the table's log at the end of a batch."""
+    """Writes files in the tasks, and commits them to the table's log at the end of a batch."""
 
     def __init__(self, folder: Folder, schema: StructType) -> None:
         from servicebroker.pipeline.stream import rows
@@ -102,25 +102,25 @@ class DeltaWriter(DataSourceStreamArrowWriter):
             self._schema = rows.arrow_schema()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DeltaTaskResult:  # type: ignore[override] # as in pyspark's own
-        """Write the rows of one task into one durable file; none for no rows."""
+        """Write the rows of one task into one file, and flush it to disk. Without rows, no file is written."""
         from servicebroker.pipeline.stream.rows import delivered
 
         files = write_parquet(delivered(iterator), self._folder, self._schema)
         return DeltaTaskResult(query_id("servicebroker_delta"), files)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Land the batch, unless it has landed before."""
+        """Add the batch to the table, unless the table already has it."""
         results = [message for message in messages if isinstance(message, DeltaTaskResult)]
         files = [file for message in results for file in message.files]
         if files:
-            land(DeltaLocation(self._folder), self._schema, files, (results[0].query_id, batchId))
+            commit_batch(DeltaLocation(self._folder), self._schema, files, (results[0].query_id, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the files stay unnamed, or the batch has landed without Spark's knowledge."""
+        """Do nothing: the log does not name the files, or the batch was committed and Spark does not know it."""
 
 
 def ensure_table(folder: Folder, schema: StructType) -> None:
-    """Create the table if it is missing, so that it can be read before the first batch lands.
+    """Create the table if it is missing, so that it can be read before the first batch.
 
     Raises:
         InstanceError: the table exists with other columns.
@@ -138,7 +138,7 @@ class DeltaLocation:
     def __str__(self) -> str:
         return str(self.folder)
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """True if the folder has a log."""
         return has_table(self.folder)
 
@@ -147,7 +147,7 @@ class DeltaLocation:
         return _writable_version(self.folder, open_table(self.folder))
 
     def open_or_create(self, columns: pa.Schema, partition_by: Sequence[str]) -> DeltaVersion:
-        """Return the newest version of the table, which is created if it is missing."""
+        """Return the newest version of the table. A missing table is created."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -163,7 +163,7 @@ class DeltaLocation:
         return _writable_version(self.folder, table)
 
     def write(self, rows: pa.Table, partition_by: Sequence[str]) -> list[DataFile]:
-        """Write files into the folder, which the log does not name yet."""
+        """Write these rows into files in the folder. The log does not name the files yet."""
         return write_divided(rows, self.folder, partition_by)
 
     @contextlib.contextmanager
@@ -177,7 +177,7 @@ class DeltaLocation:
             raise InstanceError(f"The Delta table '{self}' cannot be changed: {plain(problem)}.") from None
 
     def overwrite(self, rows: pa.Table) -> None:
-        """Commit a version with these rows and columns."""
+        """Commit a version that has exactly these rows and columns."""
         from deltalake import write_deltalake
 
         write_deltalake(str(self.folder), rows, mode="overwrite")
@@ -191,13 +191,13 @@ class DeltaLocation:
         flush_changes(self.folder, before)
         return metrics["numFilesRemoved"], metrics["numFilesAdded"]
 
-    def remove_files(self, keep_hours: float, *, left_over: bool) -> int:
+    def remove_files(self, keep_hours: float, *, with_orphans: bool) -> int:
         """Remove old files with deltalake's vacuum."""
         table = open_table(self.folder)
         before = table.version()
         with _conflicts(self.folder, before):
             removed = table.vacuum(
-                retention_hours=round(keep_hours), dry_run=False, enforce_retention_duration=False, full=left_over
+                retention_hours=round(keep_hours), dry_run=False, enforce_retention_duration=False, full=with_orphans
             )
         flush_log(self.folder, before)
         return len(removed)
@@ -217,7 +217,7 @@ class DeltaVersion:
 
     @property
     def partition_by(self) -> list[str]:
-        """The partition columns, whose values are in the log."""
+        """The partition columns. Their values are in the log, not in the files."""
         return self.table.metadata().partition_columns
 
     def files(self) -> list[TableFile]:
@@ -229,11 +229,11 @@ class DeltaVersion:
         return read_file(FilePartition.of(self.folder, file, schema))
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Write files into the folder, which the log does not name yet."""
+        """Write these rows into files in the folder. The log does not name the files yet."""
         return write_divided(rows, self.folder, self.partition_by)
 
     def last_batch(self, query: str) -> int | None:
-        """Return the last batch of a query in the log; None without one."""
+        """Return the last batch of a query in the log; None if there is none."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -243,18 +243,18 @@ class DeltaVersion:
 
     def make_batch_durable(self, query: str) -> None:
         """Flush the log entry of the query's last batch."""
-        flush_landed(self.folder, query)
+        flush_last_batch(self.folder, query)
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """Commit one log entry with the files and the batch.
 
-        Other commits may intervene. deltalake refuses a commit if another one with this query came after the table was
-        opened. So of two writers of one batch, the second finds it landed when it tries again.
+        Commits of other queries may intervene. deltalake refuses the commit if another one of this query came after the
+        table was opened. So if two writers have the same batch, the second finds it in the table when it retries.
         """
         self._commit([_add(file) for file in files], "append", _properties(batch))
 
     def replace_files(self, removed: list[TableFile], added: list[DataFile], batch: Batch | None = None) -> None:
-        """Commit one log entry directly after this version."""
+        """Commit one log entry, which must directly follow this version."""
         from deltalake.transaction import RemoveAction
 
         actions: list[AddAction | RemoveAction] = [_add(file) for file in added]
@@ -264,9 +264,9 @@ class DeltaVersion:
         self._commit(actions, "append", _properties(batch, max_commit_retries=0))
 
     def alter_columns(self, columns: pa.Schema) -> bool:
-        """Add new columns in the log alone. Returns False, and changes nothing, if a type would change.
+        """Add new columns in the log, without rewriting files. Returns False, without change, if a type would change.
 
-        Delta in the form that every reader knows cannot change types beside old files.
+        A Delta table that every reader can read has one type per column in all its files.
         """
         from deltalake import Schema
 
@@ -281,7 +281,7 @@ class DeltaVersion:
         return True
 
     def replace_content(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
-        """Commit one log entry that names all files anew, directly after this version."""
+        """Commit one log entry with new files in place of all old ones. It must directly follow this version."""
         from deltalake import Schema
 
         actions = [_add(file) for part in parts for file in self.write(part)]
@@ -312,10 +312,10 @@ _CONSTRAINT = "delta.constraints."
 
 
 def _writable_version(folder: Folder, table: DeltaTable) -> DeltaVersion:
-    """Return a version to write after.
+    """Return the table as a version that may be changed.
 
     Raises:
-        InstanceError: the table needs a writer feature that is not supported here.
+        InstanceError: the table needs a writer feature that this sink does not support.
     """
     for name in table.metadata().configuration:
         if name.startswith(_CONSTRAINT):
@@ -334,15 +334,16 @@ def _writable_version(folder: Folder, table: DeltaTable) -> DeltaVersion:
 
 
 def _properties(batch: Batch | None, max_commit_retries: int | None = None) -> CommitProperties:
+    """Return the properties of a commit. None for `max_commit_retries` stands for deltalake's default."""
     from deltalake import CommitProperties, Transaction
 
-    known = [Transaction(*batch)] if batch else None
-    return CommitProperties(max_commit_retries=max_commit_retries, app_transactions=known)
+    transactions = [Transaction(*batch)] if batch else None
+    return CommitProperties(max_commit_retries=max_commit_retries, app_transactions=transactions)
 
 
 @contextlib.contextmanager
 def _conflicts(folder: Folder, version: int) -> Iterator[None]:
-    """Turn a refused commit after `version` into a Conflict, which tells if another commit intervened."""
+    """Turn a refused commit after `version` into a Conflict."""
     from deltalake.exceptions import CommitFailedError
 
     try:
@@ -358,9 +359,9 @@ def _add(file: DataFile) -> AddAction:
 
 
 def flush_log(folder: Folder, since: int) -> None:
-    """Flush log entries from a batch's version on, since the queue forgets a landed batch.
+    """Flush the log entries from version `since` on, because the queue then deletes the batch's messages.
 
-    `since`: the version that the batch was added to. The writer of that version may not have flushed it yet.
+    `since`: the version to which the batch was added. Its writer may not have flushed it yet.
     """
     for entry in _entries(folder, since, ".json", ".checkpoint.parquet"):
         flush(entry)
@@ -368,7 +369,7 @@ def flush_log(folder: Folder, since: int) -> None:
 
 
 def flush_changes(folder: Folder, before: int) -> None:
-    """Flush what deltalake has written after the version `before`: first the files, then the log."""
+    """Flush the files and log entries that deltalake wrote after version `before`: the files first."""
     entries = _entries(folder, before + 1, ".json")
     added = [unquote(add["path"]) for entry in entries for add in _actions(entry, "add")]
     for name in added:
@@ -379,27 +380,30 @@ def flush_changes(folder: Folder, before: int) -> None:
     flush_log(folder, before)
 
 
-def flush_landed(folder: Folder, query_id: str) -> None:
-    """Make the last batch of a query durable, since its writer may have died before it could."""
+def flush_last_batch(folder: Folder, query_id: str) -> None:
+    """Flush the last batch of a query to disk; a writer that died may not have done it."""
     for entry in reversed(_entries(folder, 0, ".json")):
         if any(transaction["appId"] == query_id for transaction in _actions(entry, "txn")):
             flush_changes(folder, int(entry.stem) - 1)
             return
 
 
-def _entries(folder: Folder, since: int, *kinds: str) -> list[Path]:
-    """Return the log files of these kinds from a version on, in order; none in a store, where everything is durable."""
+def _entries(folder: Folder, since: int, *endings: str) -> list[Path]:
+    """Return the log files with these endings, from version `since` on, in order.
+
+    For an object store, return none: everything there is already durable.
+    """
     if isinstance(folder, StoreFolder):
         return []
     return sorted(
         entry
         for entry in (folder / LOG_FOLDER).glob("[0-9]*")
-        if entry.name >= f"{since:020}" and entry.name.endswith(kinds)
+        if entry.name >= f"{since:020}" and entry.name.endswith(endings)
     )
 
 
 def _actions(entry: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the actions of one kind in a log entry."""
+    """Return the actions of one kind ("add", "txn") in a log entry."""
     lines = entry.read_bytes().split(b"\n")  # splitlines would also split at other characters
     actions = (json.loads(line) for line in lines if line)
     return [action[kind] for action in actions if kind in action]

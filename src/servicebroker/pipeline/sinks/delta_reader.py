@@ -1,4 +1,4 @@
-"""A reader of Delta tables for Spark without jars: deltalake reads the log, and pyarrow the files, in the tasks."""
+"""Reads Delta tables in Spark without extra jars: deltalake reads the log, and the tasks read the files by pyarrow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FilePartition(InputPartition):
-    """One file of a table version, its partition values, and the columns to read."""
+    """One file of a table version, for one task. `schema`: the columns to read, a serialized Arrow schema."""
 
     folder: Folder
     name: str
@@ -29,18 +29,18 @@ class FilePartition(InputPartition):
 
     @classmethod
     def of(cls, folder: Folder, file: TableFile, schema: pa.Schema) -> FilePartition:
-        """Return the partition for a file of the table in `folder`, with these columns."""
+        """Return the partition that reads a file of the table in `folder`, with the columns in `schema`."""
         return cls(folder, file.name, file.partition, schema.serialize().to_pybytes())
 
 
 _SUPPORTED = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"}  # reader features of Delta
-_UNUSED = {"columnMapping", "deletionVectors"}  # features that a table may declare without using them
+_UNUSED = {"columnMapping", "deletionVectors"}  # unsupported features, which a table may declare but not use
 
 
 class DeltaReader(DataSourceReader):
-    """Reads a version of a table, by default the newest; one task for each file.
+    """Reads a version of a table, by default the newest, with one task for each file.
 
-    `columns`: the columns that Spark knows; the table may have got further ones since.
+    `columns`: the columns that Spark has planned with. The table may have more columns by now.
     """
 
     def __init__(self, folder: Folder, version: int | None, columns: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class DeltaReader(DataSourceReader):
         return [FilePartition.of(self._folder, file, columns) for file in files_of(table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a file, in a task. If there are no files, Spark makes up a partition of another class."""
+        """Return the rows of a file, in a task. If there are no files, Spark passes a partition of another class."""
         return read_file(partition) if isinstance(partition, FilePartition) else iter(())
 
 
@@ -85,10 +85,10 @@ def open_table(folder: Folder, version: int | None = None) -> DeltaTable:
 
 
 def check_readable(folder: Folder, table: DeltaTable) -> None:
-    """Refuse a table whose rows are not simply those of its files.
+    """Refuse a table if its rows are not exactly the rows of its files.
 
     Raises:
-        InstanceError: the table needs a reader feature that is not supported here.
+        InstanceError: the table needs a reader feature that this reader does not support.
     """
     import pyarrow as pa
 
@@ -108,7 +108,7 @@ def check_readable(folder: Folder, table: DeltaTable) -> None:
 
 
 def arrow_columns(table: DeltaTable) -> pa.Schema:
-    """Return the table's columns in Arrow."""
+    """Return the table's columns as an Arrow schema."""
     import pyarrow as pa
 
     columns: Any = table.schema().to_arrow()
@@ -116,7 +116,7 @@ def arrow_columns(table: DeltaTable) -> pa.Schema:
 
 
 def table_schema(folder: Folder, version: int | None) -> StructType:
-    """Return the table's columns in Spark."""
+    """Return the table's columns as a Spark schema."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(arrow_columns(open_table(folder, version)))
@@ -139,7 +139,7 @@ def files_of(table: DeltaTable) -> list[TableFile]:
 
 
 def read_file(file: FilePartition) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in the wanted columns. A column that an older file lacks is null."""
+    """Yield the rows of a file, with the columns of its partition's schema. A column that the file lacks is null."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 

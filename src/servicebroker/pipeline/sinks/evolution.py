@@ -1,4 +1,4 @@
-"""Plans how a table gets the columns of its changed rule: added columns, wider types, or a refusal. Pure values.
+"""Plans schema changes: the columns to add and the types to widen when a rule has changed. Does not touch the table.
 
 The rules: "When a file changes" in docs/reference/pipeline-file.md; the reasons: decision 92.
 """
@@ -21,7 +21,12 @@ _WIDER = {("integer", "long"), ("float", "double")}
 
 
 class Widened(NamedTuple):
-    """A column that gets a wider type, with the names of both types and the new one in Arrow."""
+    """A column that gets a wider type.
+
+    Attributes:
+        old, new: names of the types, as in a pipeline file.
+        new_type: the new type in Arrow.
+    """
 
     column: str
     old: str
@@ -31,7 +36,12 @@ class Widened(NamedTuple):
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """Changes that a table needs: added columns with types, and wider types, for which its files are rewritten."""
+    """Changes that a table needs.
+
+    Attributes:
+        added: name and type of each new column.
+        widened: columns that get a wider type; the table's files may have to be rewritten.
+    """
 
     added: tuple[tuple[str, str], ...] = ()
     widened: tuple[Widened, ...] = ()
@@ -40,7 +50,7 @@ class SchemaChange:
         return bool(self.added or self.widened)
 
     def sentences(self) -> list[str]:
-        """Return the changes for people: each is a predicate to follow the name of the table."""
+        """Return each change in words, as a predicate after the name of the table: "gets the column note (string)"."""
         added = [f"gets the column {name} ({kind})" for name, kind in self.added]
         widened = [f"gets its column {wide.column} as {wide.new}, which is {wide.old}" for wide in self.widened]
         return [*added, *widened]
@@ -50,17 +60,18 @@ def plan_change(
     name: str,
     table: pa.Schema,
     wanted: pa.Schema,
-    optional: Container[str],
+    nullable: Container[str],
     *,
     has_rows: bool,
     is_of_pipeline: bool = True,
 ) -> SchemaChange:
-    """Return the changes that the table `name` with the columns `table` needs for rows with the columns `wanted`.
+    """Return the changes of a table with the columns `table` that rows with the columns `wanted` require.
 
     Args:
-        optional: columns of `wanted` that may be null.
-        has_rows: the table has rows; else it takes any type.
-        is_of_pipeline: a pipeline writes the table and can rebuild it; else a query of the user's own does.
+        name: the table's name, for errors.
+        nullable: columns of `wanted` that may be null.
+        has_rows: the table has rows. The columns of an empty table may get any type.
+        is_of_pipeline: a pipeline writes the table, and can rebuild it. If False, a query of the user's own writes it.
 
     Raises:
         InstanceError: the change is impossible; the text names the column.
@@ -68,7 +79,7 @@ def plan_change(
     added: list[tuple[str, str]] = []
     widened: list[Widened] = []
     rebuild = _REBUILD if is_of_pipeline else _OTHER_FOLDER
-    spelled = {existing.lower(): existing for existing in table.names}
+    names_by_lower_case = {existing.lower(): existing for existing in table.names}
     for field in wanted:
         new = kind_of(field.type)
         if field.name in table.names:
@@ -83,13 +94,13 @@ def plan_change(
                 )
             target_type = field.type if merged is None else merged
             widened.append(Widened(field.name, old, kind_of(target_type), target_type))
-        elif field.name.lower() in spelled:
-            existing = spelled[field.name.lower()]
+        elif field.name.lower() in names_by_lower_case:
+            existing = names_by_lower_case[field.name.lower()]
             raise InstanceError(
                 f"The table '{name}' has a column '{existing}', which most readers cannot tell from '{field.name}': "
                 f"call the column '{existing}', or give it another name."
             )
-        elif has_rows and field.name not in optional:
+        elif has_rows and field.name not in nullable:
             raise InstanceError(
                 f"The column '{field.name}' is new in the table '{name}', whose rows have no value for it: make it "
                 f'optional, "{new}?", or {rebuild}.'
@@ -106,9 +117,9 @@ def plan_change(
 
 
 def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds every value of the old type exactly, and every one of the new; None for none.
+    """Return the type that represents all values of both types exactly; None if there is none.
 
-    A struct has the fields of both: values of the old type have no value in new fields, and the other way round.
+    A merged struct has the fields of both types. A field that only one type has is null in values of the other type.
     """
     import pyarrow as pa
 
@@ -122,16 +133,16 @@ def merged_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     if pa.types.is_list(old) and pa.types.is_list(new):
         item = merged_type(old.value_type, new.value_type)
         return None if item is None else pa.list_(pa.field("element", item))
-    return new if _holds(kind_of(new), kind_of(old)) else None
+    return new if _is_wider(kind_of(new), kind_of(old)) else None
 
 
 def _merged_struct(old: Any, new: Any) -> pa.DataType | None:
     import pyarrow as pa
 
     fields = {field.name: field.type for field in old}
-    spelled = {name.lower() for name in fields}
+    lower_case_names = {name.lower() for name in fields}
     for field in new:
-        if field.name not in fields and field.name.lower() in spelled:
+        if field.name not in fields and field.name.lower() in lower_case_names:
             return None
         merged = merged_type(fields[field.name], field.type) if field.name in fields else field.type
         if merged is None:
@@ -140,8 +151,8 @@ def _merged_struct(old: Any, new: Any) -> pa.DataType | None:
     return pa.struct(list(fields.items()))
 
 
-def _holds(new: str, old: str) -> bool:
-    """True if every value of the old type is exactly a value of the new one."""
+def _is_wider(new: str, old: str) -> bool:
+    """True if the new type represents every value of the old type exactly."""
     from servicebroker.pipeline.decoding.kinds import decimal_digits
 
     new_digits, old_digits = decimal_digits(new), decimal_digits(old)

@@ -1,6 +1,6 @@
-"""An Iceberg table in which a batch lands once: one commit adds its snapshot and records it in the table's properties.
+"""Iceberg tables that take each batch once: one commit adds the batch's snapshot and records the batch in a property.
 
-The catalog accepts a commit only if the table is still as it was when it was read. The rules: "Iceberg" in
+The catalog accepts a commit only if no other commit came after the table was read. The rules: "Iceberg" in
 docs/reference/pipeline-file.md; the reasons: decision 263.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.sinks.parquet import DataFile, divide_rows, write_parquet
 from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, folder_at, names_in, plain
-from servicebroker.pipeline.sinks.tables import OWN, Batch, Conflict, TableFile, is_own_column
+from servicebroker.pipeline.sinks.tables import RULE_METADATA, Batch, Conflict, TableFile, is_rule_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask, Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
 
-DOC = "servicebroker: of a rule"  # comment of a column that the rule has added, not another writer
-BATCH = "servicebroker.batch."  # followed by the query: a property of the table and of the snapshot
+DOC = "servicebroker: of a rule"  # comment of a column that comes from a rule, not from another writer
+BATCH = "servicebroker.batch."  # prefix of a property of the table and the snapshot; the query id follows
 _ID, _DOC = b"PARQUET:field_id", b"doc"  # metadata keys of Arrow fields, from pyiceberg and Parquet
 _FOREIGN = {"pyiceberg", "requests", "sqlalchemy", "pydantic_core"}  # packages whose errors are those of a catalog
 _SMALL_FILE_BYTES = 64 * 1024 * 1024  # smaller files are merged, into files of at most twice this size
@@ -36,7 +36,7 @@ _SMALL_FILE_BYTES = 64 * 1024 * 1024  # smaller files are merged, into files of 
 
 @dataclass(frozen=True)
 class IcebergLocation:
-    """A table's name in a catalog. `folder` is the place of its files if the table is created here."""
+    """A table's catalog and name. `folder`: location of its files, used only if this process creates the table."""
 
     catalog: str
     names: tuple[str, ...]
@@ -46,13 +46,13 @@ class IcebergLocation:
     def __str__(self) -> str:
         return ".".join((self.catalog, *self.names))
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """True if the catalog has the table."""
         with self._readable():
             return bool(catalog(self.catalog).table_exists(self.names))
 
     def open(self) -> IcebergVersion:
-        """Return the newest snapshot."""
+        """Return the newest version of the table."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with self._readable():
@@ -62,25 +62,25 @@ class IcebergLocation:
                 raise InstanceError(f"There is no Iceberg table '{self}'.") from None
 
     def open_or_create(self, columns: pa.Schema, partition_by: Sequence[str]) -> IcebergVersion:
-        """Return the newest snapshot of the table. A missing table is created, with its namespace."""
+        """Return the newest version of the table. A missing table is created, with its namespace."""
         from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
         from pyiceberg.io.pyarrow import pyarrow_to_schema
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.transforms import IdentityTransform
 
-        if not self.is_there():
+        if not self.exists():
             schema = pyarrow_to_schema(_numbered(columns))
             fields = [
                 PartitionField(schema.find_field(name).field_id, 1000 + number, IdentityTransform(), name)
                 for number, name in enumerate(partition_by)
             ]
             location = str(self.folder.absolute() if isinstance(self.folder, Path) else self.folder)
-            another_writer_was_faster = contextlib.suppress(NamespaceAlreadyExistsError, TableAlreadyExistsError)
+            creation_by_another_writer = contextlib.suppress(NamespaceAlreadyExistsError, TableAlreadyExistsError)
             with self._readable():
-                with another_writer_was_faster:
-                    if not catalog(self.catalog).namespace_exists(self.names[:-1]):  # this needs no right to create one
+                with creation_by_another_writer:
+                    if not catalog(self.catalog).namespace_exists(self.names[:-1]):  # the check needs no CREATE right
                         catalog(self.catalog).create_namespace(self.names[:-1])
-                with another_writer_was_faster:
+                with creation_by_another_writer:
                     catalog(self.catalog).create_table(self.names, schema, location, PartitionSpec(*fields))
         return self.open()
 
@@ -91,7 +91,7 @@ class IcebergLocation:
             yield
 
     def overwrite(self, rows: pa.Table) -> None:
-        """Commit a snapshot with these rows, in the table's columns, which may be added now."""
+        """Commit a snapshot with exactly these rows. Columns that the table lacks are added."""
         from servicebroker.pipeline.sinks.tables import commit_with_retry, open_or_alter
 
         def change() -> None:
@@ -102,7 +102,7 @@ class IcebergLocation:
             commit_with_retry(self, change)
 
     def merge_files(self) -> tuple[int, int]:
-        """Merge small files of a partition into one."""
+        """Merge the small files of each partition."""
         import pyarrow as pa
 
         table = self.open()
@@ -115,8 +115,8 @@ class IcebergLocation:
             table.replace_files(removed, added)
         return len(removed), len(added)
 
-    def remove_files(self, keep_hours: float, *, left_over: bool) -> int:
-        """Expire old snapshots, and delete the files that only they have."""
+    def remove_files(self, keep_hours: float, *, with_orphans: bool) -> int:
+        """Expire old snapshots, and delete the files that no other snapshot names."""
         oldest = datetime.now(UTC) - timedelta(hours=keep_hours)
         table = self.open()
         before = table.named_files()
@@ -125,8 +125,8 @@ class IcebergLocation:
         table = self.open()
         after = table.named_files()
         unnamed = before - after
-        if left_over:
-            unnamed |= table.left_over(after, oldest.timestamp())
+        if with_orphans:
+            unnamed |= table.find_orphans(after, oldest.timestamp())
         for file in unnamed:
             with contextlib.suppress(FileNotFoundError):
                 table.table.io.delete(file)
@@ -136,19 +136,19 @@ class IcebergLocation:
         return self._problems("read")
 
     @contextlib.contextmanager
-    def _problems(self, done: str) -> Iterator[None]:
+    def _problems(self, participle: str) -> Iterator[None]:
         try:
             yield
         except Exception as problem:  # a catalog raises errors of its protocol, driver and store
             if isinstance(problem, InstanceError | Conflict) or not _is_foreign(problem):
                 raise
             text = plain(problem) or type(problem).__name__
-            raise InstanceError(f"The Iceberg table '{self}' cannot be {done}: {text}.") from None
+            raise InstanceError(f"The Iceberg table '{self}' cannot be {participle}: {text}.") from None
 
 
 def _is_foreign(problem: Exception) -> bool:
-    """True if a catalog, its driver or a store raised the error, or the driver is missing: no mistake of ours."""
-    if isinstance(problem, ModuleNotFoundError):  # pyiceberg itself comes with an extra, which the command names
+    """True if a catalog, its driver or a store raised the error, or the driver is missing. Other errors are bugs."""
+    if isinstance(problem, ModuleNotFoundError):  # for a missing pyiceberg, the command names the extra to install
         return not (problem.name or "").startswith("pyiceberg")
     package = type(problem).__module__.partition(".")[0]
     return isinstance(problem, OSError | ValueError) or package in _FOREIGN
@@ -156,7 +156,7 @@ def _is_foreign(problem: Exception) -> bool:
 
 @lru_cache(maxsize=10)
 def catalog(name: str) -> Catalog:
-    """Return the catalog with this name in pyiceberg's settings; one per process.
+    """Return the catalog with this name in pyiceberg's settings. Each process opens a catalog once.
 
     Raises:
         InstanceError: the settings have no such catalog, or it cannot be reached.
@@ -176,14 +176,14 @@ def catalog(name: str) -> Catalog:
 
 @dataclass(frozen=True)
 class IcebergVersion:
-    """A table as it was when it was read."""
+    """A version of an Iceberg table: its newest snapshot at the time of reading."""
 
     name: str
     table: Table
 
     @cached_property
     def columns(self) -> pa.Schema:
-        """The table's columns, with their field ids as in Parquet."""
+        """The table's columns, with their field ids in the metadata that Parquet files use."""
         return columns_of(self.table.schema())
 
     @property
@@ -249,23 +249,23 @@ class IcebergVersion:
         return folder_at(f"{self.table.location()}/{inner}", Path.cwd())
 
     def last_batch(self, query: str) -> int | None:
-        """Return the last batch of a query in the table's properties; None without one."""
+        """Return the last batch of a query in the table's properties; None if there is none."""
         number = self.table.properties.get(f"{BATCH}{query}")
         return None if number is None else int(number)
 
     def make_batch_durable(self, query: str) -> None:
-        """Do nothing: a catalog accepts a commit only when all of it is durable."""
+        """Do nothing: all files of a commit are durable before the catalog accepts it."""
 
     def add(self, files: list[DataFile], batch: Batch) -> None:
         """Commit a snapshot with the files and the batch."""
         self.replace_files([], files, batch)
 
     def replace_files(self, removed: list[TableFile], added: list[DataFile], batch: Batch | None = None) -> None:
-        """Commit a snapshot without some files and with others, directly after this one."""
+        """Commit a snapshot with the files `added` in place of `removed`. It must directly follow this version."""
         self._commit([file.name for file in removed], lambda changes: added, batch)
 
     def alter_columns(self, columns: pa.Schema) -> bool:
-        """Change the schema by Iceberg's own evolution: new columns, and promoted types.
+        """Add columns and promote types, by Iceberg's schema evolution.
 
         Returns False, and changes nothing, if a type cannot be promoted.
         """
@@ -276,10 +276,10 @@ class IcebergVersion:
         return True
 
     def replace_content(self, columns: pa.Schema, parts: Iterator[pa.Table]) -> None:
-        """Commit a schema and a snapshot together. A column of another type becomes a new column of the same name.
+        """Commit a schema and a snapshot together. A column that changes its type is replaced by a new column.
 
         Raises:
-            InstanceError: such a column partitions the table.
+            InstanceError: a column whose type changes is a partition column.
         """
         for name in self._unpromotable(columns):
             if name in self.partition_by:
@@ -296,7 +296,7 @@ class IcebergVersion:
         self._commit(list(self._tasks), write_files, None)
 
     def small_files(self) -> list[list[TableFile]]:
-        """Return groups of small files to merge, each of one partition."""
+        """Return groups of small files to merge. All files of a group belong to one partition."""
         groups_by_partition: dict[tuple[Any, ...], list[list[TableFile]]] = {}
         for task in self._tasks.values():
             if task.file.file_size_in_bytes < _SMALL_FILE_BYTES:
@@ -307,7 +307,7 @@ class IcebergVersion:
         return [files for groups in groups_by_partition.values() for files in groups if len(files) > 1]
 
     def named_files(self) -> set[str]:
-        """Return all files that a snapshot names, or a present or former metadata file."""
+        """Return all files that a snapshot or a metadata file names, including these metadata files."""
         metadata, io = self.table.metadata, self.table.io
         names = {self.table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
         for snapshot in metadata.snapshots:
@@ -317,10 +317,10 @@ class IcebergVersion:
                 names |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)}
         return names
 
-    def left_over(self, named_files: set[str], before: float) -> set[str]:
-        """Return files in the table's folder that nothing names.
+    def find_orphans(self, named_files: set[str], before: float) -> set[str]:
+        """Return files in the table's folder that are not among `named_files`, and were written before `before`.
 
-        Only base names are compared, since writers spell folders in several ways.
+        `before` is a time in seconds since 1970. Only base names are compared, since writers spell folders differently.
         """
         known = {name.rpartition("/")[2] for name in named_files}
         return {
@@ -346,12 +346,12 @@ class IcebergVersion:
                     for name in removed:
                         snapshot.delete_data_file(self._tasks[name].file)
                     for file in files:
-                        snapshot.append_data_file(self._described(file, changes.table_metadata))
+                        snapshot.append_data_file(self._manifest_entry(file, changes.table_metadata))
 
     def _changes(self) -> Transaction:
-        """Return a transaction without automatic retries: commits that intervened must be examined first.
+        """Return a transaction without automatic retries: a retry must first read the commits that intervened.
 
-        The setting changes only our copy, not the table's properties.
+        The setting changes only this process's copy of the metadata, not the table's properties.
         """
         metadata = self.table.metadata
         properties = {**metadata.properties, "commit.retry.num-retries": "0"}
@@ -359,7 +359,7 @@ class IcebergVersion:
         return self.table.transaction()
 
     def _unpromotable(self, columns: pa.Schema) -> list[str]:
-        """Return columns whose type Iceberg cannot promote to the new one."""
+        """Return the names of columns whose type Iceberg cannot promote to the type in `columns`."""
         present = self.columns
         return [
             field.name
@@ -385,15 +385,15 @@ class IcebergVersion:
                 else:
                     update.add_column(field.name, field.field_type, field.doc)
 
-    def _described(self, file: DataFile, metadata: TableMetadata) -> Any:
-        """Return the description of a file for a snapshot.
+    def _manifest_entry(self, file: DataFile, metadata: TableMetadata) -> Any:
+        """Return the manifest entry of a file, for a snapshot.
 
         Raises:
-            InstanceError: its columns are no longer the table's.
+            InstanceError: the file's columns are not the table's any more.
         """
         from pyarrow.parquet import ParquetFile
         from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata, parquet_path_to_id_mapping
-        from pyiceberg.manifest import DataFile as Described
+        from pyiceberg.manifest import DataFile as IcebergDataFile
         from pyiceberg.manifest import DataFileContent, FileFormat
         from pyiceberg.partitioning import partition_record_value
         from pyiceberg.typedef import Record
@@ -415,7 +415,7 @@ class IcebergVersion:
             partition_record_value(field, partition_values[name], schema)
             for field, name in zip(spec.fields, self.partition_by, strict=True)
         ]
-        return Described.from_args(
+        return IcebergDataFile.from_args(
             content=DataFileContent.DATA,
             file_path=f"{self.table.location()}/data/{file.name}",
             file_format=FileFormat.PARQUET,
@@ -430,7 +430,7 @@ class IcebergVersion:
 
 
 def _statistics(metadata: Any, ids: dict[str, int], schema: Schema, properties: dict[str, str]) -> Any:
-    """Return the plan for a file's statistics: columns without any, such as bodies, get none."""
+    """Return the plan for a file's statistics. Columns without statistics in the file, such as bodies, get none."""
     from pyiceberg.io.pyarrow import compute_statistics_plan, match_metrics_mode
 
     plan = compute_statistics_plan(schema, properties)
@@ -444,7 +444,7 @@ def _statistics(metadata: Any, ids: dict[str, int], schema: Schema, properties: 
 
 
 def columns_of(schema: Schema) -> pa.Schema:
-    """Return an Iceberg schema in Arrow, with field ids, and the mark on the rule's own columns."""
+    """Return an Iceberg schema in Arrow, with field ids, and with `RULE_METADATA` on columns from a rule."""
     import pyarrow as pa
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
@@ -452,13 +452,13 @@ def columns_of(schema: Schema) -> pa.Schema:
     for field in schema_to_pyarrow(schema):
         metadata: dict[bytes | str, bytes | str] = {**dict[Any, Any](field.metadata or {})}
         if metadata.get(_DOC) == DOC.encode():
-            metadata |= OWN
-        fields.append(field.with_type(_rebuilt(field.type, _with_small_texts)).with_metadata(metadata))
+            metadata |= RULE_METADATA
+        fields.append(field.with_type(_rebuilt(field.type, _with_small_offsets)).with_metadata(metadata))
     return pa.schema(fields)
 
 
-def _with_small_texts(field: pa.Field[Any]) -> pa.Field[Any]:
-    """Return a field with texts and bytes as the rows have them, in place of pyiceberg's large ones."""
+def _with_small_offsets(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Replace pyiceberg's types large_string and large_binary by string and binary, which the rows have."""
     import pyarrow as pa
 
     kinds: dict[Any, Any] = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
@@ -466,9 +466,9 @@ def _with_small_texts(field: pa.Field[Any]) -> pa.Field[Any]:
 
 
 def _numbered(columns: pa.Schema) -> pa.Schema:
-    """Return columns with field ids, which the catalog assigns anew, and the mark on the rule's own columns.
+    """Return columns with field ids, and with the comment `DOC` on columns from a rule.
 
-    Fields in nested types get ids too.
+    Fields in nested types get ids too. The ids are provisional: the catalog assigns its own.
     """
     import pyarrow as pa
 
@@ -481,7 +481,7 @@ def _numbered(columns: pa.Schema) -> pa.Schema:
     return pa.schema(
         [
             new.with_type(_rebuilt(field.type, with_id)).with_metadata(
-                {**dict[Any, Any](new.metadata or {}), **({_DOC: DOC} if is_own_column(field) else {})}
+                {**dict[Any, Any](new.metadata or {}), **({_DOC: DOC} if is_rule_column(field) else {})}
             )
             for field, new in zip(columns, numbered, strict=True)
         ]
@@ -489,7 +489,7 @@ def _numbered(columns: pa.Schema) -> pa.Schema:
 
 
 def _rebuilt(arrow: pa.DataType, change: Callable[[pa.Field[Any]], pa.Field[Any]]) -> pa.DataType:
-    """Return a type whose inner fields are changed, from outside inwards. A plain type is changed as such."""
+    """Apply `change` to all fields inside a nested type, from the outside in, or to a plain type itself."""
     import pyarrow as pa
 
     def inner(field: pa.Field[Any]) -> pa.Field[Any]:

@@ -1,4 +1,4 @@
-"""File access of pyiceberg for table metadata: over `storage`, durable, and with its credentials."""
+"""File access for pyiceberg: files of table metadata are read and written through `storage.py`, durably."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 
-_WRITE_CHUNK_BYTES = 1 << 20  # below the buffer size, so that a store's file gets the bytes objects that it needs
+_WRITE_CHUNK_BYTES = 1 << 20  # below the stream's buffer size: an object store needs the bytes objects themselves
 
 
 class TableFiles:
-    """The `py-io-impl` of our catalogs. Written files are on the disk before a catalog names them."""
+    """The `py-io-impl` for pyiceberg's catalogs. A written file is on disk before a catalog names it."""
 
     def __init__(self, properties: dict[str, str]) -> None:
         self.properties = properties
 
     def new_input(self, location: str) -> PyArrowFile:
         """Return a file to read."""
-        folder, name = _place(location)
+        folder, name = _split_location(location)
         return PyArrowFile(location, name, files_in(folder))
 
     def new_output(self, location: str) -> Output:
@@ -34,7 +34,7 @@ class TableFiles:
 
     def delete(self, location: Any) -> None:
         """Delete a file."""
-        folder, name = _place(location if isinstance(location, str) else location.location)
+        folder, name = _split_location(location if isinstance(location, str) else location.location)
         files_in(folder).delete_file(name)
 
 
@@ -56,14 +56,14 @@ class Output:
         return TableFiles({}).new_input(self.location)
 
     def create(self, overwrite: bool = False) -> Stream:
-        """Return a stream for the file's bytes. Each name is new, so nothing is ever overwritten."""
-        folder, name = _place(self.location)
+        """Return a stream that writes the file. Each name is new, so no file is ever overwritten."""
+        folder, name = _split_location(self.location)
         make(folder)
         return Stream(files_in(folder).open_output_stream(name, buffer_size=2 * _WRITE_CHUNK_BYTES), folder, name)
 
 
 class Stream:
-    """A stream into a file, which is durable when it is closed."""
+    """A stream into a file. `close` makes the file durable."""
 
     def __init__(self, stream: NativeFile, folder: Folder, name: str) -> None:
         self._stream, self._folder, self._name = stream, folder, name
@@ -75,7 +75,7 @@ class Stream:
         return len(data)
 
     def close(self) -> None:
-        """Flush the file, and its name in the folder."""
+        """Close the file, and flush it and its folder entry to disk."""
         if self._stream.closed:
             return
         self._stream.close()
@@ -91,6 +91,6 @@ class Stream:
         self.close()
 
 
-def _place(location: str) -> tuple[Folder, str]:
+def _split_location(location: str) -> tuple[Folder, str]:
     folder, _, name = location.rpartition("/")
     return folder_at(folder, Path.cwd()), name

@@ -1,4 +1,4 @@
-"""Maintenance of a pipeline's tables: status, replay of quarantine, and compaction."""
+"""Maintenance of a pipeline's tables: status, replay of quarantined messages, and compaction."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.open_database import OpenDatabase
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.queue_lease import QueueLease
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.row_replacement import OLD_INDEX, find_matching_files, rewrite_without
 from servicebroker.pipeline.sinks.storage import Folder, files_in, names_in, remove
 from servicebroker.pipeline.sinks.tables import TableLocation, TableVersion, commit_with_retry, rows_of
+from servicebroker.pipeline.sinks.target import target
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.stream.frontier import Frontier
 from servicebroker.store.running import execute
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MAX_ATTEMPTS = 5  # each attempt reads and writes the table; another commit may make it fail
 _DAY_S = 86_400
-_MIN_ORPHAN_AGE_H = 24  # an unnamed file of this age will not be named any more
+_MIN_ORPHAN_AGE_H = 24  # hours after which no running commit can still name a file
 
 
 class TableStatus(NamedTuple):
@@ -47,9 +47,11 @@ class TableStatus(NamedTuple):
 
 
 class QueueStatus(NamedTuple):
-    """The last batch of a queue that has landed, -1 for none, and the lag of its query.
+    """The last committed batch of a queue, -1 for none, and the lag of its query.
 
-    `problem`: why the lag is unknown, as when the server is away.
+    Attributes:
+        behind: the lag, as `QueueLease.progress` returns it.
+        problem: the reason why the lag is unknown, such as an unreachable server.
     """
 
     queue: str
@@ -67,7 +69,7 @@ class Status(NamedTuple):
 
 
 class Compacted(NamedTuple):
-    """Counts of a table's files: merged, written in their place, and removed since no version needs them."""
+    """Numbers of a table's files: merged, written in their place, and removed because no version needs them."""
 
     table: str
     merged: int
@@ -76,18 +78,18 @@ class Compacted(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """Messages of a type in quarantine: how many have landed now, and how many remain unreadable."""
+    """Numbers of messages of a type: written into their table by this replay, and remaining in quarantine."""
 
     message_type: str
-    landed: int
-    left: int
+    written: int
+    remaining: int
 
 
 def status(pipeline: Pipeline) -> Status:
-    """Return the pipeline's state from the tables' logs, the checkpoints and the queues. Starts nothing.
+    """Return the pipeline's state, from the tables' logs, the checkpoints and the queues. Starts no query.
 
     Raises:
-        InstanceError: a table cannot be read, there is no such instance, or a checkpoint is damaged.
+        InstanceError: a table cannot be read, an instance does not exist, or a checkpoint is damaged.
     """
     tables = [_table_status(pipeline, name) for name in pipeline.table_names()]
     queues = [_queue_status(pipeline, queue) for queue in pipeline.queues]
@@ -95,10 +97,11 @@ def status(pipeline: Pipeline) -> Status:
 
 
 def unknown_types(pipeline: Pipeline) -> list[str]:
-    """Return message types of rules that no database of the queues has: mistyped, or not created yet.
+    """Return the rules' message types that no database of the queues has: mistyped, or not created yet.
 
     Raises:
-        InstanceError, BrokerError: an instance cannot be reached, or a database not be found.
+        InstanceError: an instance cannot be reached.
+        BrokerError: a database does not exist.
     """
     known_types: set[str] = set()
     for instance, name in {(queue.instance, queue.database) for queue in pipeline.queues}:
@@ -109,8 +112,8 @@ def unknown_types(pipeline: Pipeline) -> list[str]:
     return [rule.message_type for rule in pipeline.messages if rule.message_type not in known_types]
 
 
-def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
-    """Return the last batch that Spark has recorded as committed, and its end; -1 and None for none."""
+def last_committed_batch(checkpoint: Path) -> tuple[int, Frontier | None]:
+    """Return the last batch that a checkpoint records as committed, and its end offset; -1 and None for none."""
     committed = batch_numbers(checkpoint / "commits")
     if not committed:
         return -1, None
@@ -122,9 +125,9 @@ def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
 
 
 def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed]:
-    """Decode quarantined messages again by the present rules. Readable ones land and leave quarantine.
+    """Decode quarantined messages with the current rules. Move the readable ones into their tables.
 
-    A message that landed in an earlier, interrupted replay does not land again.
+    A message that an interrupted replay has already written is not written again.
 
     Raises:
         InstanceError: the tables are plain Parquet files, or the message type has no rule.
@@ -134,7 +137,7 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
         raise InstanceError("Quarantine can be replayed only in tables of Delta or Iceberg.")
     if message_type is not None and pipeline.rule(message_type) is None:
         raise InstanceError(f"The pipeline has no rule for '{message_type}'.")
-    if not quarantine.is_there():
+    if not quarantine.exists():
         return []
     return [
         _replay(pipeline, rule, quarantine) for rule in pipeline.messages if message_type in (None, rule.message_type)
@@ -142,13 +145,13 @@ def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed
 
 
 def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
-    """Merge small files, and remove those that no version younger than `keep_hours` needs.
+    """Merge small files, and remove files that no version younger than `keep_hours` needs.
 
-    From 24 hours on, files left by failed attempts are removed too.
+    With at least 24 hours, files of failed attempts are removed too.
 
     Raises:
-        InstanceError: the tables are plain Parquet files, or `keep_hours` is invalid; or some tables could not be
-            changed, while the others are done.
+        InstanceError: the tables are plain Parquet files; `keep_hours` is invalid; or some tables could not be changed.
+            In the last case the other tables are compacted.
     """
     if not 0 <= keep_hours < math.inf:
         raise InstanceError(f"The hours that versions are kept must be at least 0, not {keep_hours:g}.")
@@ -158,9 +161,9 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     for name in pipeline.table_names():
         table_target = target(pipeline, name)
         location = table_target.table
-        if not location.is_there():
+        if not location.exists():
             continue
-        remove_files = partial(location.remove_files, keep_hours, left_over=keep_hours >= _MIN_ORPHAN_AGE_H)
+        remove_files = partial(location.remove_files, keep_hours, with_orphans=keep_hours >= _MIN_ORPHAN_AGE_H)
         try:
             with location.raising_instance_errors():
                 merged, written = commit_with_retry(location, location.merge_files, _MAX_ATTEMPTS)
@@ -168,7 +171,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
         except InstanceError as problem:
             errors.append(str(problem))
         else:
-            results.append(Compacted(name, merged, written, removed + _remove_old(table_target.staged)))
+            results.append(Compacted(name, merged, written, removed + _remove_orphans(table_target.staged)))
     if errors:
         raise InstanceError(" ".join([*errors, "The other tables are done."]))
     return results
@@ -177,7 +180,7 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
 def _queue_status(pipeline: Pipeline, queue: QueueRule) -> QueueStatus:
     batch = -1
     try:
-        batch, offset = last_landed(pipeline.checkpoint(queue))
+        batch, offset = last_committed_batch(pipeline.checkpoint(queue))
         with closing(QueueLease.open(source_options(queue.source_options()))) as lease:
             return QueueStatus(queue.label, batch, lease.progress(offset or lease.initial))
     except (Unreachable, BrokerError) as problem:
@@ -196,14 +199,14 @@ def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
             with files_in(folder).open_input_file(part) as file:
                 rows, size = rows + read_metadata(file).num_rows, size + file.size()
         return TableStatus(name, rows, len(files), size)
-    table_files = table_target.location.open().files() if table_target.location.is_there() else []
+    table_files = table_target.location.open().files() if table_target.location.exists() else []
     rows, size = sum(file.rows for file in table_files), sum(file.size for file in table_files)
     return TableStatus(name, rows, len(table_files), size)
 
 
 def _quarantined(pipeline: Pipeline) -> dict[tuple[str, str], int]:
     location = target(pipeline, pipeline.quarantine).location
-    if location is None or not location.is_there():
+    if location is None or not location.exists():
         return {}
     counts: Counter[tuple[str, str]] = Counter()
     for rows in rows_of(location, ["message_type_name", "reason"]):
@@ -217,7 +220,7 @@ def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: TableLocation) ->
 
     table = quarantine.open()
     quarantined: Any = pa.Table.from_batches(messages_of(table, rule.message_type), table.columns)
-    landed = 0
+    written = 0
     for label in compute.unique(quarantined.column("queue")).to_pylist():
         messages = quarantined.filter(compute.equal(quarantined.column("queue"), label))
         sorter = Sorter(pipeline, QueueRule("", "", "", label))
@@ -226,18 +229,18 @@ def _replay(pipeline: Pipeline, rule: MessageRule, quarantine: TableLocation) ->
             continue
         table_target = target(pipeline, rule.table)
         table_target.ensure()
-        table_target.land(table_target.write(rows), f"replay {uuid.uuid4()}", 0)
+        table_target.commit(table_target.write(rows), f"replay {uuid.uuid4()}", 0)
         keys = messages.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(indexes))
         with quarantine.raising_instance_errors():
             commit_with_retry(quarantine, partial(_remove_rows, quarantine, keys))
-        landed += len(indexes)
-    return Replayed(rule.message_type, landed, quarantined.num_rows - landed)
+        written += len(indexes)
+    return Replayed(rule.message_type, written, quarantined.num_rows - written)
 
 
 def messages_of(table: TableVersion, message_type: str, names: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a type in bronze or quarantine, about in the order of their landing.
+    """Yield the messages of a type in bronze or quarantine, roughly in the order in which they were written.
 
-    The order is the same at each read of a table version. `names`: only these columns, and the type.
+    The order is the same at each read of a table version. `names`: columns to read besides the type; none reads all.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -257,8 +260,8 @@ def _remove_rows(quarantine: TableLocation, rows: pa.Table) -> None:
     table.replace_files(removed, added)
 
 
-def _remove_old(staged: Folder) -> int:
-    """Remove files that failed attempts left more than a day ago, and return their number."""
+def _remove_orphans(staged: Folder) -> int:
+    """Remove uncommitted files of failed attempts that are older than a day. Returns the number of files."""
     names = names_in(staged, ".parquet", before=time.time() - _DAY_S)
     for name in names:
         remove(staged, name)

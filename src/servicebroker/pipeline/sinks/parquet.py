@@ -1,4 +1,4 @@
-"""Durable Parquet files for Delta tables, with the statistics that let readers skip files."""
+"""Writes durable Parquet files for tables, with the statistics by which readers skip files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from servicebroker.pipeline.sinks.storage import Folder, files_in, flush, make, 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROW_GROUP_BYTES = 64 * 1024 * 1024
-MAX_STATISTIC_CHARACTERS = 256  # longer texts get no statistics
+ROW_GROUP_BYTES = 64 * 1024 * 1024  # target size of a row group, in memory
+MAX_STATISTIC_CHARACTERS = 256  # a column with a longer minimum or maximum gets no statistics
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of rows: name in a folder, size in bytes, time of writing in ms, and Delta statistics as JSON.
+    """A written file of rows, for the commit that adds it to a table.
 
-    `partition`: the values of the partition columns as Delta writes them. The file itself lacks these columns.
+    Attributes:
+        size: in bytes.
+        modification_time: in milliseconds since 1970.
+        stats: Delta statistics, as JSON.
+        partition: values of the partition columns, as Delta writes them. Delta's files lack these columns.
+            Empty for other formats, whose files contain them.
     """
 
     folder: Folder
@@ -34,7 +39,7 @@ class DataFile:
 
 
 def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.Schema) -> list[DataFile]:
-    """Write all batches into one file with a new name in `folder`; no file when there are no rows.
+    """Write all batches into one file with a new name in `folder`. Without rows, no file is written.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -48,7 +53,7 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Folder, schema: pa.
         return []
     make(folder)
     files, name = files_in(folder), f"part-{uuid.uuid4()}.parquet"
-    # Values of other types seldom repeat, so a dictionary would not pay.
+    # Values of other types rarely repeat, so a dictionary would not make the file smaller.
     repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]
     with (
         files.open_output_stream(name) as sink,
@@ -79,7 +84,7 @@ def write_divided(rows: pa.Table, folder: Folder, partition_by: Sequence[str]) -
 
 
 def divide_rows(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Yield for each combination of values of the columns `partition_by` these values and their rows."""
+    """Yield each combination of values of the columns `partition_by`, with the rows that have these values."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -90,7 +95,7 @@ def divide_rows(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[d
     grouped = rows.select(list(partition_by)).append_column("row index", index).group_by(list(partition_by))
     groups = grouped.aggregate([("row index", "list")])
     indexes: Any = groups.column("row index_list").combine_chunks()
-    # by indexes, since 0.0 and -0.0 are different values here, but equal in a comparison
+    # by index, not by value: 0.0 and -0.0 are different partitions, but compare as equal
     for values, part_indexes in zip(groups.select(list(partition_by)).to_pylist(), indexes, strict=True):
         yield values, rows.filter(compute.is_in(index, value_set=part_indexes.values))
 
@@ -101,7 +106,7 @@ def partition_values(values: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _partition_text(value: Any) -> str | None:
-    """Return a value as Delta names a partition. An empty text is null there, here None."""
+    """Return the text by which Delta names a partition value; None for null and for an empty string."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -112,9 +117,9 @@ def _partition_text(value: Any) -> str | None:
 
 
 def statistics(metadata: Any) -> dict[str, Any]:
-    """Return the statistics of a Delta add action, from the footer of a Parquet file.
+    """Return the statistics for a Delta add action, from the footer of a Parquet file.
 
-    A column is left out if one of its row groups has none, or if a text is too long.
+    A column has no entry if a row group lacks statistics of it, or if its minimum or maximum is too long a string.
     """
     result: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for number in range(metadata.num_columns):
@@ -146,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 def _comparable(schema: pa.Schema) -> list[str]:
-    """Return columns whose range is useful: whole numbers, short texts and timestamps, but not bodies."""
+    """Return the names of columns that get statistics: integers, strings and timestamps, but not bodies."""
     from pyarrow import types
 
     tests = (types.is_integer, types.is_string, types.is_timestamp)
@@ -154,7 +159,7 @@ def _comparable(schema: pa.Schema) -> list[str]:
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield few large row groups, since small ones compress badly and fill the footer."""
+    """Yield the rows as few large row groups. Many small ones compress badly and make the footer large."""
     import pyarrow as pa
 
     buffered: list[pa.RecordBatch] = []

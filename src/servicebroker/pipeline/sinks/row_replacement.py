@@ -1,4 +1,4 @@
-"""Replacement and removal of rows in a table: the files that hold them are rewritten without them.
+"""Replacement and removal of rows in a table, by rewriting the files that hold them.
 
 MERGE of deltalake does this too, but its files store texts in a form that Arrow filters refuse (decision 92).
 """
@@ -15,29 +15,31 @@ from servicebroker.pipeline.sinks.tables import TableFile, TableVersion
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NEW_INDEX, OLD_INDEX = "_new_index", "_old_index"  # columns of matches: the row in the new rows, and in the file
+NEW_INDEX, OLD_INDEX = "_new_index", "_old_index"  # columns of a match: indexes of its new and its old row
+OLD_PREFIX = "old "  # before the names of columns that a match has from its old row
 
 
 def find_matching_files(
     table: TableVersion, rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()
 ) -> Iterator[tuple[TableFile, pa.Table]]:
-    """Yield files of the table with rows that equal some of `rows` in the columns `names`, and these matches.
+    """Yield each file of the table that has matches, and these matches.
 
-    A match has the indexes of both rows: `NEW_INDEX` in `rows`, `OLD_INDEX` in the file. Of the columns `more` it has
-    the value in `rows` under the column's name, and the value in the file under "there " and the name.
+    A match is a pair of a new row in `rows` and an old row in the file with equal values in the columns `names`. It has
+    the index of the new row in `rows` (`NEW_INDEX`) and of the old row in the file (`OLD_INDEX`). For each column of
+    `more` it has the new row's value under the column's name, and the old row's under `OLD_PREFIX` and the name.
     """
     ranges = _ranges(rows, names)
     for file in table.files():
-        if _is_apart(file, ranges):
+        if _is_out_of_range(file, ranges):
             continue
-        file_rows = _with_empty_texts(table, read_columns(table, file, [*names, *more]), names)
+        file_rows = _with_empty_strings(table, read_columns(table, file, [*names, *more]), names)
         matches = join_rows(rows, file_rows, names, more)
         if matches.num_rows:
             yield file, matches
 
 
-def _with_empty_texts(table: TableVersion, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Replace nulls by empty texts in partition columns of keys: Delta stores an empty text as null there."""
+def _with_empty_strings(table: TableVersion, rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Replace nulls by empty strings in partition columns among `names`: Delta stores an empty string there as null."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -49,17 +51,17 @@ def _with_empty_texts(table: TableVersion, rows: pa.Table, names: Sequence[str])
 
 
 def join_rows(new_rows: pa.Table, old_rows: pa.Table, names: Sequence[str], more: Sequence[str] = ()) -> pa.Table:
-    """Return the rows of two tables that are equal in `names`, as matches of `find_matching_files`."""
+    """Return the matches (see `find_matching_files`) of two tables of rows."""
     import pyarrow as pa
 
     new_keys = new_rows.select([*names, *more]).append_column(NEW_INDEX, pa.array(range(new_rows.num_rows), pa.int64()))
     old_keys = old_rows.select([*names, *more]).append_column(OLD_INDEX, pa.array(range(old_rows.num_rows), pa.int64()))
-    old_keys = old_keys.rename_columns([*names, *(f"there {name}" for name in more), OLD_INDEX])
+    old_keys = old_keys.rename_columns([*names, *(f"{OLD_PREFIX}{name}" for name in more), OLD_INDEX])
     return new_keys.join(old_keys, keys=list(names), join_type="inner")
 
 
 def read_columns(table: TableVersion, file: TableFile, names: Sequence[str]) -> pa.Table:
-    """Return some columns of one of the table's files, also partition columns."""
+    """Return the columns `names` of one of the table's files, including partition columns."""
     import pyarrow as pa
 
     schema = pa.schema([table.columns.field(name) for name in names])
@@ -72,7 +74,7 @@ def rewrite_without(table: TableVersion, file: TableFile, indexes: Any) -> list[
 
 
 def carry_columns(table: TableVersion, rows: pa.Table, names: Sequence[str], others: Sequence[str]) -> pa.Table:
-    """Add the columns `others` to `rows`, from the table's row that is equal in `names`; null without one."""
+    """Add the columns `others` to `rows`, with values of the matching rows in the table; null without a match."""
     import pyarrow as pa
 
     value_indexes: list[int | None] = [None] * rows.num_rows
@@ -92,7 +94,7 @@ def carry_columns(table: TableVersion, rows: pa.Table, names: Sequence[str], oth
 
 
 def _ranges(rows: pa.Table, names: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    """Return the ranges of those columns whose statistics every writer keeps complete."""
+    """Return (minimum, maximum) of the integer and string columns, for which every writer keeps statistics."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -105,8 +107,8 @@ def _ranges(rows: pa.Table, names: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     return ranges
 
 
-def _is_apart(file: TableFile, ranges: dict[str, tuple[Any, Any]]) -> bool:
-    """True if the table's statistics rule out that the file has such a row."""
+def _is_out_of_range(file: TableFile, ranges: dict[str, tuple[Any, Any]]) -> bool:
+    """True if the file's statistics show that it has no row in these ranges."""
     for name, (lowest, highest) in ranges.items():
         least, greatest = file.range_of(name)
         if least is not None and greatest is not None and (greatest < lowest or least > highest):

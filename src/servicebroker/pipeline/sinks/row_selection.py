@@ -1,7 +1,7 @@
-"""Selection of rows of an Arrow table by their indexes, however much text they have.
+"""Selection of rows of an Arrow table by index, also from columns with more than 2 GiB of text.
 
-An array of texts or bytes holds 2 GiB. A column of a table may consist of several arrays. `take` and `sort_by` join
-them first, even for a single row, and fail if there is more. `filter` works array by array.
+An Arrow array of strings or bytes holds at most 2 GiB; a column of a table may consist of several arrays. `take` and
+`sort_by` first join these arrays, even for a single row, and fail beyond 2 GiB. `filter` works array by array.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_TAKE_BYTES = 1 << 30  # of a table: every column of a smaller one fits into one array
+MAX_TAKE_BYTES = 1 << 30  # size of a table up to which each of its columns surely fits into one array
 
 
 def select_rows(rows: pa.Table, indexes: Any) -> pa.Table:

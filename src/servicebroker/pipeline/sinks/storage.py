@@ -1,4 +1,4 @@
-"""Storage of tables: a local folder, or one in an object store, which deltalake reaches by the environment's settings.
+"""Storage of tables: a local folder or a folder of an object store, with credentials from the environment.
 
 The rules: "Where tables live" in docs/reference/pipeline-file.md; the reasons: decision 263.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 STORE_SCHEMES = ("s3", "s3a", "gs", "abfss", "hdfs")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # dbfs:/ and s3://; a single letter is a drive
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # deltalake draws chains of causes with colours and arrows
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")  # dbfs:/ and s3://, but not a drive letter such as C:/
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # terminal colours, with which deltalake prints chains of causes
 
 
 @dataclass(frozen=True)
 class StoreFolder:
-    """A folder of an object store. It exists as soon as it has content, and everything written is durable."""
+    """A folder of an object store. It need not be created, and every file in it is durable."""
 
     url: str
 
@@ -42,10 +42,10 @@ Folder: TypeAlias = Path | StoreFolder
 
 
 def folder_at(text: str, base: Path) -> Folder:
-    """Return the folder that a path or URL names. A relative path starts at `base`.
+    """Return the folder at a path or URL. A relative path starts at `base`.
 
     Raises:
-        ValueError: tables cannot be there, or the URL holds credentials.
+        ValueError: the location is not supported, or the URL holds credentials.
     """
     if "\0" in text:
         raise ValueError("the path of a folder has no NUL")
@@ -72,7 +72,7 @@ def folder_at(text: str, base: Path) -> Folder:
 
 
 def files_in(folder: Folder) -> FileSystem:
-    """Return the files of a folder, by their names in it."""
+    """Return a file system rooted at a folder."""
     from pyarrow import fs
 
     if isinstance(folder, StoreFolder):
@@ -89,9 +89,9 @@ def _store(url: str) -> FileSystem:
 
 
 def names_in(folder: Folder, ending: str, *, before: float | None = None) -> list[str]:
-    """Return the sorted names of files directly in a folder that end with `ending`; none for a missing folder.
+    """Return the sorted names of the files in a folder that end with `ending`, without subfolders.
 
-    `before`: only files written earlier than this time, in seconds since 1970.
+    A missing folder has no files. `before`: only files written earlier than this time, in seconds since 1970.
 
     Raises:
         InstanceError: the folder cannot be read.
@@ -107,7 +107,7 @@ def names_in(folder: Folder, ending: str, *, before: float | None = None) -> lis
 
 
 def move(folder: Folder, name: str, new: str) -> None:
-    """Rename a file. Its content is always complete; in a store it exists for a moment under both names."""
+    """Rename a file. Readers never see a part of it. In a store it exists under both names for a short time."""
     files_in(folder).move(name, new)
 
 
@@ -118,13 +118,13 @@ def remove(folder: Folder, name: str) -> None:
 
 
 def make(folder: Folder) -> None:
-    """Create a folder, if it is missing."""
+    """Create a local folder, if it is missing."""
     if isinstance(folder, Path):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def flush(path: Folder) -> None:
-    """Make a file, or the names in a folder, survive a power failure."""
+    """Flush a file, or a folder's entries, to disk, so that they survive a power failure."""
     if isinstance(path, StoreFolder):
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -135,7 +135,7 @@ def flush(path: Folder) -> None:
 
 
 def now() -> int:
-    """Return the time as tables record it for files: milliseconds since 1970."""
+    """Return the present time in milliseconds since 1970, as tables record it for files."""
     return time.time_ns() // 1_000_000
 
 
@@ -156,7 +156,7 @@ def has_table(folder: Folder) -> bool:
 
 
 def plain(problem: Exception) -> str:
-    """Return an error of deltalake on one line, without its drawing."""
+    """Return the text of a deltalake error on one line, without colours and arrows."""
     return " ".join(
         _COLOURS.sub("", str(problem)).replace("\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}", ":").split()
     ).rstrip(".")

@@ -1,4 +1,4 @@
-"""The sink `servicebroker_warehouse`: tasks decode a batch of messages, and it lands in a pipeline's tables."""
+"""The Spark sink `servicebroker_warehouse`: decodes batches of messages in tasks, and writes them into tables."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from pyspark.sql.types import StructType
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.quarantine_counts import Counts, count_quarantined, counts_path, write_counts
-from servicebroker.pipeline.sinks.landing import target
 from servicebroker.pipeline.sinks.parquet import DataFile
-from servicebroker.pipeline.sorting import ConversationFailure, Sorter, landing_time
+from servicebroker.pipeline.sinks.target import target
+from servicebroker.pipeline.sorting import ConversationFailure, Sorter, write_time
 from servicebroker.pipeline.spark_task import query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ENDED = (8426, 8427)  # unknown handle, already ended by this side
-UNREADABLE_ERROR_CODE = 1  # of END CONVERSATION WITH ERROR after an unreadable message
-MAX_BUFFERED_BYTES = 128 * 1024 * 1024  # of rows that a task keeps for one table before it writes a file
+_ALREADY_ENDED = (8426, 8427)  # error numbers: unknown handle, already ended by this side
+UNREADABLE_ERROR_CODE = 1  # error code of END CONVERSATION WITH ERROR after an unreadable message
+MAX_BUFFERED_BYTES = 128 * 1024 * 1024  # rows that a task keeps in memory for one table before it writes a file
 
 
 @dataclass
 class WarehouseTaskResult(WriterCommitMessage):
-    """The result of one task for the commit: the query, the files of each table, and the conversations to end.
+    """The result of one task, for the commit.
 
-    `quarantined`: counts of the messages in the quarantine files.
+    Attributes:
+        query_id: the Spark query.
+        files: written files by table.
+        failures: conversations to end with an error.
+        quarantined: counts of the messages in the quarantine files.
     """
 
     query_id: str
@@ -42,11 +46,11 @@ class WarehouseTaskResult(WriterCommitMessage):
 
 
 class WarehouseSink(DataSource):
-    """`writeStream.format("servicebroker_warehouse")` with the options pipeline (`Pipeline.to_text`) and queue."""
+    """`writeStream.format("servicebroker_warehouse")`. Options: pipeline (`Pipeline.to_text`), queue (its label)."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._text, self._label = options.get("pipeline", ""), options.get("queue", "")
+        self._pipeline_text, self._label = options.get("pipeline", ""), options.get("queue", "")
 
     @classmethod
     def name(cls) -> str:
@@ -54,42 +58,42 @@ class WarehouseSink(DataSource):
         return "servicebroker_warehouse"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> WarehouseWriter:
-        """Return the writer of a streaming query."""
-        if overwrite or not self._text:
+        """Return the writer for a streaming query."""
+        if overwrite or not self._pipeline_text:
             raise InstanceError(
                 "The servicebroker_warehouse sink is only for pipelines of servicebroker, and only appends."
             )
-        pipeline = Pipeline.from_text(self._text)
+        pipeline = Pipeline.from_text(self._pipeline_text)
         return WarehouseWriter(pipeline, pipeline.queue_labelled(self._label))
 
 
 class WarehouseWriter(DataSourceStreamArrowWriter):
-    """Sorts and writes messages in the tasks. At the end of a batch the files land, once in each table."""
+    """Decodes messages and writes files in the tasks. At the end of a batch, commits the files once in each table."""
 
     def __init__(self, pipeline: Pipeline, queue: QueueRule) -> None:
         self._pipeline = pipeline
         self._queue = queue
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WarehouseTaskResult:  # type: ignore[override] # as in pyspark's own
-        """Write the rows of one task into files of their tables."""
+        """Decode the messages of one task, and write the rows into files for their tables."""
         from servicebroker.pipeline.stream.rows import delivered
 
         query = query_id("servicebroker_warehouse")
         return sort_rows(self._pipeline, self._queue, query, delivered(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Land the batch in every table that lacks it, then end the failed conversations."""
+        """Commit the batch in every table that lacks it, then end the failed conversations."""
         results = [message for message in messages if isinstance(message, WarehouseTaskResult)]
-        land_rows(self._pipeline, self._queue, results, batchId)
+        commit_results(self._pipeline, self._queue, results, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the files stay unnamed, or the batch has landed without Spark's knowledge."""
+        """Do nothing: no table names the files, or the batch was committed and Spark does not know it."""
 
 
 def sort_rows(
     pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterator[pa.RecordBatch]
 ) -> WarehouseTaskResult:
-    """Sort messages into files of their tables."""
+    """Decode messages, and write their rows into files for each table."""
     import pyarrow as pa
 
     sorter = Sorter(pipeline, queue)
@@ -105,7 +109,7 @@ def sort_rows(
     for batch in batches:
         if not batch.num_rows:
             continue
-        sorted_rows = sorter.sort(batch, landing_time())
+        sorted_rows = sorter.sort(batch, write_time())
         failures += sorted_rows.failures
         for table, rows in sorted_rows.tables.items():
             if table == pipeline.quarantine:
@@ -118,18 +122,19 @@ def sort_rows(
     return WarehouseTaskResult(query, files, failures, quarantined)
 
 
-def land_rows(pipeline: Pipeline, queue: QueueRule, results: list[WarehouseTaskResult], batch_id: int) -> None:
-    """Land a batch, table by table, each once. Then end the failed conversations, which is idempotent.
+def commit_results(pipeline: Pipeline, queue: QueueRule, results: list[WarehouseTaskResult], batch_id: int) -> None:
+    """Commit a batch in each table, once per table. Then end the failed conversations, which is idempotent.
 
-    Quarantine is first. If a rule is corrected between an interrupted batch and its repetition, a message that is
-    readable now is then in both tables, not in none. If a rule has become stricter instead, quarantine gets the rows
-    that it lacked at the first try. The message's own table may not have had the batch, and gets no row of it any more.
+    Quarantine is committed first. A rule may change between an interrupted batch and its repetition. If a message has
+    become readable, it is then in quarantine and in its table, and not lost. If a message has become unreadable,
+    quarantine gets it now even if it already has the batch, since the
+    message's table may lack it.
     """
     for table in sorted(pipeline.table_names(), key=lambda table: table != pipeline.quarantine):
         files = [file for result in results for file in result.files.get(table, ())]
         if files:
-            fills = table == pipeline.quarantine
-            target(pipeline, table).land(files, results[0].query_id, batch_id, fills=fills)
+            is_quarantine = table == pipeline.quarantine
+            target(pipeline, table).commit(files, results[0].query_id, batch_id, adds_missing=is_quarantine)
     quarantined: Counts = sum((result.quarantined for result in results), Counter())
     if quarantined:
         write_counts(counts_path(pipeline, queue), batch_id, quarantined)
@@ -159,5 +164,5 @@ def _end(queue: QueueRule, failures: list[ConversationFailure]) -> None:
                     ending = EndConversation(handle, error=error)
                     run(database.connection, end_conversation(ending, now=server_time(database.connection)))
             except BrokerError as refused:
-                if refused.number not in _ENDED:
+                if refused.number not in _ALREADY_ENDED:
                     raise

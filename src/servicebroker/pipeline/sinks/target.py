@@ -1,4 +1,7 @@
-"""Lands a batch of a pipeline in its tables: appended once, or merged by key, without rows that the table has."""
+"""Writes a batch into the tables of a pipeline: each table takes it once, without rows that it already has.
+
+A table without a key appends the rows. A table with a key keeps the newest row of each key.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from servicebroker.pipeline.sinks.parquet import DataFile, write_parquet
 from servicebroker.pipeline.sinks.row_replacement import (
     NEW_INDEX,
     OLD_INDEX,
+    OLD_PREFIX,
     carry_columns,
     find_matching_files,
     join_rows,
@@ -29,10 +33,10 @@ from servicebroker.pipeline.sinks.tables import (
     TableFile,
     TableLocation,
     TableVersion,
+    commit_batch,
     commit_with_retry,
     foreign_columns,
-    has_landed,
-    land,
+    has_batch,
     open_or_alter,
     plan_schema_change,
 )
@@ -42,26 +46,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGE_FOLDER = "_staged"  # in a table's folder, for files that its readers must not see
-_LATER = "later"  # in names of plain Parquet files, for rows that their batch lacked when it landed
+_LATER = "later"  # in names of plain Parquet files, for rows that their batch lacked at its commit
 
 
 @dataclass(frozen=True)
 class Target:
-    """One table of a pipeline: its location, its columns, and how rows get into it.
+    """A table of a pipeline, as the target of a batch: its location, its columns, and how rows get into it.
 
     Attributes:
-        folder: folder of files that do not count yet; of plain Parquet files the table itself.
-        location: location of the table; None for plain Parquet files.
-        optional: columns that may be null.
+        folder: folder of uncommitted files. For the format "parquet" it is the table itself.
+        location: location of the table; None for the format "parquet".
+        nullable: columns that may be null.
+        partition_by: partition columns.
+        key: columns that identify a row. A new row replaces an older row with the same key.
+        queue: column with the label of a message's queue.
         handle, number: columns that identify a message.
-        order, time: columns of its position in the queue `queue`, and of its enqueue time.
+        order, time: columns with a message's position in its queue, and its enqueue time.
         queues: labels of the pipeline's queues.
     """
 
     folder: Folder
     location: TableLocation | None
     schema: pa.Schema
-    optional: frozenset[str]
+    nullable: frozenset[str]
     partition_by: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     queue: str = "_queue"
@@ -73,45 +80,45 @@ class Target:
 
     @property
     def staged(self) -> Folder:
-        """The folder for files that a commit does not name one by one."""
+        """The folder of files that are not in the table yet: a commit moves them into it, or merges their rows."""
         return self.folder / STAGE_FOLDER
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Write files with these rows, which count once they have landed."""
+        """Write these rows into files. `commit` adds the files to the table."""
         if self.location is None or self.key:
             return write_parquet(iter(rows.to_batches()), self.staged, rows.schema)
         if isinstance(self.location, DeltaLocation):  # columns are identified by name, so the log need not be read
             return self.location.write(rows, self.partition_by)
         return commit_with_retry(self.location, self.open_or_alter).write(rows)
 
-    def land(self, files: list[DataFile], query_id: str, batch_id: int, *, fills: bool = False) -> None:
-        """Land a batch's files, once for (query id, batch id).
+    def commit(self, files: list[DataFile], query_id: str, batch_id: int, *, adds_missing: bool = False) -> None:
+        """Add a batch's files to the table, once for (query id, batch id).
 
-        `fills`: if the batch has landed before, add the rows that it lacked; for tables without a key.
+        `adds_missing`: if the table already has the batch, add the rows that it lacks; for tables without a key.
 
         Raises:
             InstanceError: the table has other columns or partitions.
         """
         batch = query_id, batch_id
         if self.location is None:
-            _rename(self, files, *batch, fills=fills)
+            _rename(self, files, *batch, adds_missing=adds_missing)
         elif self.key:
             _merge(self, self.location, files, batch)
         else:
-            is_new = land(
+            is_new = commit_batch(
                 *(self.location, self.schema, files, batch),
                 partition_by=self.partition_by,
-                optional=self.optional,
-                only_new=lambda table, given: _without_known(self, table, given),
+                nullable=self.nullable,
+                only_new=lambda table, batch_files: _without_known(self, table, batch_files),
             )
-            if fills and not is_new:
-                commit_with_retry(self.location, partial(_fill, self, files))
+            if adds_missing and not is_new:
+                commit_with_retry(self.location, partial(_add_missing, self, files))
 
     def ensure(self) -> None:
         """Create the table if it is missing, and give it the columns that it lacks.
 
         Raises:
-            InstanceError: the table cannot be changed as its rule says.
+            InstanceError: the table cannot get the columns of its rule.
         """
         if self.location is None:
             make(self.folder)
@@ -120,33 +127,33 @@ class Target:
                 commit_with_retry(self.location, self.open_or_alter)
 
     def open_or_alter(self) -> TableVersion:
-        """Return the table as it is now, with all columns of its rule."""
-        return open_or_alter(self.table, self.schema, self.partition_by, self.optional)
+        """Return the newest version of the table, after adding the columns that it lacks."""
+        return open_or_alter(self.table, self.schema, self.partition_by, self.nullable)
 
     def plan_schema_change(self) -> SchemaChange:
-        """Return the changes that the table needs for its rule; none for a missing table.
+        """Return the changes of columns that the table's rule requires; none for a missing table.
 
         Raises:
-            InstanceError: the table cannot be changed as its rule says.
+            InstanceError: the table cannot get the columns of its rule.
         """
-        if self.location is None or not self.location.is_there():
+        if self.location is None or not self.location.exists():
             return SchemaChange()
-        return plan_schema_change(self.location, self.location.open(), self.schema, self.partition_by, self.optional)
+        return plan_schema_change(self.location, self.location.open(), self.schema, self.partition_by, self.nullable)
 
     def last_batches(self) -> Callable[[str], int | None]:
-        """Return a function that gives the last batch of a query in the present table; None without one."""
+        """Return a function from a query id to the query's last batch in the table; None if the table has none."""
         if self.location is None:
             return partial(_last_named, names_in(self.folder, ".parquet"))
-        return self.location.open().last_batch if self.location.is_there() else lambda query_id: None
+        return self.location.open().last_batch if self.location.exists() else lambda query_id: None
 
     @property
     def table(self) -> TableLocation:
-        """The location of a table that is more than plain files."""
+        """The location of the table, for formats other than "parquet"."""
         assert self.location is not None
         return self.location
 
 
-def location_of(pipeline: Pipeline, table: str) -> TableLocation | None:
+def table_location(pipeline: Pipeline, table: str) -> TableLocation | None:
     """Return the location of one of the pipeline's tables; None for plain Parquet files."""
     folder = pipeline.folder(table)
     if pipeline.format == "iceberg":
@@ -155,27 +162,27 @@ def location_of(pipeline: Pipeline, table: str) -> TableLocation | None:
 
 
 def target(pipeline: Pipeline, table: str) -> Target:
-    """Return one of the pipeline's tables. Bronze and quarantine identify a message by its queuing_order alone."""
+    """Return a table of the pipeline as a target. Bronze and quarantine identify a message by its queuing_order."""
     columns = columns_of(pipeline, table)
     schema = arrow_schema(columns)
-    folder, location = pipeline.folder(table), location_of(pipeline, table)
+    folder, location = pipeline.folder(table), table_location(pipeline, table)
     queues = frozenset(queue.label for queue in pipeline.queues)
     if table in (pipeline.bronze, pipeline.quarantine):
         names = ("queue", "conversation_handle", "queuing_order", "queuing_order", "message_enqueue_time")
         return Target(folder, location, schema, frozenset(schema.names), (), (), *names, queues)
     (rule,) = (rule for rule in pipeline.messages if rule.table == table)
-    optional = frozenset(column.name for column in columns if column.is_optional)
-    return Target(folder, location, schema, optional, rule.partition_by, rule.key, queues=queues)
+    nullable = frozenset(column.name for column in columns if column.is_optional)
+    return Target(folder, location, schema, nullable, rule.partition_by, rule.key, queues=queues)
 
 
-# ---------------------------------------------------------------- rows that the table has
+# ---------------------------------------------------------------- repeated messages
 
 
 def _without_known(target: Target, table: TableVersion, files: list[DataFile]) -> list[DataFile]:
-    """Return the files without messages that the table has, as when an archive is read again.
+    """Return the files without messages that the table already has, as when an archive is read again.
 
-    Only those files of the table are read whose range of queuing_order meets that of the new files, or whose range of
-    time. A message moved to another group has a new queuing_order and its old time. Without repeats few ranges meet.
+    Reads only files of the table whose range of queuing_order, or of enqueue time, overlaps that of the new files. A
+    message moved to another group has a new queuing_order and its old time. Without repeats few ranges overlap.
     """
     import pyarrow as pa
 
@@ -183,13 +190,13 @@ def _without_known(target: Target, table: TableVersion, files: list[DataFile]) -
     new_messages = [_columns(file, [*dict.fromkeys([target.order, target.time, *names])]) for file in files]
     positions = [rows.select([target.order, target.time]) for rows in new_messages]
     queue = _queue_of(target, files)
-    known_files = _meeting(target, table, queue, pa.concat_tables(positions) if positions else None)
+    known_files = _overlapping(target, table, queue, pa.concat_tables(positions) if positions else None)
     known_messages = [read_columns(table, file, names) for file in known_files]
     return _without(target, files, new_messages, known_messages) if known_messages else files
 
 
-def _fill(target: Target, files: list[DataFile]) -> None:
-    """Add the rows that a batch lacked when it landed."""
+def _add_missing(target: Target, files: list[DataFile]) -> None:
+    """Add the rows of a recorded batch that the table lacks."""
     table = target.open_or_alter()
     if new := _without_known(target, table, files):
         table.replace_files([], new)
@@ -198,23 +205,25 @@ def _fill(target: Target, files: list[DataFile]) -> None:
 def _without(
     target: Target, files: list[DataFile], new_messages: list[pa.Table], known_messages: list[pa.Table]
 ) -> list[DataFile]:
-    """Return the files without the messages `known_messages`; `new_messages` has the messages of each file."""
+    """Return the files without `known_messages`. `new_messages` has the message keys of each file."""
     import pyarrow as pa
 
     names = [target.handle, target.number]
     known_keys = pa.concat_tables(known_messages).group_by(names).aggregate([])
-    files_to_land: list[DataFile] = []
+    new_files: list[DataFile] = []
     for file, rows in zip(files, new_messages, strict=True):
         repeated = rows.select(names).join(known_keys, keys=names, join_type="left semi").num_rows
-        files_to_land += [file] if not repeated else _rewritten(target, file, known_keys)
-    return files_to_land
+        new_files += [file] if not repeated else _rewritten(target, file, known_keys)
+    return new_files
 
 
-def _meeting(target: Target, table: TableVersion, queue: str | None, positions: pa.Table | None) -> Iterable[TableFile]:
-    """Yield files of the table that may hold messages of the queue in these ranges of position or of time.
+def _overlapping(
+    target: Target, table: TableVersion, queue: str | None, positions: pa.Table | None
+) -> Iterable[TableFile]:
+    """Yield files of the table that may hold messages of the queue in the same range of position or of time.
 
-    Files of the pipeline's other queues are skipped. A queue name that the pipeline no longer has may be an earlier
-    name of this queue. Then only the time decides, since positions of different queues often coincide.
+    Files of the pipeline's other queues are skipped. A label that the pipeline no longer has may be an earlier label of
+    this queue. Then only the time decides, since positions of different queues often coincide.
     """
     from pyarrow import compute
 
@@ -223,16 +232,16 @@ def _meeting(target: Target, table: TableVersion, queue: str | None, positions: 
     ranges: dict[str, Any] = {name: compute.min_max(positions.column(name)).as_py() for name in positions.schema.names}
     for file in table.files():
         lowest, highest = file.range_of(target.queue)
-        is_of_other_name = bool(lowest and highest and queue) and not lowest <= queue <= highest
-        if is_of_other_name and {lowest, highest} <= target.queues:
+        has_other_label = bool(lowest and highest and queue) and not lowest <= queue <= highest
+        if has_other_label and {lowest, highest} <= target.queues:
             continue
-        names = [target.time] if is_of_other_name else list(ranges)
-        if any(_meets(file.range_of(name), ranges[name]) for name in names):
+        names = [target.time] if has_other_label else list(ranges)
+        if any(_overlaps(file.range_of(name), ranges[name]) for name in names):
             yield file
 
 
-def _meets(file_range: tuple[Any, Any], rows_range: dict[str, Any]) -> bool:
-    """True if two ranges overlap, as far as they are known."""
+def _overlaps(file_range: tuple[Any, Any], rows_range: dict[str, Any]) -> bool:
+    """True if two ranges overlap, or if the file's range is unknown."""
     file_min, file_max = file_range
     if isinstance(file_max, datetime):
         file_max += timedelta(milliseconds=1)  # Delta's statistics cut times off to milliseconds
@@ -240,7 +249,7 @@ def _meets(file_range: tuple[Any, Any], rows_range: dict[str, Any]) -> bool:
 
 
 def _queue_of(target: Target, files: list[DataFile]) -> str | None:
-    """Return the queue of a batch: each batch has only one. None for a batch without rows."""
+    """Return the label of the queue that a batch comes from; None for a batch without rows."""
     for file in files:
         if target.queue in file.partition:
             return file.partition[target.queue]
@@ -251,6 +260,7 @@ def _queue_of(target: Target, files: list[DataFile]) -> str | None:
 
 
 def _rewritten(target: Target, file: DataFile, known_keys: pa.Table) -> list[DataFile]:
+    """Write a new file without the messages `known_keys`; no file if nothing remains."""
     import pyarrow as pa
 
     names = [target.handle, target.number]
@@ -274,27 +284,27 @@ def _read(folder: Folder, name: str, names: list[str] | None) -> pa.Table:
         return parquet.read(columns=names, use_threads=False)
 
 
-# ---------------------------------------------------------------- by key
+# ---------------------------------------------------------------- tables with a key
 
 
-def _merge(target: Target, place: TableLocation, files: list[DataFile], batch: Batch) -> None:
-    """Land the newest row of each key in place of the table's row, unless the table's is newer."""
+def _merge(target: Target, location: TableLocation, files: list[DataFile], batch: Batch) -> None:
+    """Replace the table's row of each key by the newest row of the batch, unless the table's row is newer."""
     import pyarrow as pa
 
     def change() -> None:
         table = target.open_or_alter()
-        if has_landed(place, table, batch):
+        if has_batch(location, table, batch):
             return
         rows = newest_by_key(pa.concat_tables([_columns(file, None) for file in files]), target)
         table.replace_files(*_replacement(target, table, rows), batch)
 
-    commit_with_retry(place, change)
+    commit_with_retry(location, change)
     for file in files:
         remove(file.folder, file.name)
 
 
 def _replacement(target: Target, table: TableVersion, rows: pa.Table) -> tuple[list[TableFile], list[DataFile]]:
-    """Return files of the table that have older rows of these keys, and new files with the rows that count."""
+    """Return the table's files with older rows of these keys, and the files that replace them."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -315,7 +325,7 @@ def _replacement(target: Target, table: TableVersion, rows: pa.Table) -> tuple[l
 
 
 def fold_by_key(target: Target, existing: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return the rows that count, from existing and new rows, which each have one row per key."""
+    """Return the newest row of each key. `existing` and `rows` each have one row per key."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -330,27 +340,26 @@ _AGE_COLUMNS = ("_queue", "_conversation_handle", "_queuing_order", "_message_en
 
 
 def _is_newer(matches: pa.Table) -> Any:
-    """Tell for each match if the new row is newer.
+    """Return for each match (a new and an old row with the same key) True if the new row is newer.
 
-    Clocks may go back; positions in a queue do not, unless it was recreated.
-
-    If position and time of two conversations disagree, either may have come first, and no row tells which. Then the new
-    row counts, since batches come in the order of the queue (decision 92).
+    Clocks may go back; positions in a queue do not, unless it was recreated. If position and time of two conversations
+    disagree, the order is unknown. The new row then wins, since batches come in the order of the queue (decision 92).
     """
     from pyarrow import compute
 
-    def both(test: Any, name: str) -> Any:
-        return test(matches.column(name), matches.column(f"there {name}"))
+    def compare(test: Any, name: str) -> Any:
+        return test(matches.column(name), matches.column(f"{OLD_PREFIX}{name}"))
 
-    same_queue = both(compute.equal, "_queue")
-    is_behind = both(compute.greater, "_queuing_order")
-    is_later = compute.or_(both(compute.greater, "_message_enqueue_time"), compute.and_(same_queue, is_behind))
-    same_conversation = compute.and_(same_queue, both(compute.equal, "_conversation_handle"))
-    return compute.if_else(same_conversation, is_behind, is_later)
+    same_queue = compare(compute.equal, "_queue")
+    has_later_position = compare(compute.greater, "_queuing_order")
+    has_later_time = compare(compute.greater, "_message_enqueue_time")
+    is_later = compute.or_(has_later_time, compute.and_(same_queue, has_later_position))
+    same_conversation = compute.and_(same_queue, compare(compute.equal, "_conversation_handle"))
+    return compute.if_else(same_conversation, has_later_position, is_later)
 
 
 def newest_by_key(rows: pa.Table, target: Target) -> pa.Table:
-    """Return for each key of a batch the row that was enqueued last. A batch comes from one queue."""
+    """Return for each key the row of a batch that was enqueued last. All rows of a batch come from one queue."""
     from pyarrow import compute
 
     rank: Any = compute.rank(rows.column("_queuing_order"), "ascending", tiebreaker="first")
@@ -359,30 +368,29 @@ def newest_by_key(rows: pa.Table, target: Target) -> pa.Table:
     return rows.filter(compute.is_in(rank, value_set=last))
 
 
-# ---------------------------------------------------------------- Parquet
+# ---------------------------------------------------------------- plain Parquet files
 
 
-def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int, *, fills: bool) -> None:
-    """Name the files after their batch and the number of its files.
+def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int, *, adds_missing: bool) -> None:
+    """Move a batch's files into the table, under names with the batch, the file's number and the number of files.
 
-    The batch has landed once all of them have their names.
-
-    Files of an interrupted batch are replaced when it is repeated. A batch that has landed stays: its conversations may
-    have ended since, and their messages have left the queue.
+    A batch is complete once all its files have their names. A repetition replaces the files of an incomplete batch. A
+    complete batch stays: its conversations may have ended since, and their messages have left the queue.
     """
     name = f"batch-{query_id}-{batch_id:010d}"
     known_names = [known for known in names_in(target.folder, ".parquet") if known.startswith(f"{name}-")]
-    landed_names = [known for known in known_names if not known.startswith(f"{name}-{_LATER}-")]
-    if landed_names and all(landed.endswith(f"-of-{len(landed_names):04d}.parquet") for landed in landed_names):
-        new = _lacking(target, files, known_names) if fills else []
+    batch_names = [known for known in known_names if not known.startswith(f"{name}-{_LATER}-")]
+    is_complete = all(known.endswith(f"-of-{len(batch_names):04d}.parquet") for known in batch_names)
+    if batch_names and is_complete:
+        new = _lacking(target, files, known_names) if adds_missing else []
         for file in files:
             if file not in new:
                 remove(target.staged, file.name)
         for file in new:
             move(target.folder, f"{STAGE_FOLDER}/{file.name}", f"{name}-{_LATER}-{file.name}")
     else:
-        for landed_name in landed_names:
-            remove(target.folder, landed_name)
+        for batch_name in batch_names:
+            remove(target.folder, batch_name)
         flush(target.folder)
         for number, file in enumerate(files):
             final = f"{name}-{number:04d}-of-{len(files):04d}.parquet"
@@ -391,13 +399,13 @@ def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int,
 
 
 def _lacking(target: Target, files: list[DataFile], known_names: list[str]) -> list[DataFile]:
-    """Return the files without rows that the files `known_names` of their batch have."""
+    """Return the files without messages that the batch's files `known_names` in the table have."""
     names = [target.handle, target.number]
     known_messages = [_read(target.folder, known_name, names) for known_name in known_names]
     return _without(target, files, [_columns(file, names) for file in files], known_messages)
 
 
 def _last_named(names: list[str], query_id: str) -> int | None:
-    """Return the last batch of a query among file names; None without one."""
+    """Return the last batch of a query, from file names; None if no file is of this query."""
     start = f"batch-{query_id}-"
     return max((int(name[len(start) :].partition("-")[0]) for name in names if name.startswith(start)), default=None)
