@@ -23,7 +23,7 @@ from servicebroker.tsql.translation.reading.optimizer_hints import read_max_recu
 from servicebroker.tsql.translation.reading.parts import read_values
 from servicebroker.tsql.translation.reading.syntax_tree import MAX_CACHED_CHARS, Slice, parse_slice, slice_text
 from servicebroker.tsql.translation.reading.unsupported_clauses import find_unsupported_clause
-from servicebroker.tsql.translation.result import Translation
+from servicebroker.tsql.translation.result import OutputTarget, Translation
 from servicebroker.tsql.translation.rows import current_rows  # noqa: F401 # as aggregates
 from servicebroker.tsql.translation.text_writer import NeedsParents, Writer, with_offset
 from servicebroker.tsql.translation.values import (  # noqa: F401
@@ -102,7 +102,10 @@ def _translate_cached(role: str, text: str, scope: Scope) -> Any:
         if isinstance(result, Translation):
             names_tables = bool(writer.table_uses) or any(kind == "columns" for kind, _ in writer.scope_answers)
             result = result._replace(
-                uses=tuple(writer.uses), tables_read=_tables_read(writer), names_tables=names_tables
+                uses=tuple(writer.uses),
+                tables_read=_tables_read(writer),
+                names_tables=names_tables,
+                output_target=_output_target(writer),
             )
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
@@ -133,6 +136,15 @@ def _tables_read(writer: Writer) -> tuple[str, ...]:
     read_objects = {(use.database, use.schema, use.name) for use in writer.uses if use.statement in _READING_STATEMENTS}
     tables = writer.table_uses.items()
     return tuple(sorted(table for table, use in tables if (use.database, use.schema, use.name) in read_objects))
+
+
+def _output_target(writer: Writer) -> OutputTarget | None:
+    """Return the table whose changed rows the statement returns. None if there is none, or it is a temporary table."""
+    target = writer.table_uses.get(writer.output_table)
+    if target is None:
+        return None
+    events = {use.statement for use in writer.uses if use._replace(statement=target.statement, shown="") == target}
+    return OutputTarget(writer.output_table, writer.output_name, tuple(sorted(events & _CHANGE_VERBS)))
 
 
 def _tables(writer: Writer, piece: Slice) -> tuple[str, ...]:

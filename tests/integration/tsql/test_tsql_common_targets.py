@@ -107,5 +107,5 @@ def test_what_cannot_be_changed_says_why(work: sb.Database, inside: str, change:
 
 
 def test_check_needs_no_tables() -> None:
-    found = list(check(TAKE + "WITH x AS (SELECT * FROM Work) UPDATE x SET Tries = 1 OUTPUT deleted.*"))
+    found = list(check(TAKE + ";WITH x AS (SELECT * FROM Work) UPDATE x SET Tries = 1 OUTPUT deleted.*"))
     assert [each.verdict for each in found] == [Verdict.RUNS, Verdict.RUNS]

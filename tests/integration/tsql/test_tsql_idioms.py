@@ -529,7 +529,7 @@ def test_a_temporary_table_hides_that_of_the_caller(db: sb.Database) -> None:
 def test_words_of_changes_in_what_makes_a_temporary_table(db: sb.Database) -> None:
     assert told(db, """
     CREATE TABLE #kept (a int PRIMARY KEY, [update] varchar(9)); SELECT a FROM #kept
-    SELECT 'insert' AS w INTO #words; SELECT w FROM #words
-    WITH one AS (SELECT 1 AS a) SELECT a INTO #ones FROM one; SELECT a FROM #ones
+    SELECT 'insert' AS w INTO #words; SELECT w FROM #words;
+    WITH one AS (SELECT 1 AS a) SELECT a INTO #ones FROM one; SELECT a FROM #ones;
     WITH one AS (SELECT 2 AS a) INSERT INTO #ones SELECT a FROM one; SELECT COUNT(*) FROM #ones
     """) == [[], [("insert",)], [(1,)], [(2,)]]  # fmt: skip

@@ -24,7 +24,7 @@ def test_rowcount_limits_what_is_seen(db: sb.Database) -> None:
         SET ROWCOUNT 2
         SELECT Id FROM T ORDER BY Id DESC
         SELECT Id, Id, V + 1 FROM T ORDER BY Id
-        WITH C AS (SELECT Id FROM T) SELECT Id FROM C UNION ALL SELECT 9
+        ;WITH C AS (SELECT Id FROM T) SELECT Id FROM C UNION ALL SELECT 9
         DECLARE @x int
         SELECT @x = Id FROM T ORDER BY Id
         SELECT @x, @@ROWCOUNT

@@ -47,6 +47,7 @@ def rung(house: sb.Database, script: str) -> list[str]:
         ("IF 1 = 1 DISABLE TRIGGER Bell ON Doors ELSE DISABLE TRIGGER ALL ON Doors", ["knocker"]),
         ("EXEC ('ALTER TABLE Doors DISABLE TRIGGER ALL')", []),
         ("ALTER TABLE Rings ENABLE TRIGGER ALL", ["bell", "knocker"]),
+        ("DELETE Doors OUTPUT deleted.Number", ["bell", "knocker"]),
     ],
 )
 def test_a_disabled_trigger_does_not_run(house: sb.Database, script: str, left: list[str]) -> None:
@@ -73,6 +74,8 @@ def test_the_catalog_shows_what_is_disabled(house: sb.Database) -> None:
         ("DISABLE TRIGGER ALL ON ALL SERVER", 40515),
         ("DISABLE TRIGGER Bell", 102),
         ("ALTER TABLE Doors DISABLE TRIGGER", 102),
+        ("INSERT Doors OUTPUT inserted.Number VALUES (9)", 334),
+        ("INSERT Doors OUTPUT inserted.Number INTO Rings OUTPUT inserted.Number VALUES (9)", 334),
     ],
 )
 def test_what_is_not_there_is_refused_and_nothing_switched(house: sb.Database, script: str, number: int) -> None:

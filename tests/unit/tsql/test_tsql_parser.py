@@ -12,7 +12,7 @@ from servicebroker.tsql import syntax
 from servicebroker.tsql.parser import parse, parse_text
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Expression, Name, Variable
-from servicebroker.tsql.tokens import batches
+from servicebroker.tsql.tokens import batches, tokenize
 
 
 def only(text: str) -> syntax.Statement:
@@ -114,6 +114,21 @@ def test_what_cannot_be_read_is_refused_with_its_number(text, number):
     assert refused(text).number == number
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("SELECT 1 WITH c AS (SELECT 1 AS a) SELECT a FROM c", 319),
+        ("BEGIN SELECT 1 END WITH XMLNAMESPACES ('u' AS x) SELECT 1 AS a", 319),
+        ("BEGIN MERGE t USING s ON t.a = s.a WHEN MATCHED THEN DELETE END", 10713),
+    ],
+)
+def test_a_semicolon_is_missed_in_new_text_only(text, number):
+    with pytest.raises(TsqlError) as caught:
+        parse(tokenize(text), ())
+    assert caught.value.number == number
+    assert parse_text(f"CREATE PROCEDURE p AS {text}")  # as a module that an earlier version has stored
+
+
 def test_an_error_names_the_line_of_the_script():
     assert refused("SELECT 1;\nGO\n\nSEND ON NOTHING").line == 4
     assert refused("SELECT 1\n\n SELECT 'open").line == 3
@@ -154,6 +169,8 @@ def test_statements_end_where_the_next_one_begins():
 
 
 def test_a_common_table_expression_goes_with_its_statement():
+    query = "WITH c AS (SELECT 1 AS a) SELECT a FROM c"
+    assert len(parse_text(f"a: {query}; IF 1 = 1 {query} ELSE {query}; BEGIN {query} END")) == 4
     first, second = parse_text("SELECT 1; WITH c AS (SELECT 1 a) INSERT INTO t SELECT a FROM c SELECT 2")[1:]
     assert isinstance(first, syntax.Relational)
     assert first.text == "WITH c AS (SELECT 1 a) INSERT INTO t SELECT a FROM c"

@@ -51,6 +51,7 @@ from servicebroker.tsql.statement_errors import TsqlError, condition_expected, u
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.translation.definitions.defined_names import database_of_definition
 from servicebroker.tsql.translation.reading.syntax_tree import MAX_CACHED_CHARS
+from servicebroker.tsql.translation.result import OutputTarget
 from servicebroker.tsql.translation.rows.current_rows import CURRENT_OF_PREFIX
 from servicebroker.tsql.translation.text_writer import (
     ExtraStatement,
@@ -182,19 +183,28 @@ class Queries:
         run_query = functools.partial(self._execute, translation, text)
         handle = functools.partial(self._handle_result, translation, text)
         if changes:
-            self._run_with_triggers(text, run_query, handle)
+            self._run_with_triggers(text, run_query, handle, translation.output_target)
         elif handle(run_query()):
             self.machine.emit_row_count()
 
     def _run_with_triggers(
-        self, text: str, run_query: Callable[[], DescribedRows], handle: Callable[[DescribedRows], bool]
+        self,
+        text: str,
+        run_query: Callable[[], DescribedRows],
+        handle: Callable[[DescribedRows], bool],
+        output_target: OutputTarget | None = None,
     ) -> None:
         """Run a change and handle its result, with the triggers that it fires. On an error all of it is undone.
 
         The row count is emitted behind the triggers, since they may undo the rows.
+
+        Raises:
+            TsqlError: 334 OUTPUT returns rows of a table that has a trigger for the change.
         """
         machine = self.machine
         if triggers.has_triggers(machine):
+            if output_target is not None:
+                triggers.check_output(machine, output_target)
             with machine.transaction_scope():
                 triggers.start_capture(machine)
                 result = run_query()

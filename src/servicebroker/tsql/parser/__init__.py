@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from servicebroker.tsql.parser.extent import expression_end
+from servicebroker.tsql.parser.extent import expression_end, merge_end
 from servicebroker.tsql.parser.keywords import STARTERS, begins_statement
 from servicebroker.tsql.parser.objects import ObjectParser
 from servicebroker.tsql.parser.token_reader import parse_name
@@ -56,6 +56,7 @@ def parse(tokens: Tokens, parameters: Collection[str] | None = None) -> tuple[St
             use; 40515 a construct is not supported.
     """
     parser = Parser(tokens)
+    parser.accepts_missing_semicolons = parameters is None
     statements = parser.body()
     if parameters is not None:
         check_variables(tokens, parser.declared, parser.arguments, parameters)
@@ -68,8 +69,15 @@ def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] |
     A faulty statement yields its first words and its error. The statements inside a faulty block are parsed one by one.
     """
     parser = Parser(tokens)
+    is_behind_statement = False
     while parser.word:
         begin = parser.at
+        if is_behind_statement:
+            try:
+                parser.check_terminated()
+            except TsqlError as error:
+                yield "WITH", error
+        is_behind_statement = True
         parser.depth = 0
         parser.loops, parser.returns_value = 1, True  # an outer statement may be the faulty one
         try:
@@ -86,6 +94,8 @@ def parse_piecewise(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] |
                     parser.word in STARTERS and begins_statement(tokens, parser.at)
                 ):
                     parser.at += 1
+            else:
+                is_behind_statement = False
         else:
             yield "", statements
         while parser.peek() != "CONVERSATION" and parser.take_any(";", "END", "ELSE", "TRY", "CATCH"):
@@ -352,13 +362,13 @@ class Parser(ObjectParser):
         """Read MERGE, the only statement that must end with a semicolon.
 
         Raises:
-            TsqlError: 10713 the batch ends without one.
+            TsqlError: 10713 the statement ends without one.
         """
         begin = self.at - 1
-        while self.word not in ("", ";"):
-            self.at += 1
-        if not self.word:
-            raise TsqlError(10713, "A MERGE statement must be terminated by a semi-colon (;).", severity=15)
+        self.at = merge_end(self.tokens, self.at)
+        if self.word != ";" and not self.accepts_missing_semicolons:
+            text = "A MERGE statement must be terminated by a semi-colon (;)."
+            raise TsqlError(10713, text, severity=15, line=self.tokens.line(self.at - 1))
         return Relational(line, "MERGE", self.slice(begin, self.at))
 
     def _is_before_query(self) -> bool:

@@ -61,6 +61,7 @@ class ControlFlowParser(DialogParser):
     depth = 0
     has_goto = False  # a jump can skip declarations
     loops = 0  # WHILE loops around the current statement
+    accepts_missing_semicolons = False  # before WITH and behind MERGE: an earlier version has stored the module
     returns_value = False  # RETURN may have a value: in a procedure or a function
 
     def __init__(self, tokens: Tokens) -> None:
@@ -82,9 +83,26 @@ class ControlFlowParser(DialogParser):
             if self.word == "" or (self.word in ends and self._is_end()):
                 return tuple(statements)
             first = self.at
+            if statements:
+                self.check_terminated()
             statements += self.statement_group()
             if self.at == first:
                 self.fail()
+
+    def check_terminated(self) -> None:
+        """Refuse a common table expression behind a statement without a semicolon.
+
+        Raises:
+            TsqlError: 319.
+        """
+        is_terminated = self.accepts_missing_semicolons or self.words[self.at - 1] in (";", ":")
+        if self.word == "WITH" and not is_terminated and begins_statement(self.tokens, self.at):
+            text = (
+                "Incorrect syntax near the keyword 'with'. If this statement is a common table expression, an "
+                "xmlnamespaces clause or a change tracking context clause, the previous statement must be terminated "
+                "with a semicolon."
+            )
+            raise TsqlError(319, text, severity=15, line=self.line)
 
     def body(self) -> tuple[Statement, ...]:
         """Parse the statements of a batch or a module, up to the end of the text.

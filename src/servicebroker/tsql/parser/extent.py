@@ -109,6 +109,36 @@ def statement_end(tokens: Tokens, at: int) -> int:
         at += 1
 
 
+def merge_end(tokens: Tokens, at: int) -> int:
+    """Return the index behind the MERGE whose first word is before `at`: of its semicolon, or of the next statement."""
+    words = tokens.words
+    depth = cases = 0
+    awaits_merge = words[at - 1] == "WITH"
+    while True:
+        word = words[at]
+        if word in ("", ";"):
+            return at
+        depth += (word == "(") - (word == ")")
+        if depth or word not in _IN_STATEMENT:
+            pass
+        elif word == "CASE":
+            cases += 1
+        elif cases:
+            cases -= word == "END"
+        elif word == "MERGE" and awaits_merge:
+            awaits_merge = False
+        elif word in STARTERS and not _continues_merge(words, at) and begins_statement(tokens, at):
+            return at
+        at += 1
+
+
+def _continues_merge(words: list[str], at: int) -> bool:
+    """Check whether a word that can begin a statement is an action of MERGE."""
+    if _is_in_braces(words, at):
+        return True
+    return words[at - 1] == "UPDATE" if words[at] == "SET" else words[at - 1] == "THEN"
+
+
 def _skip_altered_table(words: list[str], at: int) -> int:
     """Return the index behind ALTER TABLE name and the word for the kind of change."""
     while words[at + 2 : at + 3] == ["."]:

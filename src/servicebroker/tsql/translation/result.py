@@ -9,6 +9,20 @@ from servicebroker.tsql.translation.text_writer import ExtraStatement
 from servicebroker.tsql.types import SqlType
 
 
+class OutputTarget(NamedTuple):
+    """The table whose changed rows OUTPUT returns to the caller.
+
+    Attributes:
+        table: the quoted PostgreSQL name.
+        name: the name in the statement.
+        events: the changes of the statement: INSERT, UPDATE, DELETE; several for MERGE.
+    """
+
+    table: str
+    name: str
+    events: tuple[str, ...]
+
+
 class Translation(NamedTuple):
     """A statement for PostgreSQL.
 
@@ -30,6 +44,7 @@ class Translation(NamedTuple):
             left out.
         tables_read: quoted PostgreSQL names of the tables whose rows it reads, for isolation levels that lock them.
         names_tables: True if it names a table or view.
+        output_target: the table whose changed rows OUTPUT returns to the caller; None for a temporary table.
         max_rows: the number of rows that it may change, if the text itself cannot limit them; 0 for any number.
     """
 
@@ -47,3 +62,4 @@ class Translation(NamedTuple):
     tables_read: tuple[str, ...] = ()
     names_tables: bool = False
     max_rows: int = 0
+    output_target: OutputTarget | None = None

@@ -122,6 +122,8 @@ class Writer:
     uses: dict[Use, None] = field(default_factory=dict)  # uses of tables and functions
     default_column: str = ""  # the column whose DEFAULT is being written
     sends_offsets: bool = True  # False in UNION and OUTPUT, whose columns have PostgreSQL's types
+    output_table: str = ""  # quoted PostgreSQL name of the table whose OUTPUT returns rows to the caller
+    output_name: str = ""  # its name in the statement
     sequence_draws: int = 0  # number of NEXT VALUE FOR in the row being written
 
     def document_of(self, node: str) -> str:

@@ -18,6 +18,7 @@ GO
 TARGET = (
     """
 CREATE TABLE dbo.Noted (Db sysname, Who sysname, Ins int, Del int);
+CREATE TABLE dbo.Got (Id int);
 CREATE TABLE dbo.After_ (Id int, V int DEFAULT 0);
 CREATE TABLE dbo.Instead (Id int, V int DEFAULT 0);
 GO
@@ -40,13 +41,13 @@ GO
 STATEMENTS = {
     "insert": ("INSERT {t} (Id) VALUES (7)", 7, None),
     "insert-select": ("INSERT INTO {t} (Id) SELECT 3 UNION SELECT 8", 8, None),
-    "insert-output": ("INSERT {t} (Id) OUTPUT inserted.Id VALUES (9)", 9, None),
+    "insert-output": ("INSERT {t} (Id) OUTPUT inserted.Id INTO TargetBase.dbo.Got VALUES (9)", 9, None),
     "insert-exec": ("INSERT {t} (Id) EXEC ('SELECT 4')", 4, None),
     "update": ("UPDATE {t} SET Id = Id + 10 WHERE Id = 1", 11, 1),
     "update-from": ("UPDATE x SET Id = 12 FROM {t} AS x WHERE x.Id = 2", 12, 2),
-    "update-output": ("UPDATE {t} SET V = 1 OUTPUT deleted.Id WHERE Id = 2", 2, 2),
+    "update-output": ("UPDATE {t} SET V = 1 OUTPUT deleted.Id INTO TargetBase.dbo.Got WHERE Id = 2", 2, 2),
     "delete": ("DELETE {t} WHERE Id = 2", None, 2),
-    "delete-output": ("DELETE FROM {t} OUTPUT deleted.Id WHERE Id = 1", None, 1),
+    "delete-output": ("DELETE FROM {t} OUTPUT deleted.Id INTO TargetBase.dbo.Got WHERE Id = 1", None, 1),
     "merge-insert": ("MERGE {t} AS t USING (SELECT 5 AS Id) AS s ON s.Id = t.Id "
                      "WHEN NOT MATCHED THEN INSERT (Id) VALUES (s.Id);", 5, None),
     "merge-update": ("MERGE {t} AS t USING (SELECT 1 AS Id) AS s ON s.Id = t.Id "

@@ -24,6 +24,7 @@ from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Trigger
 from servicebroker.tsql.tokens import VARIABLE, unquote
 from servicebroker.tsql.translation.reading.syntax_tree import slice_text
+from servicebroker.tsql.translation.result import OutputTarget
 
 if TYPE_CHECKING:
     from servicebroker.tsql.context import SessionDatabase
@@ -89,7 +90,7 @@ def check_target(machine: Machine, trigger: Trigger, table: str) -> None:
         raise TsqlError(8197, f"The object '{trigger.table}' does not exist or is invalid for this operation.")
     if not trigger.instead_of:
         return
-    for _, other in _find_instead_of(machine, table):
+    for _, other in _find_enabled(machine, table, instead_of=True):
         shared_events = [event for event in trigger.events if event in other.events]
         if shared_events and other.name.object.lower() != trigger.name.object.lower():
             raise TsqlError(
@@ -98,16 +99,31 @@ def check_target(machine: Machine, trigger: Trigger, table: str) -> None:
             )  # fmt: skip
 
 
-def _find_instead_of(machine: Machine, table: str) -> list[tuple[int, Trigger]]:
-    """Return the enabled INSTEAD OF triggers of a table, with their object_ids."""
+def check_output(machine: Machine, target: OutputTarget) -> None:
+    """Refuse to return the changed rows of a table whose triggers may change them again.
+
+    Raises:
+        TsqlError: 334 the table has an enabled trigger for one of the changes.
+    """
+    for _, trigger in _find_enabled(machine, target.table):
+        if set(trigger.events) & set(target.events):
+            raise TsqlError(
+                334, f"The target table '{target.name}' of the DML statement cannot have any enabled triggers if the "
+                "statement contains an OUTPUT clause without INTO clause."
+            )  # fmt: skip
+
+
+def _find_enabled(machine: Machine, table: str, *, instead_of: bool | None = None) -> list[tuple[int, Trigger]]:
+    """Return the enabled triggers of a table, of one kind or both, with their object_ids."""
     rows = fetch(
         machine.connection,
-        "triggers.find_instead_of",
+        "triggers.find_enabled",
         "select module_id, definition from servicebroker.tsql_modules where kind = 'TR' and not is_disabled "
         "and to_regclass(parent_table) = to_regclass($1)",
         (table,),
     )
-    return [(object_id, trigger) for object_id, text in rows if (trigger := _parse_trigger(text)).instead_of]
+    triggers = [(object_id, _parse_trigger(text)) for object_id, text in rows]
+    return [(number, trigger) for number, trigger in triggers if instead_of in (None, trigger.instead_of)]
 
 
 def install_diversions(machine: Machine, table: str) -> None:
@@ -129,7 +145,7 @@ def install_diversions(machine: Machine, table: str) -> None:
         for event in _CAPTURE_CLAUSES
     ]
     timing = "instead of" if kind == "v" else "before"
-    for object_id, trigger in _find_instead_of(machine, table):
+    for object_id, trigger in _find_enabled(machine, table, instead_of=True):
         for event in trigger.events:
             event_name = event.lower()
             statements.append(

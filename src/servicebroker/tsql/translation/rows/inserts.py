@@ -11,7 +11,7 @@ from servicebroker.tsql.statement_errors import ASSIGNED_TWICE, TsqlError, synta
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.results import Output
 from servicebroker.tsql.translation.queries.selects import Top, apply_row_limit, row_count_sql, translate_query
-from servicebroker.tsql.translation.queries.sources import From, object_name, resolve_table
+from servicebroker.tsql.translation.queries.sources import From, ObjectName, object_name, resolve_table
 from servicebroker.tsql.translation.reading.hints import add_locks, combine_hints
 from servicebroker.tsql.translation.reading.optimizer_hints import find_ignored_places
 from servicebroker.tsql.translation.reading.parts import read_names, read_table, read_value
@@ -85,7 +85,7 @@ def translate_insert(writer: Writer, common: Slice, piece: Slice) -> Translation
             rows = _write_source(writer, common, rest, table, targets, top)
     column_list = f" ({', '.join(quote_identifier(name) for name in columns)})" if columns else ""
     text = f"INSERT INTO {table} AS {quote_identifier('inserted')}{column_list} {rows}"
-    return _add_returning(writer, text, table, table_columns, outputs)
+    return _add_returning(writer, text, table, qualified_name, table_columns, outputs)
 
 
 @contextmanager
@@ -306,7 +306,12 @@ def _row_limit(writer: Writer, top: Top | None) -> int | None:
 
 
 def _add_returning(
-    writer: Writer, text: str, table: str, table_columns: dict[str, Column] | None, outputs: Outputs | None
+    writer: Writer,
+    text: str,
+    table: str,
+    name: ObjectName,
+    table_columns: dict[str, Column] | None,
+    outputs: Outputs | None,
 ) -> Translation:
     """Add RETURNING for OUTPUT and for the IDENTITY value."""
     identities = [column for column in (table_columns or {}).values() if column.is_identity]
@@ -319,7 +324,7 @@ def _add_returning(
     from_clause = From()
     from_clause.sources = [Source("inserted", table_columns, table)]
     with writer.query(from_clause.sources):
-        returned = write_returning(writer, outputs, from_clause)
+        returned = write_returning(writer, outputs, from_clause, table, name)
     text += f" RETURNING {returned.text}"
     if outputs.into is not None:
         drawn = f"inserted.{quote_identifier(identities[0].name)}" if identities else ""

@@ -8,7 +8,7 @@ from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.selects import write_with
-from servicebroker.tsql.translation.queries.sources import From, object_name, read_from, resolve_table
+from servicebroker.tsql.translation.queries.sources import From, ObjectName, object_name, read_from, resolve_table
 from servicebroker.tsql.translation.reading.hints import add_locks, combine_hints
 from servicebroker.tsql.translation.reading.parts import (
     read_common_tables,
@@ -66,7 +66,7 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
         if common.words:
             prefix = write_with(writer, read_common_tables(common), level) + " "
             prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # PostgreSQL does not allow RECURSIVE before MERGE
-        target = _read_target(writer, piece.part(first, using))
+        target, name = _read_target(writer, piece.part(first, using))
         node = read_tables(piece.part(using + 1, on))
         from_clause = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
         with writer.query([target, *from_clause.sources]):
@@ -95,14 +95,16 @@ def translate_merge(writer: Writer, common: Slice, piece: Slice) -> Translation:
             )
         else:
             translation = _add_output(
-                writer, text, read_outputs(piece.part(output + 1, len(words))), target, from_clause
+                writer, text, read_outputs(piece.part(output + 1, len(words))), target, name, from_clause
             )
         return translation._replace(max_rows=writer.scope.row_limit)
     finally:
         writer.common_tables.pop()
 
 
-def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, from_clause: From) -> Translation:
+def _add_output(
+    writer: Writer, text: str, outputs: Outputs, target: Source, name: ObjectName, from_clause: From
+) -> Translation:
     """Add OUTPUT as a result set or INTO a table. `inserted`, `deleted`, the source and $action are visible."""
     changed = [Source(name, target.columns, target.table) for name in ("inserted", "deleted")]
     writer.record_use(target.table, "SELECT")
@@ -110,7 +112,7 @@ def _add_output(writer: Writer, text: str, outputs: Outputs, target: Source, fro
     sight.sources = [*changed, *from_clause.sources]
     outputs = outputs.replace_each(lambda node: [_replace_action(node)])
     with writer.query(sight.sources):
-        returned = write_returning(writer, outputs, sight)
+        returned = write_returning(writer, outputs, sight, target.table, name)
     text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {returned.text}"
     before = tuple(writer.statements_before)
     if outputs.into is not None:
@@ -151,8 +153,8 @@ def _write_action(writer: Writer, nodes: list[exp.Expression]) -> Sql:
 SPECIAL[_ACTION] = _write_action
 
 
-def _read_target(writer: Writer, piece: Slice) -> Source:
-    """Read the target with its hints and alias."""
+def _read_target(writer: Writer, piece: Slice) -> tuple[Source, ObjectName]:
+    """Read the target with its hints and alias. Return it and its name."""
     hints: set[str] = set()
     place = piece.find("WITH")
     if place is not None and piece.words[place + 1 : place + 2] == ["("]:  # hints precede the alias
@@ -166,9 +168,10 @@ def _read_target(writer: Writer, piece: Slice) -> Source:
     table = resolve_table(writer, qualified_name)
     add_locks(writer, combine_hints(hints), table, "", None)
     alias = node.args.get("alias")
-    return Source(
+    source = Source(
         (alias.name if alias is not None else qualified_name.name).lower(), writer.table_columns(table), table
     )
+    return source, qualified_name
 
 
 def _write_condition(writer: Writer, piece: Slice) -> str:

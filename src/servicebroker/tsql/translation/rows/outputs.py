@@ -11,7 +11,7 @@ from servicebroker.tsql.statement_errors import syntax_error
 from servicebroker.tsql.translation.documents.document_options import UnknownColumns
 from servicebroker.tsql.translation.queries.results import UNKNOWN_STAR, Output
 from servicebroker.tsql.translation.queries.selects import write_output
-from servicebroker.tsql.translation.queries.sources import From, object_name, resolve_table
+from servicebroker.tsql.translation.queries.sources import From, ObjectName, object_name, resolve_table
 from servicebroker.tsql.translation.reading.parts import read_names, read_table, read_values
 from servicebroker.tsql.translation.reading.syntax_tree import Slice
 from servicebroker.tsql.translation.result import Translation
@@ -91,8 +91,10 @@ def read_outputs(piece: Slice) -> Outputs:
     return Outputs(expressions, read_table(target), columns, results)
 
 
-def write_returning(writer: Writer, outputs: Outputs, from_clause: From) -> Returned:
-    """Write the columns of the clauses. `inserted` and `deleted` must be visible."""
+def write_returning(writer: Writer, outputs: Outputs, from_clause: From, table: str, name: ObjectName) -> Returned:
+    """Write the columns of the clauses for a change of `table`. `inserted` and `deleted` must be visible."""
+    if outputs.into is None or outputs.results:
+        writer.output_table, writer.output_name = table, str(name)
 
     def write(nodes: list[exp.Expression], *, outermost: bool) -> list[Output]:
         return [output for node in nodes for output in write_output(writer, node, from_clause, outermost=outermost)]

@@ -489,7 +489,7 @@ def _write_returned(
         is_deleted = change.verb == "DELETE" and target.column_map is None
         aliases = {**aliases, _OTHER_COLUMNS: "tsql_rows" if is_deleted else "deleted"}
     with writer.renamed(aliases), writer.query(from_clause.sources):
-        returned = write_returning(writer, change.outputs, from_clause)
+        returned = write_returning(writer, change.outputs, from_clause, target.table, object_name(change.table))
     if returned.has_unknown_star:
         if target.column_map is not None:
             raise UnknownColumns("A star in OUTPUT")
