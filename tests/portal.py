@@ -19,7 +19,7 @@ import servicebroker as sb
 import servicebroker.api.aio.upkeep
 import servicebroker.api.upkeep
 from servicebroker import api
-from servicebroker.api.aio.doorbell import Doorbell
+from servicebroker.api.aio.notifier import Notifier
 from servicebroker.model.handlers.typed import Handler
 from servicebroker.model.workers import ScheduledHandler
 
@@ -27,7 +27,7 @@ _STAND_INS = (
     sb.AsyncInstance,
     sb.AsyncDatabase,
     sb.AsyncJoinedTransaction,
-    Doorbell,
+    Notifier,
     psycopg.AsyncConnection,
     psycopg.AsyncCursor,
     AbstractAsyncContextManager,

@@ -69,7 +69,7 @@ def run_in_process(instance: Instance, spec: TaskSpec, procedure: PythonProcedur
             outcome = _listen(instance, spec, reports)
         process.wait()
     with instance.connection() as connection:
-        instance.poison.judge(connection)
+        instance.poison.resolve_outcomes(connection)
     if outcome is None:
         text = f"its process ended with code {process.returncode}"
         _LOG.error("%s", BrokerError(9724, spec.procedure, spec.queue, text), extra=log_fields(spec))
@@ -170,7 +170,7 @@ class _ReportingDetector(PoisonDetector):
 
     def look(self, queue_id: int) -> None: ...
 
-    def judge(self, connection: Any) -> None: ...
+    def resolve_outcomes(self, connection: Any) -> None: ...
 
 
 class _ReportingHandler(logging.Handler):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from servicebroker.activation.stop_signal import StopSignal
 from servicebroker.activation.task_spec import TaskSpec
-from servicebroker.api.activated_session import Observed
+from servicebroker.api.activated_session import ReceiveHistory
 from servicebroker.api.aio.activated_session import AsyncActivatedSession
 from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.instance import AsyncInstance
@@ -37,7 +37,7 @@ class CoroutineRunner:
         self._async_instance: AsyncInstance | None = None
         self._is_closed = False
 
-    def run(self, spec: TaskSpec, observed: Observed, work: Work, stop: StopSignal) -> None:
+    def run(self, spec: TaskSpec, history: ReceiveHistory, work: Work, stop: StopSignal) -> None:
         """Run the work in a session of its own, and wait for its end."""
         with self._lock:
             if self._loop is None:
@@ -47,7 +47,7 @@ class CoroutineRunner:
                 )
                 self._thread.start()
             loop = self._loop
-        asyncio.run_coroutine_threadsafe(self._run(spec, observed, work, stop), loop).result()
+        asyncio.run_coroutine_threadsafe(self._run(spec, history, work, stop), loop).result()
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the loop until it is closed.
@@ -73,11 +73,11 @@ class CoroutineRunner:
         self._loop.close()
         self._loop, self._is_closed = None, False
 
-    async def _run(self, spec: TaskSpec, observed: Observed, work: Work, stop: StopSignal) -> None:
+    async def _run(self, spec: TaskSpec, history: ReceiveHistory, work: Work, stop: StopSignal) -> None:
         connection = await connect(self._instance.url, application_name=spec.application_name)
         async with connection:
             await run(connection, monitors.enter_task(spec.queue_id, spec.procedure, spec.execute_as))
-            session = AsyncActivatedSession(await self._open(), connection, observed)  # type: ignore[arg-type] # the same class
+            session = AsyncActivatedSession(await self._open(), connection, history)  # type: ignore[arg-type] # the same class
             stop.add_session(session, asyncio.get_running_loop().call_soon_threadsafe)
             await work(await session.enter(spec.database, spec.principal))
             await session.roll_back()

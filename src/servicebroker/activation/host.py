@@ -237,7 +237,7 @@ class Host:
             self._changed.clear()
             self._next_check = time.monotonic() + self._check_interval_s
             self._apply_definitions(connection)
-            self.instance.poison.judge(connection)
+            self.instance.poison.resolve_outcomes(connection)
             self._log_errors(run_alone(connection, drop_broken(self.instance.clock())))
             self._check_counters(connection)
             checked = 1
@@ -390,7 +390,7 @@ class Host:
             self._changed.set()
             return
         queue.due = result.due
-        queue.waiting = max(result.seen.waiting, self.instance.doorbell.count_asleep(queue_id))
+        queue.waiting = max(result.seen.waiting, self.instance.notifier.count_asleep(queue_id))
         seen_state = result.seen._replace(waiting=queue.waiting)
         queue.monitor, decision = look(queue.monitor, seen_state, self._settings(queue), time.monotonic())
         if not seen_state.receivable and queue.may_be_empty(self._oldest_transaction):

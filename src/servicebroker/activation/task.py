@@ -15,7 +15,7 @@ from servicebroker.activation.output import output_to
 from servicebroker.activation.procedures import Call, Procedure
 from servicebroker.activation.stop_signal import StopSignal
 from servicebroker.activation.task_spec import TaskSpec
-from servicebroker.api.activated_session import ActivatedSession, Observed
+from servicebroker.api.activated_session import ActivatedSession, ReceiveHistory
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
 from servicebroker.engine.activation import monitors
@@ -56,14 +56,14 @@ def run_task(
     is_called = False
     try:
         with connect(instance.url, application_name=spec.application_name) as connection:
-            observer = Observed()
-            session = ActivatedSession(instance, connection, observer)
+            history = ReceiveHistory()
+            session = ActivatedSession(instance, connection, history)
             stop.add_session(session, lambda wake: wake())
             database = session.enter(spec.database, spec.principal)
             receives_before = run(connection, monitors.enter_task(spec.queue_id, spec.procedure, spec.execute_as))
 
             def run_async(work: Work) -> None:
-                coroutines.run(spec, observer, work, stop)
+                coroutines.run(spec, history, work, stop)
 
             def output(text: str) -> None:
                 log_output(spec, text)
@@ -98,10 +98,10 @@ def _was_cut(stop: StopSignal, problem: Exception) -> bool:
 def _loop(
     spec: TaskSpec, procedure: Procedure, call: Call, session: ActivatedSession, stop: StopSignal, receives_before: int
 ) -> Outcome:
-    observer = session.observed
+    history = session.history
     stop_detector = StopDetector(exits=True)  # in a process of its own, sys.exit ends the process
     while True:
-        observer.begin()
+        history.begin()
         metrics.INVOKED.inc()
         try:
             procedure(call)
@@ -111,19 +111,19 @@ def _loop(
                 raise
             return _handle_error(spec, session, problem)
         if session.is_lent:
-            observer.left_open = True
+            history.left_open = True
         session.roll_back()
-        if observer.left_open:
+        if history.left_open:
             _LOG.error("%s", BrokerError(8415, spec.procedure), extra=log_fields(spec))
             return Outcome.ABORTED
-        if not observer.has_received and run(session.own, monitors.count_receives(spec.queue_id)) == receives_before:
+        if not history.has_received and run(session.own, monitors.count_receives(spec.queue_id)) == receives_before:
             _LOG.error("%s", BrokerError(28087, spec.procedure), extra=log_fields(spec))
             return Outcome.ABORTED
         if stop.is_requested():
             if stop.reason is not None:
                 _LOG.warning("%s", BrokerError(stop.reason), extra=log_fields(spec))
             return Outcome.ENDED
-        if observer.found_nothing or not observer.has_taken:
+        if history.found_nothing or not history.has_result:
             return Outcome.ENDED
 
 

@@ -1,5 +1,5 @@
 # Made from aio/activated_session.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The session of an activated task: an open instance seen through a connection of its own, as one principal."""
+"""The session of an activated task: an open instance with one connection for the task, as one principal."""
 
 from __future__ import annotations
 
@@ -11,65 +11,75 @@ from typing import NoReturn
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.database import Database
-from servicebroker.api.doorbell import Bell
 from servicebroker.api.instance import Instance
-from servicebroker.api.transaction import release_kept
+from servicebroker.api.notifier import WaitingReader
+from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.termination import terminate
 
 _NO_SERVER_RIGHTS = (
-    "An activated procedure works as a user of its database, and has no rights in the instance. Procedures cannot be "
-    "signed: let a program that opens the instance itself do this, asked by a message."
+    "An activated procedure runs as a user of its database, without rights in the instance, and procedures cannot be "
+    "signed. Send a message to a program that opens the instance itself, and let that program do this."
 )
 
 
 @dataclass
-class Observed:
-    """The RECEIVEs of a task since it began, or since `begin`."""
+class ReceiveHistory:
+    """The RECEIVEs and GET CONVERSATION GROUPs of a task since it began, or since `begin`.
+
+    Attributes:
+        has_received: the task has run such a statement.
+        has_taken: a statement returned messages or a group.
+        found_nothing: the last statement returned nothing. A RECEIVE WHERE without a result does not count.
+        left_open: the task neither committed nor rolled back a transaction.
+    """
 
     has_received: bool = False
-    has_taken: bool = False  # messages, or a group
-    found_nothing: bool = False  # its last RECEIVE or GET CONVERSATION GROUP; a RECEIVE WHERE without result is skipped
-    left_open: bool = False  # a transaction that the task neither committed nor rolled back
+    has_result: bool = False
+    found_nothing: bool = False
+    left_open: bool = False
 
     def begin(self) -> None:
         """Begin another call of the procedure."""
-        self.has_received = self.has_taken = self.found_nothing = self.left_open = False
+        self.has_received = self.has_result = self.found_nothing = self.left_open = False
 
     def note(self, *, took: bool, filtered: bool = False) -> None:
-        """Note a RECEIVE or GET CONVERSATION GROUP. `filtered`: of a certain conversation or group only."""
+        """Note a RECEIVE or GET CONVERSATION GROUP.
+
+        `took`: it returned something. `filtered`: it was limited to a certain conversation or group.
+        """
         self.has_received = True
-        self.has_taken |= took
+        self.has_result |= took
         if took or not filtered:
             self.found_nothing = not took
 
 
 class ActivatedSession(Instance):
-    """An instance for one task. It borrows its own connection first, so that one backend id stands for the task.
+    """An instance for one activated task. The task's own connection is lent first, so the task has one backend id.
 
-    It is neither opened nor closed; `instance` is open. Operations of the instance itself are refused.
+    The session is neither opened nor closed; `instance` is open already. Administration of the instance is refused.
 
     Attributes:
-        own: its connection.
-        observed: what the task has done.
+        own: the task's connection.
+        history: the task's RECEIVEs.
     """
 
     works_as_user = True
 
-    def __init__(self, instance: Instance, connection: DirectConnection, observed: Observed) -> None:
+    def __init__(self, instance: Instance, connection: DirectConnection, history: ReceiveHistory) -> None:
         self.__dict__.update(instance.__dict__)
         self._is_closed = True  # dropped while the instance stays open
         self.own = connection
         self._is_lent = False
-        self._others: set[DirectConnection] = set()  # that it has borrowed beside its own
-        self._bells: set[Bell] = set()
-        self._waits_no_more = self._is_cut = False
-        self.observed = observed
-        self._home = ("", "")  # its database and principal
+        self._others: set[DirectConnection] = set()  # further connections lent to the task
+        self._readers: set[WaitingReader] = set()
+        self._is_ending = self._is_terminated = False
+        self.history = history
+        self._home = ("", "")  # name of the task's database, and its principal there
 
     def enter(self, name: str, user: str) -> Database:
-        """Return the database that the task works in, as its principal.
+        """Set the task's database and principal, and return the database.
 
         Raises:
             BrokerError: 911, 916, 15517.
@@ -79,21 +89,21 @@ class ActivatedSession(Instance):
         return database
 
     def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
-        """Return its own database as its own principal, another database as guest.
+        """Return the task's database as its principal, or another database as guest.
 
         Raises:
-            BrokerError: 911, 916, 15517 as anybody else, 15247 to create one.
+            BrokerError: 911, 916; 15517 for another principal; 15247 to create a database.
         """
         if create:
             self._refuse()
         home, principal = self._home
-        who = principal if isinstance(name, str) and name.lower() == home else "guest"
-        if user not in (None, who):
+        allowed_user = principal if isinstance(name, str) and name.lower() == home else "guest"
+        if user not in (None, allowed_user):
             raise BrokerError(15517, user)
-        return super().database(name, user=who)
+        return super().database(name, user=allowed_user)
 
     def create_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
-        """Refused.
+        """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
             BrokerError: 15247.
@@ -101,7 +111,7 @@ class ActivatedSession(Instance):
         self._refuse()
 
     def alter_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
-        """Refused.
+        """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
             BrokerError: 15247.
@@ -109,7 +119,7 @@ class ActivatedSession(Instance):
         self._refuse()
 
     def drop_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
-        """Refused.
+        """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
             BrokerError: 15247.
@@ -117,7 +127,7 @@ class ActivatedSession(Instance):
         self._refuse()
 
     def drop_database(self, *arguments: object, **clauses: object) -> NoReturn:
-        """Refused.
+        """Refuse: an activated procedure has no rights in the instance.
 
         Raises:
             BrokerError: 15247.
@@ -128,50 +138,50 @@ class ActivatedSession(Instance):
         raise BrokerError(15247, hint=_NO_SERVER_RIGHTS)
 
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
-        """Count the messages that a RECEIVE took; `filtered`: of a certain conversation or group."""
-        self.observed.note(took=messages > 0, filtered=filtered)
+        """Count the messages of a RECEIVE. `filtered`: it was limited to a certain conversation or group."""
+        self.history.note(took=messages > 0, filtered=filtered)
         super().count_received(queue_id, messages, filtered=filtered)
 
     def count_polled(self, found: bool) -> None:
         """Note whether a GET CONVERSATION GROUP found a group."""
-        self.observed.note(took=found)
+        self.history.note(took=found)
 
-    def sleep(self, bell: Bell, seconds: float) -> bool:
-        """Sleep as an instance does, with the same result, unless the task is to end: then it takes no further message.
+    def sleep(self, reader: WaitingReader, seconds: float) -> bool:
+        """Wait as `AsyncInstance.sleep`, unless the task shall end.
 
         Raises:
-            InstanceError: the task is to end.
+            InstanceError: `end_waiting` was called.
         """
-        self._bells.add(bell)  # first: then `end_waiting` finds the bell, or the check below finds that it was called
+        self._readers.add(reader)  # first: `end_waiting` wakes the reader, or the check below sees that it was called
         try:
             self._check_that_it_may_wait()
-            changed = super().sleep(bell, seconds)
+            changed = super().sleep(reader, seconds)
             self._check_that_it_may_wait()
             return changed
         finally:
-            self._bells.discard(bell)
+            self._readers.discard(reader)
 
     def _check_that_it_may_wait(self) -> None:
-        if self._waits_no_more:
+        if self._is_ending:
             raise InstanceError("Activation is ending in this process, so its readers stop waiting for messages.")
 
     def end_waiting(self) -> None:
-        """Wake the readers of the task that wait for a message, and let none wait any more."""
-        self._waits_no_more = True
-        for bell in tuple(self._bells):
-            bell.ring()
+        """Wake the task's waiting readers, which then raise InstanceError, and refuse further waits."""
+        self._is_ending = True
+        for reader in tuple(self._readers):
+            reader.wake()
 
     def terminate(self) -> None:
-        """End at once all that the task does in the database, and refuse what follows. Any thread may call this."""
-        self._is_cut = True
+        """Close the task's connections at once, and refuse further ones. Any thread may call this."""
+        self._is_terminated = True
         for connection in (self.own, *self._others):
             terminate(connection)
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[DirectConnection]:
-        """Lend its own connection for the length of a `with` block; another connection while that is lent."""
-        if self._is_cut:
-            raise InstanceError("Activation has ended in this process, and this procedure was undone.")
+        """Lend the task's own connection for a `with` block; if it is lent already, another one of the pool."""
+        if self._is_terminated:
+            raise InstanceError("Activation has ended in this process, so this procedure was rolled back.")
         if self._is_lent:
             with super().connection() as other:
                 self._others.add(other)
@@ -184,7 +194,7 @@ class ActivatedSession(Instance):
         try:
             yield self.own
         except GeneratorExit:  # a `with` block that was entered and never left
-            self.observed.left_open = True
+            self.history.left_open = True
             raise
         finally:
             self._is_lent = False
@@ -193,14 +203,14 @@ class ActivatedSession(Instance):
     def _settle(self) -> None:
         self.own.ahead.clear()
         self.roll_back()
-        release_kept(self.own)
+        release_group_locks(self.own)
 
     def roll_back(self) -> None:
-        """End the transaction that the procedure has left open."""
+        """Roll back the transaction that the procedure has left open."""
         if self.own.closed:
             return
         if self.own.info.transaction_status != TransactionStatus.IDLE:
-            self.observed.left_open = True
+            self.history.left_open = True
             self.own.rollback()
 
     @property

@@ -14,8 +14,8 @@ import psycopg
 
 from servicebroker.api.certificates import find_certificate, open_key
 from servicebroker.api.definitions import Definitions
-from servicebroker.api.exclusive import alone
-from servicebroker.api.lock_retry import LOCK_TIMEOUTS_MS, find_lock_patience, retry_locked, with_lock_timeout
+from servicebroker.api.exclusive import run_exclusively
+from servicebroker.api.lock_retry import LOCK_TIMEOUTS_MS, find_lock_timeout, retry_locked, with_lock_timeout
 from servicebroker.api.processing import process
 from servicebroker.api.requesting import process_late_answers
 from servicebroker.api.scripts import Scripts
@@ -24,7 +24,7 @@ from servicebroker.api.transaction import (
     JoinedTransaction,
     Transaction,
     find_reason,
-    raise_in_our_words,
+    raise_broker_error,
     translate,
     translated,
 )
@@ -297,7 +297,7 @@ class Database(
 
         self._do(rights.authorize(self.user, statement))
         with self.instance.connection() as connection, translated():
-            return alone(connection, self.database_id, termination, in_use, authorized)
+            return run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
     def _alone(self, steps: Steps[T]) -> T:
         """DDL, one at a time, in a database that is there."""
@@ -318,7 +318,7 @@ class Database(
         def attempt(number: int) -> T:
             return self._alone(with_lock_timeout(steps(), timeouts_ms[number % len(timeouts_ms)]))
 
-        return retry_locked(attempt, self._do(find_lock_patience()))
+        return retry_locked(attempt, self._do(find_lock_timeout()))
 
     def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:
@@ -327,7 +327,7 @@ class Database(
             try:
                 return run_alone(connection, steps)
             except psycopg.Error as problem:
-                raise_in_our_words(problem)
+                raise_broker_error(problem)
             except BrokerError as refused:
                 find_reason(connection, self.engine, refused)
                 raise

@@ -181,7 +181,7 @@ class Definitions(ABC):
     ) -> T:
         """Run steps of DDL with the database for themselves. A user without the right ends no session."""
 
-    def _deliver_left(self, handles: list[UUID]) -> None:
+    def _deliver_remaining(self, handles: list[UUID]) -> None:
         for handle in handles:
             remembered, now = self.catalog, self.instance.clock()
             self._alone(transmission.deliver_conversation(remembered, handle, now))
@@ -214,7 +214,9 @@ def _retry_locked(definitions: Definitions, operation: Definition[Any]) -> None:
 
 def _delivering(definitions: Definitions, operation: Definition[Any]) -> None:
     """Run a definition that delivers waiting messages, then deliver conversations on which others were sending."""
-    definitions._deliver_left(definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS))
+    definitions._deliver_remaining(
+        definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
+    )
 
 
 def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -> None:
@@ -224,7 +226,7 @@ def _create_queue(definitions: Definitions, operation: operations.CreateQueue) -
 def _alter_queue(definitions: Definitions, operation: operations.AlterQueue) -> None:
     """Run its parts, each as a transaction: a user with one of the tables open may be about to open the other."""
     left, warning = definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
-    definitions._deliver_left(left)
+    definitions._deliver_remaining(left)
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
     for table in alter.TABLES if operation.rebuild else ():
@@ -251,7 +253,7 @@ def _alter_service(definitions: Definitions, operation: operations.AlterService)
     def delivering() -> Steps[list[UUID]]:
         return transmission.deliver_free(definitions.catalog, definitions.instance.clock())
 
-    definitions._deliver_left(definitions._retry_locked(delivering, RISING_LOCK_TIMEOUTS_MS))
+    definitions._deliver_remaining(definitions._retry_locked(delivering, RISING_LOCK_TIMEOUTS_MS))
 
 
 def _alter_database(definitions: Definitions, operation: operations.AlterDatabase) -> None:
@@ -269,7 +271,7 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
         return definitions._define_alone(steps, permission, termination, in_use)
 
     if operation.read_only is False and alone(lambda: set_read_write(number, definitions.name)):
-        definitions._deliver_left(alone(enabling))
+        definitions._deliver_remaining(alone(enabling))
     if operation.disable_broker:
         shared(database_options.disable_broker(number))
     if operation.new_broker:
@@ -277,12 +279,12 @@ def _alter_database(definitions: Definitions, operation: operations.AlterDatabas
     if operation.error_broker_conversations:
         shared(database_options.error_broker_conversations(number))
     if operation.enable_broker:
-        definitions._deliver_left(alone(enabling))
+        definitions._deliver_remaining(alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
         left = definitions._retry_locked(
             lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
         )
-        definitions._deliver_left(left)
+        definitions._deliver_remaining(left)
     if operation.honor_broker_priority is not None:
         shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
     if operation.trustworthy is not None:

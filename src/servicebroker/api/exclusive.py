@@ -28,7 +28,7 @@ T = TypeVar("T")
 _POLL_INTERVAL_S = 0.02  # between two looks at whether the transactions have ended
 
 
-def alone(
+def run_exclusively(
     connection: DirectConnection,
     database_id: int,
     termination: Termination,
@@ -53,16 +53,16 @@ def alone(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if termination.no_wait:
                 raise in_use from None
-        _outlast(connection, database_id, run(connection, find_users(database_id)), deadline)
+        _wait_for_end(connection, database_id, run(connection, find_users(database_id)), deadline)
         attempt += 1
 
 
-def _outlast(
-    connection: DirectConnection, database_id: int, there: list[UserTransaction], deadline: float | None
+def _wait_for_end(
+    connection: DirectConnection, database_id: int, transactions: list[UserTransaction], deadline: float | None
 ) -> None:
     """Wait until none of these transactions runs any more, or end them."""
-    while set(run(connection, find_users(database_id))) & set(there):
+    while set(run(connection, find_users(database_id))) & set(transactions):
         if deadline is not None and time.monotonic() >= deadline:
-            run(connection, end_users(there))
+            run(connection, end_users(transactions))
             return
         sleep(_POLL_INTERVAL_S)

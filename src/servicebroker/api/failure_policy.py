@@ -144,7 +144,7 @@ class FailureHandler:
                 continue
             if self._process(turn, procedure):
                 succeeded += turn.messages
-            if transaction._was_put_back or transaction._is_over():
+            if transaction._was_put_back or transaction._has_finished():
                 return
         if succeeded:
             self._succeeded(transaction, succeeded)
@@ -163,7 +163,7 @@ class FailureHandler:
                     raise
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
-        if transaction._is_over():
+        if transaction._has_finished():
             self._ended_by_procedure(transaction, failure)
             return False
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
@@ -199,9 +199,9 @@ class FailureHandler:
         """
         poison, messages = self._database.instance.poison, self._processed
         if connection.closed:
-            poison.dropped(connection)
-            return bool(messages) and self._lost(messages, problem)
-        if is_processed or poison.dropped(connection):  # this COMMIT was refused, or the one sent with RECEIVE
+            poison.forget_commit(connection)
+            return bool(messages) and self._suspect(messages, problem)
+        if is_processed or poison.forget_commit(connection):  # this COMMIT was refused, or the one sent with RECEIVE
             self._remember(messages, problem)
             return True
         if len(messages) > 1 and undoes_all(problem):  # the fault of another transaction, or of one message
@@ -209,7 +209,7 @@ class FailureHandler:
             return True
         return False
 
-    def _lost(self, messages: list[Message], problem: Exception) -> bool:
+    def _suspect(self, messages: list[Message], problem: Exception) -> bool:
         """Suspect the messages of a lost connection; the second loss in a row of one message is its failure."""
         keys = {_key(message) for message in messages}
         if len(keys) == 1 and keys <= self._suspects:
@@ -263,14 +263,14 @@ class FailureHandler:
                 self._sweep_now(transaction.connection)
             return
         try:
-            self._obey(transaction, failure, known, verdict)
+            self._carry_out(transaction, failure, known, verdict)
         except ServiceBrokerError as refused:
-            if transaction._is_over() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK_ERROR):
+            if transaction._has_finished() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK_ERROR):
                 raise
             said = "%s: a message is set aside, since %s failed: %s"
             report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
             turn.undo()
-            self._obey(transaction, failure, known, SetAside())
+            self._carry_out(transaction, failure, known, SetAside())
 
     def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
         """Return the verdict of the policy; if the policy itself fails, that of the default policy."""
@@ -283,7 +283,7 @@ class FailureHandler:
             report(_LOG, logging.ERROR, text, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
-    def _obey(self, transaction: Transaction, failure: Failure, known: FailureRecord, verdict: Verdict) -> None:
+    def _carry_out(self, transaction: Transaction, failure: Failure, known: FailureRecord, verdict: Verdict) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""
         message = failure.message
         if is_of_schedule(message):

@@ -1,5 +1,5 @@
 # Made from aio/instance.py by tools/make_sync.py: change that file, then run `make sync`.
-"""An instance: one PostgreSQL database with the schema of servicebroker, embedded in a folder or by URL."""
+"""An instance: one PostgreSQL database with the schema `servicebroker`, in a data folder or at a URL."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
-from servicebroker.api.doorbell import Bell, Doorbell
 from servicebroker.api.network import Network
+from servicebroker.api.notifier import Notifier, WaitingReader
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.requesting import Watchers
 from servicebroker.api.rights import Rights
 from servicebroker.api.shared.preparation import prepare
-from servicebroker.api.shared.slow_steps import told_if_slow
+from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
-from servicebroker.api.transaction import release_kept, translated
-from servicebroker.api.upkeep import Upkeep, tell, tell_statements
+from servicebroker.api.transaction import release_group_locks, translated
+from servicebroker.api.upkeep import Upkeep, write_counts, write_statement_counts
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
@@ -55,15 +55,15 @@ from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Steps
 
-UPKEEP_INTERVAL_S = 30.0  # between two rounds of the background
+UPKEEP_INTERVAL_S = 30.0  # between two runs of the maintenance (upkeep.py)
 _LOG = logging.getLogger("servicebroker")
 _CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
 _NOT_CLOSED = (
-    "An instance was dropped and not closed: its last counts are lost, and its embedded server runs on until the "
-    "process ends. Use it in a `with` block, or call its `close`."
+    "An instance was garbage-collected but never closed. Its last counts are lost, and its embedded server runs until "
+    "the process ends. Use the instance in a `with` block, or call its `close`."
 )
 
-# to wait for a connection; after the first seconds, find out whether the server can be reached
+# to wait for a connection of the pool; after FIRST_TIMEOUT_S a caller checks whether the server can be reached
 CONNECTION_TIMEOUT_S, FIRST_TIMEOUT_S = 30, 2
 
 
@@ -80,30 +80,30 @@ def checked_target(target: object) -> str:
     return target
 
 
-def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder | None:
-    if given is not None:
-        if not isinstance(given, str | os.PathLike):
-            raise BrokerError(402, "keys", shown(given), "the path of a folder")
-        return KeyFolder(Path(given))
+def _key_folder(target: str, folder: str | os.PathLike[str] | None) -> KeyFolder | None:
+    if folder is not None:
+        if not isinstance(folder, str | os.PathLike):
+            raise BrokerError(402, "keys", shown(folder), "the path of a folder")
+        return KeyFolder(Path(folder))
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
 
 def _new_catalog(tally: Tally, keys: OpenedKeys, user: User | None = None) -> Catalog:
-    """Return a new catalog cache. No method of the instance: upkeep has it, and would keep a dropped instance."""
+    """Return a new catalog cache. As a method, it would keep a dropped instance alive through the maintenance."""
     return Catalog(user, tally.enqueued, keys)
 
 
 class Instance(Network, Rights):
-    """An instance; open it with a `with` block or `open`, and close it.
+    """An instance. Open it with a `with` block or `open`, and close it.
 
     Attributes:
-        url: where its PostgreSQL is reached, for any libpq client of the same user.
+        url: the address of its PostgreSQL database, for any libpq client of the same user.
         keys: opens master keys and private keys, with the service master key of the instance.
-        clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
-        events: what happened in this process that an administrator wants to know.
-        maximum_body: how many bytes the body of a message may have that is sent here.
-        draw: makes the handle and the group of a conversation that this process begins.
-        engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
+        clock: returns the time for timers and lifetimes. Default: the time of the PostgreSQL server.
+        events: events of this process for administrators.
+        maximum_body: the limit of a message body in bytes, for SEND.
+        draw: returns a new identifier for a conversation handle or group.
+        engine: the interpreter of operations for the PostgreSQL role, owner or restricted; set by `open`.
     """
 
     works_as_user = False  # True if it is bound to one user of one database, as in an activated task
@@ -133,30 +133,30 @@ class Instance(Network, Rights):
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections
         self._interval = upkeep
-        self._looking, self._looked = Lock(), -math.inf
-        self._losses = 0  # of the doorbell's connection, when the pool was last checked
-        self._lent = 0  # connections so far: as long as the number rises, waiting callers will get one
+        self._server_check, self._last_server_check = Lock(), -math.inf
+        self._losses = 0  # lost connections of the notifier, when the pool was last checked
+        self._lent = 0  # connections lent so far: as long as the number rises, waiting callers will get one
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
-        self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
+        self.thread_view: Any = None  # the ThreadInstance of T-SQL under asyncio (aio/scripts.py)
         self._process = forked.process_id
         self._is_closed = False
-        self.open_transactions: defaultdict[object, int] = defaultdict(int)  # of each thread, or task
+        self.open_transactions: defaultdict[object, int] = defaultdict(int)  # count by thread, or task
         self.watchers = Watchers()
 
     def __del__(self) -> None:
         pool = getattr(self, "_pool", None)
         if pool is not None and not (self._is_closed or self.is_forked):
-            with suppress(RuntimeError):  # its event loop is gone, and all of its work, or the interpreter ends
-                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.doorbell.stop)
+            with suppress(RuntimeError):  # the event loop is closed, or the interpreter exits
+                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.notifier.stop)
             warnings.warn(_NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
 
     def open(self) -> Self:
         """Open the instance, unless it is open.
 
         Raises:
-            InstanceError: it cannot be made, reached or used; the message says why.
+            InstanceError: it cannot be created, reached or used; the message has the reason.
         """
         if self._pool is not None:
             self.check_process()
@@ -164,12 +164,12 @@ class Instance(Network, Rights):
         self._process = forked.process_id
         self._is_closed = False
         if not is_url(self.url):
-            with told_if_slow(EmbeddedServer.step(self.url)):
+            with logged_if_slow(EmbeddedServer.step(self.url)):
                 self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
         try:
             self.engine = in_thread(prepare, self.url, self.clock)
-            self.doorbell = Doorbell(self.url, self.engine)
+            self.notifier = Notifier(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             self._pool.open()
             if self._interval and self.engine.has_upkeep:
@@ -180,30 +180,33 @@ class Instance(Network, Rights):
         return self
 
     def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
-        """Return the broker database of that name, compared without case; made if it is missing and `create` is set.
+        """Return the broker database of that name; names are case-insensitive.
 
-        `user` is the principal to work as. Without it, it is the one that the connection's PostgreSQL role is mapped
-        to (`Database.create_user`), else dbo for a role with the rights of the schema's owner, else guest.
+        Args:
+            name: the name of the database.
+            create: create the database if it does not exist.
+            user: the principal to act as. Default: the user that the connection's PostgreSQL role is mapped to
+                (`Database.create_user`); otherwise dbo for a role with the rights of the schema's owner, else guest.
 
         Raises:
-            BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
-                this role may not act as.
+            BrokerError: 911 no such database, 916 the principal may not connect, 15517 no such user, or the role may
+                not act as that user.
         """
         with self.connection() as connection, translated():
             database_id = run_alone(connection, self.engine.find_database(name, create=create))
             return Database(self, name, run_alone(connection, self.engine.find_user(database_id, user)))
 
     def key_folder(self) -> KeyFolder:
-        """Return the folder of private keys: the one it was opened with, or `keys` in its data folder.
+        """Return the folder of private keys: the `keys` argument of `open`, or `keys` in the data folder.
 
-        For a server by URL it is a folder of the instance's own in the user's data.
+        For an instance at a URL, the default is a folder named by its identifier, below the user's data folder.
         """
         if self.keys.folder is not None:
             return self.keys.folder
         return self.keys.locate(self.identifier())
 
     def identifier(self) -> UUID:
-        """Return the identifier of the instance, which the certificate of a domain carries."""
+        """Return the identifier of the instance, which is part of its domain certificate."""
         with self.connection() as connection:
             return run(connection, find_instance())
 
@@ -212,35 +215,35 @@ class Instance(Network, Rights):
         return self.catalog if user.is_dbo else self._catalogs.setdefault(user, self._new_catalog(user))
 
     def status(self) -> tuple[list[QueueStatus], Backlog]:
-        """Return every queue with its services, depth and oldest message, and the messages that wait for delivery."""
+        """Return all queues with services, depth and oldest message, and the backlog of the transmission queue."""
         with self.connection() as connection, translated():
             return run(connection, queue_statuses()), run(connection, transmission_status())
 
     def check(self) -> Report:
-        """Check the consistency of all that is stored, as DBCC CHECKDB does. Reads every queue."""
+        """Check the consistency of the stored data, as DBCC CHECKDB does. This reads every queue."""
         with self.connection() as connection, translated():
             return run(connection, check(self.clock()))
 
     def connection(self) -> AbstractContextManager[DirectConnection]:
-        """Lend a connection of the pool, in autocommit mode, for the length of a `with` block."""
+        """Lend a connection of the pool, in autocommit mode, for a `with` block."""
         return _Borrowed(self)
 
     def renew(self) -> None:
-        """Replace the connections of the pool that were lost, if the server was lost since the last time."""
-        if self._pool is not None and self._losses != self.doorbell.losses:
-            self._losses = self.doorbell.losses
+        """Replace lost connections of the pool, if the notifier has lost its connection since the last call."""
+        if self._pool is not None and self._losses != self.notifier.losses:
+            self._losses = self.notifier.losses
             self._pool.check()
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process was forked from the one that opened the instance."""
+        """Return whether a parent process opened the instance, and this process was forked afterwards."""
         return self._process != forked.process_id
 
     def check_process(self) -> None:
-        """Refuse to use connections of another process: each process would read the other's answers.
+        """Refuse to use connections of the parent process: both would read answers from the same socket.
 
         Raises:
-            InstanceError: this process was forked from the one that has opened the instance.
+            InstanceError: this process was forked while the instance was open.
         """
         if self._process != forked.process_id:
             raise InstanceError(
@@ -249,27 +252,27 @@ class Instance(Network, Rights):
             )
 
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
-        """Count the messages that a RECEIVE took, so that the background gives back the space of a drained queue.
+        """Count the messages of a RECEIVE, so that the maintenance truncates the table of a drained queue.
 
-        `filtered`: it was of a certain conversation or group, so the queue may have more even if it took nothing.
+        `filtered`: the RECEIVE was limited to a conversation or group, so an empty result does not mean an empty queue.
         """
         if self._upkeep is not None and (messages or not filtered):
             self._upkeep.count_received(queue_id, messages)
 
-    def sleep(self, bell: Bell, seconds: float) -> bool:
-        """Wait for the bell, at most `seconds`. Return whether the queue itself may have changed meanwhile."""
-        return bell.wait(seconds)
+    def sleep(self, reader: WaitingReader, seconds: float) -> bool:
+        """Wait until the reader is woken, at most `seconds`. Return whether the queue may have been altered."""
+        return reader.wait(seconds)
 
     def count_polled(self, found: bool) -> None:
-        """Note whether a GET CONVERSATION GROUP found a group; the session of an activated task overrides this."""
+        """Note whether GET CONVERSATION GROUP returned a group. The session of an activated task overrides this."""
 
     def share_events(self, other: Any) -> None:
-        """Count rollbacks and record events together with another open form of the same instance."""
+        """Share rollback counts and events with `other`: the same instance, opened for threads and for asyncio."""
         self.events = other.events
         self.poison.share(other.poison)
 
     def close(self) -> None:
-        """Close the instance; an embedded server stops with its last user. In a forked child nothing is closed."""
+        """Close the instance. The last process to close it stops an embedded server. A forked child closes nothing."""
         if self.is_forked:
             return
         self._is_closed = True
@@ -277,10 +280,10 @@ class Instance(Network, Rights):
             self._upkeep.close()
         if self._pool is not None:
             if self.engine.has_upkeep:
-                self._tell(self._pool)
+                self._write_last_counts(self._pool)
             self.watchers.stop()
             self._pool.close()
-            self.doorbell.close()  # after the pool: readers that it wakes find the instance closed
+            self.notifier.close()  # after the pool: readers that it wakes get "the instance is closed"
             self.watchers.join()
         if self._server is not None:
             in_thread(self._server.close)
@@ -288,12 +291,12 @@ class Instance(Network, Rights):
     def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
         return self.engine.disable_queue(queue_id, self.clock())
 
-    def _tell(self, connections: DirectPool) -> None:
+    def _write_last_counts(self, connections: DirectPool) -> None:
         """Add the last counts to the totals, if a connection is free at once."""
         try:
             with connections.connection(timeout=_CLOSE_TIMEOUT_S) as connection:
-                tell(connection, self.tally)
-                tell_statements(connection)
+                write_counts(connection, self.tally)
+                write_statement_counts(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
@@ -306,12 +309,12 @@ class Instance(Network, Rights):
             try:
                 connection = self._pool.getconn(timeout=FIRST_TIMEOUT_S)
             except PoolTimeout:
-                connection = self._get_later(self._pool)
+                connection = self._wait_for_connection(self._pool)
             self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
-            raise self._refusal(self._pool) from None
+            raise self._no_connection(self._pool) from None
         try:
             follow(self.clock, connection)
         except BaseException:
@@ -329,9 +332,9 @@ class Instance(Network, Rights):
         if left is not None:
             self._put(self._pool, left)
 
-    def _get_later(self, connections: DirectPool) -> DirectConnection:
-        """Wait for a connection as long as other callers get theirs."""
-        self._look()
+    def _wait_for_connection(self, connections: DirectPool) -> DirectConnection:
+        """Wait for a connection while connections are still lent to other callers."""
+        self._check_server()
         while True:
             lent = self._lent
             try:
@@ -340,30 +343,30 @@ class Instance(Network, Rights):
                 if self._lent == lent:
                     raise
 
-    def _refusal(self, connections: DirectPool) -> InstanceError:
-        """Return why there was no connection: the server has no room for another one, or all are in use."""
+    def _no_connection(self, connections: DirectPool) -> InstanceError:
+        """Return the error for a timeout: the server accepts no further connection, or all connections are in use."""
         try:
-            self._look()
+            self._check_server()
         except InstanceError as problem:
             return problem
-        held = connections.get_stats()["pool_size"]
-        said = f"No connection to PostgreSQL could be had in {CONNECTION_TIMEOUT_S} s: "
-        if held < connections.max_size:
-            return InstanceError(f"{said}{held} of this instance are in use, and the server took no other meanwhile.")
-        return InstanceError(f"{said}all {held} connections of this instance are in use.")
+        in_use = connections.get_stats()["pool_size"]
+        text = f"No connection to PostgreSQL became free in {CONNECTION_TIMEOUT_S} s: "
+        if in_use < connections.max_size:
+            return InstanceError(f"{text}{in_use} of this instance are in use, and the server accepted no further one.")
+        return InstanceError(f"{text}all {in_use} connections of this instance are in use. Use fewer threads or tasks.")
 
-    def _look(self) -> None:
-        """Find out whether the server is down; one of the waiting callers does it for all."""
-        with self._looking:
-            if time.monotonic() - self._looked > FIRST_TIMEOUT_S:
+    def _check_server(self) -> None:
+        """Raise InstanceError if the server is down. Concurrent callers share one check."""
+        with self._server_check:
+            if time.monotonic() - self._last_server_check > FIRST_TIMEOUT_S:
                 (connect(self.url)).close()
-                self._looked = time.monotonic()
+                self._last_server_check = time.monotonic()
 
     def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
-        release_kept(connection)
+        release_group_locks(connection)
         lost = connection.closed
         connections.putconn(connection)
-        if lost:  # the server is gone, or has lost the other connections, too
+        if lost:  # the server may have closed the other connections, too
             connections.check()
 
     def __enter__(self) -> Self:
@@ -376,7 +379,7 @@ class Instance(Network, Rights):
 
 
 class _Borrowed(AbstractContextManager[DirectConnection]):
-    """The context manager of `connection`; a class, since each verb enters one."""
+    """The context manager of `connection`; a class, since each statement enters one and a generator is slower."""
 
     __slots__ = ("_connection", "_instance")
 

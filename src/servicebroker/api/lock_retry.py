@@ -25,7 +25,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 1.0  # between two attempts; each pause is tw
 _DEADLOCK_ERROR = 1205
 
 
-def retry_locked(attempt: Callable[[int], T], patience_s: float) -> T:
+def retry_locked(attempt: Callable[[int], T], timeout_s: float) -> T:
     """Run an attempt, with its number, again and again until it gets its locks.
 
     `attempt` runs steps `with_lock_timeout`, and holds no lock when it has failed. `patience_s` is what
@@ -39,7 +39,7 @@ def retry_locked(attempt: Callable[[int], T], patience_s: float) -> T:
         try:
             return attempt(number)
         except LockTimeout:
-            if patience_s and time.monotonic() >= began + patience_s:
+            if timeout_s and time.monotonic() >= began + timeout_s:
                 raise
         except BrokerError as refused:
             if refused.number != _DEADLOCK_ERROR:
@@ -48,10 +48,10 @@ def retry_locked(attempt: Callable[[int], T], patience_s: float) -> T:
         pause, number = min(2 * pause, _MAX_PAUSE_S), number + 1
 
 
-def find_lock_patience() -> Steps[float]:
+def find_lock_timeout() -> Steps[float]:
     """Return the seconds for which the session waits for locks, 0 for ever."""
     rows = yield Statement(
-        "lock_retry.find_lock_patience",
+        "lock_retry.find_lock_timeout",
         "select coalesce(min(setting::int) filter (where setting <> '0'), 0) / 1000.0::float "
         "from pg_settings where name in ('lock_timeout', 'statement_timeout')",
     )

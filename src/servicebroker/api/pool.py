@@ -77,7 +77,7 @@ class ConversationPool:
             if count is not None:
                 check_count(name, count)
         self.database = database
-        self._line = recycling.PoolAddress(
+        self._address = recycling.PoolAddress(
             database.database_id,
             names.checked("service", from_service),
             names.checked("service", to_service),
@@ -124,7 +124,7 @@ class ConversationPool:
 
     def end_streams(self) -> None:
         """End the stream of every conversation in use: each sender's next message opens another one."""
-        for handle in self.database._do(recycling.find_conversations(self._line)):
+        for handle in self.database._do(recycling.find_conversations(self._address)):
             with self.database.transaction() as transaction:
                 self._end_stream(transaction, handle)
 
@@ -143,7 +143,7 @@ class ConversationPool:
             InstanceError: there is a message of another kind; it stays in the queue.
         """
         check_wait(wait)
-        queue = self.database._do(recycling.find_queue(self._line.database_id, self._line.from_service))
+        queue = self.database._do(recycling.find_queue(self._address.database_id, self._address.from_service))
         done = 0
         self.recycle()  # messages that a process noted before it died
         while taken := self._take(queue, wait):
@@ -163,7 +163,7 @@ class ConversationPool:
                     f"A message of the type '{message.message_type_name}' came back on a conversation of a pool: "
                     "receive in a procedure of your own and give `note` the system messages only."
                 )
-        transaction._do(recycling.store_answers(self._line.database_id, messages))
+        transaction._do(recycling.store_answers(self._address.database_id, messages))
 
     def recycle(self) -> int:
         """Answer the noted messages, each in a transaction of its own. Returns their number."""
@@ -174,7 +174,7 @@ class ConversationPool:
 
     def errors(self) -> list[ConversationError]:
         """Return the last thousand Errors that ended conversations of this initiator's pools, oldest first."""
-        return self.database._do(recycling.find_errors(self._line.database_id, self._line.from_service))
+        return self.database._do(recycling.find_errors(self._address.database_id, self._address.from_service))
 
     @staticmethod
     def target(procedure: Procedure, *, end_of_stream: str = END_OF_STREAM) -> Procedure:
@@ -208,7 +208,7 @@ class ConversationPool:
         if is_idle(transaction.connection):
             raise InstanceError("A pool sends only inside a transaction: begin a transaction on the connection first.")
         session = self._session(transaction, key)
-        handle, sent = transaction._do(recycling.use_conversation(self._line, session, messages))
+        handle, sent = transaction._do(recycling.use_conversation(self._address, session, messages))
         for _ in range(MAX_ATTEMPTS):
             if handle is None:
                 handle, sent = self._begin(transaction, session), messages
@@ -234,16 +234,16 @@ class ConversationPool:
         return f"session {transaction.connection.info.backend_pid}"
 
     def _begin(self, transaction: JoinedTransaction, session: str) -> UUID:
-        line = self._line
+        address = self._address
         handle = transaction.begin_dialog(
-            line.from_service,
-            line.to_service,
+            address.from_service,
+            address.to_service,
             broker_instance=self._broker_instance,
-            contract=line.contract,
+            contract=address.contract,
             encryption=self._encryption,
         )
         transaction.begin_conversation_timer(handle, self._seconds)
-        transaction._do(recycling.assign(line, session, handle))
+        transaction._do(recycling.assign(address, session, handle))
         return handle
 
     def _end_stream(self, transaction: JoinedTransaction, handle: UUID) -> None:
@@ -266,8 +266,8 @@ class ConversationPool:
 
     def _recycle_one(self) -> bool:
         with self.database.transaction() as transaction:
-            line = self._line
-            answer = transaction._do(recycling.next_answer(line.database_id, line.from_service))
+            address = self._address
+            answer = transaction._do(recycling.next_answer(address.database_id, address.from_service))
             if answer is None:
                 return False
             if answer.message_type_id == names.DIALOG_TIMER_ID:
@@ -282,7 +282,7 @@ class ConversationPool:
         transaction._do(recycling.release(handle))
         if answer.message_type_id == names.ERROR_ID:
             error = ConversationError(handle, *read_error(answer.message_body), self.database.instance.clock())
-            transaction._do(recycling.record_error(self._line.database_id, answer.from_service, error))
+            transaction._do(recycling.record_error(self._address.database_id, answer.from_service, error))
         try:
             transaction.end_conversation(handle)
         except BrokerError as refused:

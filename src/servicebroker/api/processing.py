@@ -48,7 +48,7 @@ def process(
     *,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
-    guard: FailureHandler | None = None,
+    failure_handler: FailureHandler | None = None,
     throttle: Throttle | None = None,
 ) -> int:
     """Run `Database.process` for a RECEIVE, and return the number of messages taken.
@@ -60,7 +60,7 @@ def process(
         throttle: the limits of the worker, which may ask for a pause between two transactions.
     """
     if poison is not None:
-        guard = FailureHandler(database, operation.queue, poison, exits=stopping is None)
+        failure_handler = FailureHandler(database, operation.queue, poison, exits=stopping is None)
     should_stop = stopping or _never
     receive, total = operation.at_once, 0
 
@@ -77,15 +77,15 @@ def process(
 
     def drain_within_limits() -> tuple[int, bool]:
         if throttle is None:
-            return _drain(database, receive, procedure, guard, should_stop, None)
+            return _drain(database, receive, procedure, failure_handler, should_stop, None)
         queue_id = (database._find(operation.queue)).queue_id
         if not throttle.begin(queue_id):
             return 0, True
-        processed, goes_on = _drain(database, receive, procedure, guard, should_stop, throttle)
+        processed, goes_on = _drain(database, receive, procedure, failure_handler, should_stop, throttle)
         throttle.end(queue_id, processed)
         return processed, goes_on
 
-    database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
+    database._waiting(operation.queue, drain, operation.timeout_s, filtered=False, enough=lambda _: should_stop())
     return total
 
 
@@ -97,7 +97,7 @@ def _drain(
     database: Database,
     operation: Receive,
     procedure: Procedure,
-    guard: FailureHandler | None,
+    failure_handler: FailureHandler | None,
     stopping: Callable[[], bool],
     throttle: Throttle | None,
 ) -> tuple[int, bool]:
@@ -114,10 +114,10 @@ def _drain(
         nonlocal has_woken
         if not has_woken and transaction._leaves_groups:
             has_woken = True
-            database.instance.doorbell.wake_another(queue.queue_id)
+            database.instance.notifier.wake_another(queue.queue_id)
         return procedure(transaction, messages)
 
-    with database.instance.connection() as connection, translated(also_theirs=True):
+    with database.instance.connection() as connection, translated(runs_application_sql=True):
 
         def process_next() -> int:
             if throttle is None:
@@ -131,8 +131,8 @@ def _drain(
 
         def take_next() -> int:
             run = procedure if done else wake_and_process
-            if guard is not None:
-                return guard.take(connection, operation, run)
+            if failure_handler is not None:
+                return failure_handler.take(connection, operation, run)
             if operation.groups > 1:
                 return _take_groups(database, connection, operation, run)
             return _take(database, connection, operation, run)
@@ -148,28 +148,30 @@ def _drain(
                 if connection.closed:
                     return done, True
                 if stopping():
-                    _commit(database, connection, guard)
+                    _commit(database, connection, failure_handler)
                     break
             else:
-                _commit(database, connection, guard)
+                _commit(database, connection, failure_handler)
                 return done, True
-            if guard is not None:
-                guard.sweep(connection)
+            if failure_handler is not None:
+                failure_handler.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # no message is at fault; perhaps a procedure has left a setting in the session
+            if (
+                failure_handler is not None
+            ):  # no message is at fault; perhaps a procedure has left a setting in the session
                 connection.close()
             raise
         finally:
             if throttle is not None:
                 throttle.leave(connection, queue.queue_id)
-            database.instance.poison.unanswered(connection)
+            database.instance.poison.commit_unknown(connection)
     return done, False
 
 
-def _commit(database: Database, connection: DirectConnection, guard: FailureHandler | None) -> None:
+def _commit(database: Database, connection: DirectConnection, failure_handler: FailureHandler | None) -> None:
     """Send the last COMMIT, which would have travelled with the next RECEIVE."""
-    if guard is not None:
-        guard.commit(connection)
+    if failure_handler is not None:
+        failure_handler.commit(connection)
         return
     with Transaction(database, connection):
         pass
@@ -206,13 +208,13 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
                 is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)
-                if not done or not is_of_group or transaction._is_over():
+                if not done or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem
                 turn.put_back()
                 break
             done += len(turn.messages)
-            if transaction._is_over():
+            if transaction._has_finished():
                 break
         if done and failure is None:  # if nothing was done, no RECEIVE follows, and COMMIT is sent at once
             transaction._let_commit_travel()

@@ -175,7 +175,7 @@ def _take(transaction: Transaction, queue: AnswerQueue, handles: list[UUID]) -> 
     rows, number = transaction._do(engine.receive_answers(queue.queue_id, handles))
     if not rows:
         return {}
-    transaction._works()
+    transaction._note_verb()
     transaction._received(queue.queue_id, number)
     answers: dict[UUID, list[Message]] = defaultdict(list)
     for message in transaction._named(rows, alone=False):

@@ -43,7 +43,7 @@ Procedure: TypeAlias = Callable[[Any, list[Message]], object]  # of a transactio
 
 LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
 _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
-_STOP_PATIENCE_S = 2.0
+_STOP_TIMEOUT_S = 2.0
 _UNKNOWN_CONVERSATION_ERROR = 8426
 _SERVICE_CHANGED_ERROR = 8468
 _ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended the conversation
@@ -146,7 +146,7 @@ def _wait(database: Database, waiter: Waiter, timeout: float, deadline: float) -
         is_last = time.monotonic() >= deadline
         messages: list[Message] | None = waiter.watcher.taken(waiter)
         try:
-            messages = messages or database._unless_away(partial(_take, database, waiter), deadline)
+            messages = messages or database._none_if_unreachable(partial(_take, database, waiter), deadline)
         except Unreachable as problem:
             raise RequestTimeout(handle, timeout, str(problem)) from problem
         answer = answer_in(handle, messages or [])
@@ -166,7 +166,7 @@ def _rejoin(database: Database, waiter: Waiter, deadline: float) -> None:
     def find() -> AnswerQueue:
         return database._do(database.engine.find_answer_queue(waiter.handle))
 
-    queue = database._unless_away(find, deadline) or waiter.watcher.queue
+    queue = database._none_if_unreachable(find, deadline) or waiter.watcher.queue
     waiter.rejoin(database.instance.watchers.of_queue(database, queue))
 
 
@@ -328,7 +328,7 @@ class Watcher:
         with self._lock:
             self._let_be(waiter)
             taking = waiter.taking
-        while taking is not None and not taking.wait(_STOP_PATIENCE_S):
+        while taking is not None and not taking.wait(_STOP_TIMEOUT_S):
             pass
         if waiter.problem is not None:
             raise waiter.problem
@@ -343,7 +343,7 @@ class Watcher:
     def join(self) -> None:
         """Wait for the end."""
         if self._background is not None:
-            self._background.stop(_STOP_PATIENCE_S)
+            self._background.stop(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         """Watch until no request has waited for a while, or the queue is not what it was."""

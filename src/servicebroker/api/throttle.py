@@ -35,46 +35,46 @@ def limit_of(worker: Worker) -> RateLimit | None:
     return RateLimit(min(rates)) if rates else None
 
 
-def throttle_of(database: Database, worker: Worker, limit: RateLimit | None, over: Event) -> Throttle | None:
+def throttle_of(database: Database, worker: Worker, limit: RateLimit | None, stop_requested: Event) -> Throttle | None:
     """Return the limits for a reader of a worker, None if it has none. `over` ends its pauses."""
     if limit is None and worker.global_concurrency is None:
         return None
-    return Throttle(database, worker, limit, over)
+    return Throttle(database, worker, limit, stop_requested)
 
 
 class Throttle:
     """The limits for one reader, which pauses without a connection until it may receive again or the worker ends."""
 
-    def __init__(self, database: Database, worker: Worker, limit: RateLimit | None, over: Event) -> None:
+    def __init__(self, database: Database, worker: Worker, limit: RateLimit | None, stop_requested: Event) -> None:
         self._database = database
         self._limit = limit
-        self._over = over
+        self._stop_requested = stop_requested
         self._slots = worker.global_concurrency
         self._slot: int | None = None
-        self._place_s = None if worker.global_per_second is None else 1 / worker.global_per_second
-        self._has_place = False  # one of the global rate, for the next RECEIVE
+        self._interval_s = None if worker.global_per_second is None else 1 / worker.global_per_second
+        self._has_token = False  # one of the global rate, for the next RECEIVE
         self._pause_s = 0.0
 
     def begin(self, queue_id: int) -> bool:
         """Take a token of the global rate, before the reader has a connection. Return False if it must pause first."""
-        if self._place_s is None:
+        if self._interval_s is None:
             return True
         engine = self._database.engine
-        if not self._take_own():
+        if not self._take_local():
             return False
-        ((wait_s,),) = self._database._do(engine.call("take_place", queue_id, self._place_s))
-        self._has_place = not wait_s
-        if not self._has_place:
+        ((wait_s,),) = self._database._do(engine.call("take_place", queue_id, self._interval_s))
+        self._has_token = not wait_s
+        if not self._has_token:
             self.settle(0)
             self._pause_s = wait_s
-        return self._has_place
+        return self._has_token
 
     def end(self, queue_id: int, received: int) -> None:
         """Count the messages that were received on the place of `begin`: none gives the place back."""
-        if self._place_s is None or received == 1:
+        if self._interval_s is None or received == 1:
             return
         engine = self._database.engine
-        self._database._do(engine.call("settle_place", queue_id, (received - 1) * self._place_s))
+        self._database._do(engine.call("settle_place", queue_id, (received - 1) * self._interval_s))
 
     def enter(self, connection: DirectConnection, queue_id: int) -> bool:
         """Take a slot for the session. Return False if others have all of them, and the reader is to pause first."""
@@ -86,8 +86,8 @@ class Throttle:
             connection.close()  # the session may have the slot
             raise
         if self._slot is None:
-            if self._has_place:
-                self._has_place = False
+            if self._has_token:
+                self._has_token = False
                 self.settle(0)
             self._pause_s = SLOT_PAUSE_S
         return self._slot is not None
@@ -104,10 +104,10 @@ class Throttle:
 
     def take(self) -> bool:
         """Take the place of one message. Return False if the reader is to pause first."""
-        if self._place_s is None:
-            return self._take_own()
-        has_place, self._has_place = self._has_place, False
-        return has_place
+        if self._interval_s is None:
+            return self._take_local()
+        has_token, self._has_token = self._has_token, False
+        return has_token
 
     def settle(self, received: int) -> None:
         """Count the messages that were received on a place of this process."""
@@ -118,8 +118,8 @@ class Throttle:
         """Wait until the reader may try again."""
         pause_s, self._pause_s = self._pause_s, 0.0
         if pause_s:
-            self._over.wait(min(pause_s, MAX_PAUSE_S))
+            self._stop_requested.wait(min(pause_s, MAX_PAUSE_S))
 
-    def _take_own(self) -> bool:
+    def _take_local(self) -> bool:
         self._pause_s = 0.0 if self._limit is None else self._limit.take()
         return not self._pause_s

@@ -1,5 +1,5 @@
 # Made from aio/transaction.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Transactions: the application's own tables and its messages, committed together."""
+"""Transactions that commit changes of the application's tables and its messages together."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASK_THE_DATABASE = (
-    "The request would leave with the COMMIT that waits for its answer. Call it on the database after the transaction; "
-    "in the transaction begin_request sends, and wait_for_answer waits after it."
+    "The request is sent with the COMMIT, so its answer cannot come before. Call it on the database after the "
+    "transaction, or use begin_request in the transaction and wait_for_answer after it."
 )
 
 _BEGIN = QueuedCommand(b"begin")
 
 
 class JoinedTransaction(Verbs):
-    """The verbs on a connection of the application, which begins and ends the transaction.
+    """The statements (SEND, RECEIVE and so on) on a connection whose transaction the application begins and ends.
 
-    On a connection in autocommit mode with no transaction open, each verb is a transaction of its own.
+    On a connection in autocommit mode with no transaction open, each statement is a transaction of its own.
     """
 
     def __init__(self, database: Database, connection: psycopg.Connection[Any]) -> None:
@@ -70,7 +70,7 @@ class JoinedTransaction(Verbs):
                     return self._run(steps)
             return self._run(steps)
         except psycopg.Error as problem:
-            raise_in_our_words(problem)
+            raise_broker_error(problem)
         except BrokerError as refused:
             find_reason(connection, self.engine, refused)
             raise
@@ -87,14 +87,14 @@ class JoinedTransaction(Verbs):
     def savepoint(self) -> Iterator[None]:
         """Set a savepoint. If the block raises, roll back to it and reraise; the transaction stays open.
 
-        Messages that the block received are in the queue again then, and their groups stay locked until the
-        transaction ends. `SAVEPOINT` and `connection.transaction()` on the connection do the same.
+        The rollback returns messages that the block received to the queue; their groups stay locked until the
+        transaction ends. `SAVEPOINT` and `connection.transaction()` on the connection have the same effect.
 
         Raises:
             InstanceError: no transaction is open on the connection.
         """
         if self.connection.closed or is_idle(self.connection):
-            raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
+            raise InstanceError("A savepoint needs an open transaction: begin a transaction on the connection first.")
         with self.connection.transaction():
             try:
                 yield
@@ -103,12 +103,12 @@ class JoinedTransaction(Verbs):
                 raise
 
     def _drop_what_waits(self) -> None:
-        """Drop new conversations that wait, with the savepoint behind which they began. None wait here."""
+        """Drop unsent new conversations that began after the savepoint. This class sends each conversation at once."""
 
     def release_locks(self) -> None:
-        """Give back group locks that a transaction with savepoints has left, after you have ended it.
+        """Release group locks that remain after a transaction with savepoints. Call this after the transaction.
 
-        The next verb on the connection does that too; until then, nobody else reads those groups.
+        The next statement on the connection releases them too. Until then, no other reader gets those groups.
 
         Raises:
             InstanceError: the transaction is still open.
@@ -137,10 +137,10 @@ class JoinedTransaction(Verbs):
 class Transaction(JoinedTransaction, TransactionScripts):
     """A transaction of the database. `connection` is the psycopg connection, for the application's statements.
 
-    It begins on the server with its first statement, a verb's or the application's, and in the same round trip. A new
-    conversation may wait for its first messages; it leaves with them before the next statement, or with COMMIT.
+    BEGIN is sent with the first statement, in the same round trip. BEGIN DIALOG may be deferred until the first
+    messages of the conversation; it is sent with them before the next statement, or with COMMIT.
 
-    Threads and tasks may share it: their verbs run one after the other, and fail together.
+    Threads and tasks may share it: their statements run one after the other, and one error undoes all of them.
     """
 
     connection: DirectConnection
@@ -155,7 +155,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = True  # from now on others use the connection
+        self._ended = True  # other transactions may use the connection from now on
         self._forget_owner()
         if self.database.instance.is_forked:
             self._leave_to_parent(kind)
@@ -163,13 +163,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
         if self._processing is not None:
             tracing.end(self._processing, error)
         if self._was_put_back:
-            release_kept(self.connection)
+            release_group_locks(self.connection)
             return
         if kind is not None:
             self._drop_what_waits()
         if self.connection.ahead and not self.connection.waiting.verbs:  # no statement was run
             self.connection.ahead.pop()
-            send_ahead(self.connection)  # the COMMIT of the transaction before, perhaps
+            send_ahead(self.connection)  # perhaps the COMMIT of the previous transaction
             if self._has_worked:
                 self.database.instance.tally.add(ROLLBACKS)
             return
@@ -193,7 +193,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._clean_up(committed=committed, known=known)
 
     def _commit(self) -> None:
-        """Commit. If only new conversations wait, their statement is a transaction by itself and needs no COMMIT."""
+        """Commit. If only new conversations are deferred, their single statement needs no BEGIN and COMMIT."""
         connection = self.connection
         if connection.pgconn.transaction_status == TransactionStatus.INERROR:
             connection.rollback()
@@ -215,14 +215,14 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     @contextmanager
     def pipeline(self) -> Iterator[Pipeline]:
-        """SENDs of the block wait, and leave together: before the next statement, and at the end of the block.
+        """Buffer the SENDs of the block, and send them together: before another statement, and at the end of the block.
 
-        A statement is every other verb, COMMIT, and whatever runs on `connection`. At most 1,000 SENDs wait, and 8 MB
-        of bodies. `send` of one message returns its place in the block, from 0: its sequence number is in
-        `numbers[place]` of what the block gets, once it has left. On each conversation they are in their order.
+        Any other method, COMMIT and a statement on `connection` flush the buffer; so do 1,000 SENDs or 8 MB of bodies.
+        `send` of one message returns its position in the block, from 0. After the flush, `numbers[position]` of the
+        object that the block gets is its sequence number. Each conversation keeps the order of its SENDs.
 
-        One that is refused raises when they leave, naming its place (`BrokerError.place`), and nothing of the
-        transaction can be committed any more.
+        If a SEND is refused, the flush raises, with the position in `BrokerError.place`. The transaction can then
+        only be rolled back.
         """
         self._check_open()
         self._send_what_waits()
@@ -245,29 +245,29 @@ class Transaction(JoinedTransaction, TransactionScripts):
         return super()._begin_in(begin, group)
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation, as `Database.run`. Within `pipeline()` a SEND on one conversation returns its place."""
+        """Run an operation, as `Database.run`. In `pipeline()` a SEND on one conversation returns its position."""
         pipeline = self._pipeline
         may_wait = pipeline is None and not self._ended and (self._new is not None or type(operation) is BeginDialog)
-        if may_wait and (found := self._new_dialogs.run(self.engine, operation)):
+        if may_wait and (deferred := self._new_dialogs.run(self.engine, operation)):
             self.instance.check_process()
             self._has_worked = True
-            result: T = found[0]
+            result: T = deferred[0]
             return result
         if pipeline is None or not isinstance(operation, Send) or not operation.is_single:
             return super().run(operation)
         if tracing.is_on() or self.instance.events.watches_conversations or not is_direct(self.connection):
-            place: Any = pipeline.sent(super().run(operation))
-            return cast(T, place)
+            position: Any = pipeline.sent(super().run(operation))
+            return cast(T, position)
         self._check_open()
-        self._works()
-        place = pipeline.wait(operation)
+        self._note_verb()
+        position = pipeline.wait(operation)
         if pipeline.is_full:
             self._send_what_waits()
-        return cast(T, place)
+        return cast(T, position)
 
     @property
     def _new_dialogs(self) -> WaitingDialogs:
-        """The new conversations that wait: one object, also if threads share the transaction."""
+        """The deferred conversations: one object, also if threads share the transaction."""
         return self._new or vars(self).setdefault("_new", WaitingDialogs(self.instance, self.connection))
 
     def _drop_what_waits(self) -> None:
@@ -278,8 +278,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
         send_what_waits(self.connection)
 
     def _receive_and_save(self, operation: Receive, savepoint: bytes) -> list[Message]:
-        """Run RECEIVE and set a savepoint behind it. A rollback to that undoes nothing of the RECEIVE."""
-        if tracing.is_on():  # RECEIVE is followed by a statement for the traces
+        """Run RECEIVE and set a savepoint after it. A rollback to the savepoint does not undo the RECEIVE."""
+        if tracing.is_on():  # a statement that reads the traces follows RECEIVE
             messages = self.run(operation)
             run_command(self.connection, savepoint)
             return messages
@@ -290,13 +290,13 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._savepoint = b""
 
     def _let_commit_travel(self) -> None:
-        """Let COMMIT travel with the first statement of the transaction that follows at once on this connection."""
+        """Defer COMMIT: it is sent with the first statement of the next transaction on this connection."""
         self._send_what_waits()
         self._commit_travels = True
 
     def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
-        """Roll back without counting for poison detection, then run the steps before others get the group's lock."""
-        run(self.connection, _kept(self.database.engine.keep_lock(group)))
+        """Roll back, uncounted by poison detection, then run the steps before another reader gets the group's lock."""
+        run(self.connection, _single_step(self.database.engine.keep_lock(group)))
         self._taken.clear()
         self._was_put_back = True
         self.database.instance.tally.add(ROLLBACKS)
@@ -309,7 +309,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         ids = [transaction for transaction, _ in self._taken]
         return "aborted" in (run(self.connection, find_outcomes(ids))).values()
 
-    def _is_over(self) -> bool:
+    def _has_finished(self) -> bool:
         """Return whether the transaction was ended on the connection, or the connection is lost."""
         return self.connection.closed or is_idle(self.connection)
 
@@ -320,22 +320,22 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def _put_commit_ahead(self) -> None:
         poison, connection = self.database.instance.poison, self.connection
-        poison.travels(connection, self._taken)
-        connection.ahead.append(QueuedCommand(b"commit", lambda: poison.arrived(connection)))
+        poison.commit_deferred(connection, self._taken)
+        connection.ahead.append(QueuedCommand(b"commit", lambda: poison.commit_confirmed(connection)))
 
     def _clean_up(self, *, committed: bool, known: bool) -> None:
         self.connection.waiting.verbs = None
         if not committed and not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 self.connection.rollback()
-        release_kept(self.connection)
+        release_group_locks(self.connection)
         if self._has_worked and known and not committed:
             self.database.instance.tally.add(ROLLBACKS)
         if self._taken:
             self._count(committed=committed, known=known)
 
     def _count(self, *, committed: bool, known: bool) -> None:
-        """Tell poison detection how a transaction that received has ended."""
+        """Report to poison detection whether a transaction that received messages was committed."""
         poison, connection = self.database.instance.poison, self.connection
         queues = {queue_id for _, queue_id in self._taken}
         known = known and len({transaction for transaction, _ in self._taken}) == 1
@@ -347,7 +347,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             for transaction, queue_id in self._taken:
                 poison.received(transaction, [queue_id])
             if not connection.closed:
-                poison.judge(connection)
+                poison.resolve_outcomes(connection)
 
     def _process(self, span: Span) -> None:
         if self._processing is not None:
@@ -359,7 +359,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._taken.add((transaction, queue_id))
             self.database.instance.poison.took(transaction, queue_id)
 
-    def _works(self) -> None:
+    def _note_verb(self) -> None:
         self._has_worked = True
 
     _ended = False
@@ -383,7 +383,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         try:
             return run(self.connection, steps)
         except psycopg.Error as problem:
-            raise_in_our_words(problem)
+            raise_broker_error(problem)
         except BrokerError as refused:
             find_reason(self.connection, self.engine, refused)
             raise
@@ -396,7 +396,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
             del opened[self._owner]
 
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
-        """End in a forked child without a word on the connection: the transaction is the parent's."""
+        """End in a forked child without using the connection: the transaction is the parent's."""
         self.connection.ahead.clear()
         self.connection.waiting.verbs = None
         if kind is None:
@@ -410,9 +410,9 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
 @contextmanager
 def _in_utf8(connection: psycopg.Connection[Any], encoding: str) -> Iterator[None]:
-    """Let the application's connection speak UTF8 for one verb, and give it its own encoding back.
+    """Set the encoding of the application's connection to UTF8 for one statement, then restore it.
 
-    In a transaction the change is local, so that a ROLLBACK undoes it, too.
+    In a transaction the change is SET LOCAL, so that a ROLLBACK undoes it, too.
     """
     change = "set" if connection.autocommit and is_idle(connection) else "set local"
     connection.execute(f"{change} client_encoding to '{ENCODING}'".encode())
@@ -424,16 +424,16 @@ def _in_utf8(connection: psycopg.Connection[Any], encoding: str) -> Iterator[Non
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return whether the disk was full, for which no message is to blame: poison detection does not count it."""
+    """Return whether the disk was full. No message causes that, so poison detection does not count it."""
     return isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
-def raise_in_our_words(problem: psycopg.Error) -> NoReturn:
-    """Raise the broker's error for an error of PostgreSQL, or that error if there is none."""
-    said = in_our_words(problem)
-    if said is None:
+def raise_broker_error(problem: psycopg.Error) -> NoReturn:
+    """Raise the BrokerError or InstanceError that corresponds to an error of PostgreSQL, or else that error."""
+    broker_error = in_our_words(problem)
+    if broker_error is None:
         raise problem
-    raise said from problem
+    raise broker_error from problem
 
 
 def find_reason(connection: psycopg.Connection[Any], engine: OwnerVerbs, refused: BrokerError) -> None:
@@ -442,14 +442,14 @@ def find_reason(connection: psycopg.Connection[Any], engine: OwnerVerbs, refused
         try:
             run(connection, engine.check_database())
         except psycopg.Error as problem:
-            raise_in_our_words(problem)
+            raise_broker_error(problem)
 
 
-def _kept(keeping: Statement) -> Steps[None]:
+def _single_step(keeping: Statement) -> Steps[None]:
     yield keeping
 
 
-def release_kept(connection: psycopg.Connection[Any]) -> None:
+def release_group_locks(connection: psycopg.Connection[Any]) -> None:
     """Release the group locks that an ended transaction left on a connection of the pool; if that fails, close it."""
     if not session_locks.may_keep_locks(connection):
         return
@@ -460,21 +460,22 @@ def release_kept(connection: psycopg.Connection[Any]) -> None:
         connection.close()
 
 
-def translated(*, also_theirs: bool = False) -> AbstractContextManager[None]:
-    """Translate errors of PostgreSQL into the broker's. `also_theirs`: statements of the application run here, too.
+def translated(*, runs_application_sql: bool = False) -> AbstractContextManager[None]:
+    """Translate errors of PostgreSQL in the block into the broker's errors.
 
-    Their errors stay as they are, except for a deadlock and a lost transaction or connection.
+    `runs_application_sql`: the block runs statements of the application, too. Errors of PostgreSQL are then raised as
+    they are, except for a deadlock and a lost transaction or connection.
     """
-    return _Translated(also_theirs)
+    return _Translated(runs_application_sql)
 
 
 class _Translated(AbstractContextManager[None]):
-    """The context manager of `translated`; a class, since each verb enters one."""
+    """The context manager of `translated`; a class, since each statement enters one and a generator is slower."""
 
-    __slots__ = ("_also_theirs",)
+    __slots__ = ("_runs_application_sql",)
 
-    def __init__(self, also_theirs: bool) -> None:
-        self._also_theirs = also_theirs
+    def __init__(self, runs_application_sql: bool) -> None:
+        self._runs_application_sql = runs_application_sql
 
     def __enter__(self) -> None:
         pass
@@ -483,11 +484,11 @@ class _Translated(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, psycopg.Error):
-            translate(error, also_theirs=self._also_theirs)
+            translate(error, runs_application_sql=self._runs_application_sql)
 
 
-def translate(problem: psycopg.Error, *, also_theirs: bool = True) -> None:
+def translate(problem: psycopg.Error, *, runs_application_sql: bool = True) -> None:
     """Raise the broker's error for one of PostgreSQL, if there is one."""
-    said = in_our_words(problem, only_of_the_transaction=also_theirs)
+    said = in_our_words(problem, only_of_the_transaction=runs_application_sql)
     if said is not None:
         raise said from problem

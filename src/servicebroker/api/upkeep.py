@@ -1,5 +1,9 @@
 # Made from aio/upkeep.py by tools/make_sync.py: change that file, then run `make sync`.
-"""The background of an open instance: due timers and lifetimes, delivery, space, totals."""
+"""The maintenance (upkeep) of an open instance, in a thread or task of its own.
+
+Each run fires due timers, ends lifetimes, delivers waiting messages, truncates empty queue tables, and writes counts.
+The work is done in small transactions. If a run fails, the next one continues.
+"""
 
 from __future__ import annotations
 
@@ -57,25 +61,25 @@ from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Steps
 
 _LOG = logging.getLogger("servicebroker")
-_STOP_PATIENCE_S = 2.0  # that `close` waits for a round to end; then it closes the connection of the round
-_STATEMENT_TIMEOUT_MS = 10_000  # a round that waits for others gives up and comes again
-_TICK_S = 1.0  # between two looks at whether a queue was drained
-_TOTALS_INTERVAL_S = 5.0  # between two times that counts are added to the totals
-_STATEMENTS_INTERVAL_S = 30.0  # the same for statements: an idle process runs some, too, in its background
-_MIN_RETRY_S, _MAX_RETRY_S = 0.02, 1.0  # until the next look at messages that others hold: ever longer
-_SPACE_ATTEMPTS = 10  # to give space back, one in each tick
-_DRAINED_MESSAGES = 10_000  # taken here from a queue: enough to give its space back as soon as it is empty
-_FAULT_PAUSE_S = 5.0  # until the background restarts after an error
-_PROMOTION_POLL_S = 5.0  # between two looks at whether a standby was promoted
-_MAX_PIECES = 100  # of some hundred rows each; the rest waits for the next time
-_CLOSED_AT_ONCE = 1_000  # closed endpoints in one piece: 3,000 conversations a second leave as fast as they end
+_STOP_TIMEOUT_S = 2.0  # for the end of the current run in `close`; then `close` closes its connection
+_STATEMENT_TIMEOUT_MS = 10_000  # a run that waits so long for a lock fails, and the next run continues
+_TICK_S = 1.0  # between two checks whether a queue was drained
+_TOTALS_INTERVAL_S = 5.0  # between two writes of the counts
+_STATEMENTS_INTERVAL_S = 30.0  # between two writes of statement counts: the maintenance itself adds to them
+_MIN_RETRY_S, _MAX_RETRY_S = 0.02, 1.0  # until the next attempt to deliver messages that other transactions lock
+_SPACE_ATTEMPTS = 10  # to truncate a drained table, one in each tick
+_DRAINED_MESSAGES = 10_000  # received by this process: from this number on, an empty table is truncated at once
+_FAULT_PAUSE_S = 5.0  # until the maintenance restarts after an unexpected error
+_PROMOTION_POLL_S = 5.0  # between two checks whether a standby was promoted
+_MAX_PIECES = 100  # transactions of several hundred rows each; the next run does the rest
+_CLOSED_AT_ONCE = 1_000  # closed endpoints in one transaction: enough for 3,000 ended conversations a second
 
 
 class Upkeep:
-    """The background of an instance: it runs `upkeep` every `interval` seconds, and `deliver` after a SEND in SQL.
+    """The maintenance of an instance. It runs `upkeep` every `interval` seconds, and `deliver` after a SEND from SQL.
 
-    It listens for such SENDs on a connection of its own. A queue that this process has drained gives its space back
-    within a second or so. If a round fails, because the server is down or restarts, the next round does its work.
+    It listens for such SENDs on a connection of its own. If this process has drained a queue, it truncates the table
+    after about a second. If a run fails because the server is down or restarts, the next run does its work.
     """
 
     def __init__(
@@ -92,39 +96,39 @@ class Upkeep:
         self._catalog = catalog
         self._interval = interval
         self._closed = Event()
-        self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._received: Counter[int] = Counter()  # messages by queue, since the queue was last empty
         self._release_at: datetime | None = None  # the time of the next delayed message
-        self._since = 0  # transaction id: messages of older transactions were looked at
-        self._tries = 0  # attempts left to find a drained table unused
+        self._since = 0  # transaction id: messages of older transactions were delivered, if they could be
+        self._remaining_attempts = 0  # to truncate a drained table, which must not be in use
         self._connection: psycopg.Connection[Any] | None = None
         self._background = Background(self._run, "servicebroker upkeep")
 
     def count_received(self, queue_id: int, messages: int) -> None:
-        """Count the messages that a RECEIVE of this process took; none: the queue is empty."""
+        """Count the messages of a RECEIVE of this process. Zero messages: the queue is empty."""
         if messages:
-            self._taken[queue_id] += messages
-        elif self._taken.pop(queue_id, 0) >= _DRAINED_MESSAGES:
-            self._tries = _SPACE_ATTEMPTS
+            self._received[queue_id] += messages
+        elif self._received.pop(queue_id, 0) >= _DRAINED_MESSAGES:
+            self._remaining_attempts = _SPACE_ATTEMPTS
 
     def stop(self) -> None:
-        """Let the round be the last one, without waiting for its end."""
+        """Stop after the current run, without waiting for its end."""
         self._closed.set()
 
     def close(self) -> None:
-        """Stop, also in the middle of a round, which commits its work piece by piece."""
+        """Stop, and cancel the statement in progress. Committed transactions of the run remain."""
         self._closed.set()
         connection = self._connection
         if connection is not None:
-            with suppress(psycopg.Error):  # the server is gone, and the round with it
-                connection.cancel_safe(timeout=_STOP_PATIENCE_S)
+            with suppress(psycopg.Error):  # the server is down, which ends the run
+                connection.cancel_safe(timeout=_STOP_TIMEOUT_S)
             self._wake()
-        self._background.stop(_STOP_PATIENCE_S)
+        self._background.stop(_STOP_TIMEOUT_S)
 
     def _wake(self) -> None:
         try:
             with connect(self._url, application_name="servicebroker upkeep") as connection:
                 connection.execute(f"notify {DELIVERY_CHANNEL}")
-        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down, which has woken the round
+        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down, which wakes `_serve`, too
             _LOG.debug("upkeep: %s", problem)
 
     def _run(self) -> None:
@@ -135,15 +139,15 @@ class Upkeep:
                 with connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
                     self._serve(connection)
-            except psycopg.errors.ReadOnlySqlTransaction:  # on a standby: its primary does all this
+            except psycopg.errors.ReadOnlySqlTransaction:  # on a standby: the primary is maintained instead
                 self._closed.wait(min(_PROMOTION_POLL_S, self._interval))
             except (psycopg.Error, ServiceBrokerError) as problem:
-                cut = isinstance(problem, psycopg.errors.QueryCanceled) and not self._closed.is_set()
-                _LOG.log(logging.WARNING if cut else logging.DEBUG, "upkeep: %s", problem)
-                held = time.monotonic() - began > self._interval
-                pause = _TICK_S if held else 2 * pause
+                was_cancelled = isinstance(problem, psycopg.errors.QueryCanceled) and not self._closed.is_set()
+                _LOG.log(logging.WARNING if was_cancelled else logging.DEBUG, "upkeep: %s", problem)
+                has_run_long = time.monotonic() - began > self._interval
+                pause = _TICK_S if has_run_long else 2 * pause
                 self._closed.wait(min(pause, self._interval))
-            except Exception as problem:  # a fault here or in the application's clock: timers fire nevertheless
+            except Exception as problem:  # a bug, or an error of the application's clock: timers must fire nevertheless
                 report(_LOG, logging.ERROR, "background upkeep restarts: %s", told(problem), exc_info=problem)
                 pause = _TICK_S
                 self._closed.wait(min(_FAULT_PAUSE_S, self._interval))
@@ -154,51 +158,52 @@ class Upkeep:
         connection.interval = _TICK_S
         connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT_MS}")
         connection.execute(f"listen {DELIVERY_CHANNEL}")
-        due, pause, heard, told = time.monotonic() + self._interval, _MIN_RETRY_S, True, -math.inf
+        due, pause, has_work, totals_at = time.monotonic() + self._interval, _MIN_RETRY_S, True, -math.inf
         counted, sampled = time.monotonic(), -math.inf
         while not self._closed.is_set():
-            if self._tries:
-                self._tries -= 1
-                if give_back(connection, self._closed.is_set):
-                    self._tries = 0
+            if self._remaining_attempts:
+                self._remaining_attempts -= 1
+                if truncate_empty_queues(connection, self._closed.is_set):
+                    self._remaining_attempts = 0
             follow(self._clock, connection)
             if ahead := taken_ahead(self._clock):
-                tell_clock(connection, ahead, self._clock())
+                report_wrong_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
-                heard |= upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
+                has_work |= upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
-            heard |= self._release_at is not None and self._release_at <= self._clock()
-            left = heard and self._deliver(connection)
-            if time.monotonic() >= told:
-                tell(connection, self._tally)
-                told = time.monotonic() + _TOTALS_INTERVAL_S
+            has_work |= self._release_at is not None and self._release_at <= self._clock()
+            is_left = has_work and self._deliver(connection)
+            if time.monotonic() >= totals_at:
+                write_counts(connection, self._tally)
+                totals_at = time.monotonic() + _TOTALS_INTERVAL_S
             if time.monotonic() >= counted + _STATEMENTS_INTERVAL_S:
-                tell_statements(connection)
+                write_statement_counts(connection)
                 counted = time.monotonic()
             if time.monotonic() >= sampled + SAMPLE_INTERVAL_S:
                 take_sample(connection)
                 sampled = time.monotonic()
-            seconds = min(pause if left else _TICK_S, max(0.0, due - time.monotonic()), self._seconds_to_release())
-            pause = min(2 * pause, _MAX_RETRY_S) if left else _MIN_RETRY_S
-            heard = _hears(connection, seconds) or left
+            seconds = min(pause if is_left else _TICK_S, max(0.0, due - time.monotonic()), self._seconds_to_release())
+            pause = min(2 * pause, _MAX_RETRY_S) if is_left else _MIN_RETRY_S
+            has_work = _wait_for_work(connection, seconds) or is_left
 
     def _deliver(self, connection: psycopg.Connection[Any]) -> bool:
-        """Deliver messages sent since the last call, so that no backlog is read each time. The first call delivers all.
+        """Deliver messages sent since the last call, and delayed messages that are due. The first call delivers all.
 
-        Delayed messages whose time has come are delivered, too. Return whether messages are left.
+        Older messages are skipped, so that a backlog is not read again each time. Return whether messages are left that
+        another transaction locks.
         """
-        self._release_at, is_held = release(connection, self._clock())
-        unfinished = run(connection, find_oldest_writer())
-        if unfinished < self._since:  # another server, or one that has crashed: transaction ids are given out again
+        self._release_at, is_delayed_left = release(connection, self._clock())
+        oldest_writer = run(connection, find_oldest_writer())
+        if oldest_writer < self._since:  # after a crash, or on another server, transaction ids are used again
             self._since = 0
         try:
-            left = deliver(connection, self._clock(), self._catalog, self._since)
+            is_left = deliver(connection, self._clock(), self._catalog, self._since)
         except psycopg.errors.QueryCanceled:
-            self._since = self._since or unfinished  # `upkeep` delivers the rest
+            self._since = self._since or oldest_writer  # `upkeep` delivers the rest
             raise
-        if not left:
-            self._since = unfinished
-        return left or is_held
+        if not is_left:
+            self._since = oldest_writer
+        return is_left or is_delayed_left
 
     def _seconds_to_release(self) -> float:
         """Return the seconds until the time of the next delayed message."""
@@ -207,13 +212,13 @@ class Upkeep:
         return max(0.0, (self._release_at - self._clock()).total_seconds())
 
 
-def _hears(connection: DirectConnection, seconds: float) -> bool:
-    """Sleep until a message must be delivered, at most for that many seconds. Return whether there is one."""
+def _wait_for_work(connection: DirectConnection, seconds: float) -> bool:
+    """Sleep until a notification says that a message must be delivered, at most `seconds`. Return whether one came."""
     return bool(wait_for_notifications(connection, seconds))
 
 
-def tell(connection: psycopg.Connection[Any], tally: Tally) -> None:
-    """Add the counts to the totals; if that fails, they are added with the next ones."""
+def write_counts(connection: psycopg.Connection[Any], tally: Tally) -> None:
+    """Add the counts of this process to the totals. If that fails, the next call adds them."""
     counts = tally.take()
     if not counts:
         return
@@ -226,8 +231,8 @@ def tell(connection: psycopg.Connection[Any], tally: Tally) -> None:
         raise
 
 
-def tell_clock(connection: psycopg.Connection[Any], ahead: timedelta, now: datetime) -> None:
-    """Store that the clock of this machine is wrong, for doctor."""
+def report_wrong_clock(connection: psycopg.Connection[Any], ahead: timedelta, now: datetime) -> None:
+    """Store that the clock of this machine is wrong, so that `servicebroker doctor` reports it."""
     try:
         run_alone(connection, note_wrong_clock(ahead, now))
     except psycopg.errors.InsufficientPrivilege as problem:
@@ -235,20 +240,20 @@ def tell_clock(connection: psycopg.Connection[Any], ahead: timedelta, now: datet
 
 
 def take_sample(connection: psycopg.Connection[Any]) -> None:
-    """Sample the queues for their history; a role without the right leaves that to others."""
+    """Store a sample of the queues' depths for the history. A role without the right skips it."""
     try:
         run_alone(connection, sample())
     except psycopg.errors.InsufficientPrivilege as problem:
         _LOG.debug("history: %s", problem)
 
 
-def tell_statements(connection: psycopg.Connection[Any]) -> None:
+def write_statement_counts(connection: psycopg.Connection[Any]) -> None:
     """Add the statements that this process has run on the server of `connection` to the totals."""
     counts = counts_of(connection)
     taken = counts.take()
-    found = [StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in taken.items()]
+    totals = [StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in taken.items()]
     try:
-        run(connection, add_statements(found))
+        run(connection, add_statements(totals))
     except psycopg.errors.InsufficientPrivilege as problem:
         _LOG.debug("statements: %s", problem)
     except BaseException:
@@ -259,9 +264,10 @@ def tell_statements(connection: psycopg.Connection[Any]) -> None:
 def deliver(
     connection: psycopg.Connection[Any], now: datetime, catalog: Callable[[], Catalog] = Catalog, since: int = 0
 ) -> bool:
-    """Deliver messages that need not wait any more, and let the built-in service answer.
+    """Deliver waiting messages of the transmission queue whose target is available, and run the built-in service.
 
-    `since` is a transaction id: messages of older transactions are skipped. Return whether messages are left for soon.
+    `since` is a transaction id: messages of older transactions are skipped. Return whether messages are left that
+    another transaction locks, so that a call after a short pause can deliver them.
     """
     answers = in_transaction(connection, take_answers(catalog(), now))
     for failure in answers.failures:
@@ -278,7 +284,8 @@ def deliver(
 def release(connection: psycopg.Connection[Any], now: datetime) -> tuple[datetime | None, bool]:
     """Release due delayed messages, so that they can be delivered.
 
-    Return the time of the next one, and whether some are left, because their conversations are in use.
+    Return the time of the next delayed message, and whether due messages are left because a session locks their
+    conversations.
     """
     busy: set[UUID] = set()
     for _ in range(_MAX_PIECES):
@@ -289,24 +296,22 @@ def release(connection: psycopg.Connection[Any], now: datetime) -> tuple[datetim
     return due.next_time, True
 
 
-def give_back(connection: psycopg.Connection[Any], stopped: Callable[[], bool]) -> bool:
-    """Give back the space of queues that are large and empty. Return whether no large one is left."""
+def truncate_empty_queues(connection: psycopg.Connection[Any], stopped: Callable[[], bool]) -> bool:
+    """Truncate the tables of queues that are large and empty. Return whether no such table is left."""
     left = 0
     for queue_id in run(connection, find_bloated_queues()):
         if stopped():
             return False
         try:
             left += not run(connection, truncate_empty(queue_id))
-        except (
-            psycopg.errors.QueryCanceled
-        ) as problem:  # its table is not searched in time; the other queues have their turn
+        except psycopg.errors.QueryCanceled as problem:  # a statement timeout: continue with the other queues
             _LOG.debug("upkeep: %s", problem)
             left += 1
     return not left
 
 
-def keep_trail(connection: psycopg.Connection[Any], now: datetime) -> None:
-    """Prepare the tables for the trail, new ones too. A table in use has its turn the next time."""
+def maintain_trail(connection: psycopg.Connection[Any], now: datetime) -> None:
+    """Create and drop partitions and triggers of the event log (trail). A locked table is left to the next run."""
     try:
         statements = run(connection, partitions(now))
         statements += [change.statement for change in run(connection, changes())]
@@ -322,9 +327,9 @@ def upkeep(
     stopped: Callable[[], bool] = lambda: False,
     catalog: Callable[[], Catalog] = Catalog,
 ) -> bool:
-    """Do everything that is due at `now`, in small transactions. `connection` is in autocommit mode.
+    """Run all maintenance that is due at `now`, in small transactions. `connection` is in autocommit mode.
 
-    Return whether `deliver` has left messages for soon.
+    Return whether `deliver` has left messages that a call after a short pause can deliver.
     """
     for _ in range(_MAX_PIECES):
         queues = run(connection, find_due_queues(now))
@@ -351,8 +356,8 @@ def upkeep(
                 break
     if stopped():
         return False
-    keep_trail(connection, now)
+    maintain_trail(connection, now)
     release(connection, now)
     is_left = deliver(connection, now, catalog)
-    give_back(connection, stopped)
+    truncate_empty_queues(connection, stopped)
     return is_left

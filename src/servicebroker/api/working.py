@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
 
 _IDLE_WAIT_S = 10.0  # without a message until `process` is called again; a stop is noticed within a second
-_STOP_PATIENCE_S = 5.0  # for readers that are cut short
+_STOP_TIMEOUT_S = 5.0  # for readers that are cut short
 _PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first pause, the longest one
 
 _ENDED = {8426, 8427}  # errors of END CONVERSATION if the conversation has ended on this side
-_OURS = "servicebroker."
+_OWN_PREFIX = "servicebroker."
 
 _LOG = logging.getLogger("servicebroker.worker")
 
@@ -57,13 +57,13 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
         for name, schedule in worker.schedules.items():
             with database.transaction() as transaction:
                 transaction.run(KeepSchedule(worker.queue, name, schedule))
-    over = Event()
+    stop_requested = Event()
     limits = [limit_of(worker) for worker in workers]
     readers = [
         Background(
-            partial(_read, database, worker, over, limit),
+            partial(_read, database, worker, stop_requested, limit),
             f"servicebroker worker of {worker.queue}",
-            partial(_is_replaced, worker, over),
+            partial(_is_replaced, worker, stop_requested),
         )
         for worker, limit in zip(workers, limits, strict=True)
         for _ in range(_count_readers(worker, concurrency))
@@ -71,13 +71,13 @@ def working(database: Database, workers: Sequence[Worker], concurrency: int) -> 
     try:
         yield
     finally:
-        over.set()
+        stop_requested.set()
         try:
             for reader in readers:
                 reader.join()
         finally:  # the task that joins may be cancelled itself
             for reader in readers:
-                reader.stop(_STOP_PATIENCE_S)
+                reader.stop(_STOP_TIMEOUT_S)
 
 
 def _count_readers(worker: Worker, concurrency: int) -> int:
@@ -86,9 +86,9 @@ def _count_readers(worker: Worker, concurrency: int) -> int:
     return min(wanted, worker.global_concurrency or wanted)
 
 
-def _is_replaced(worker: Worker, over: Event) -> bool:
+def _is_replaced(worker: Worker, stop_requested: Event) -> bool:
     """Return whether a reader that others have ended begins again: yes, unless the worker is to end."""
-    if over.is_set():
+    if stop_requested.is_set():
         return False
     report(
         _LOG,
@@ -99,24 +99,24 @@ def _is_replaced(worker: Worker, over: Event) -> bool:
     return True
 
 
-def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | None) -> None:
+def _read(database: Database, worker: Worker, stop_requested: Event, limit: RateLimit | None) -> None:
     """Process messages until the worker ends. If `process` fails, log the error, pause and begin again."""
     pause, longest = _PAUSES
-    guard = FailureHandler(
+    failure_handler = FailureHandler(
         database, worker.queue, partial(_judge, worker), exits=False, answers_ends=worker.answers_ends
     )
     operation = Receive.of_worker(worker, _IDLE_WAIT_S)
     stop = StopDetector()
-    while not over.is_set():
+    while not stop_requested.is_set():
         began = time.monotonic()
         try:
             process(
                 database,
                 operation,
                 partial(_handle, worker),
-                stopping=over.is_set,
-                guard=guard,
-                throttle=throttle_of(database, worker, limit, over),
+                stopping=stop_requested.is_set,
+                failure_handler=failure_handler,
+                throttle=throttle_of(database, worker, limit, stop_requested),
             )
             pause = _PAUSES[0]
         except BaseException as problem:
@@ -128,7 +128,7 @@ def _read(database: Database, worker: Worker, over: Event, limit: RateLimit | No
             said = "The worker of %s goes on in %g seconds: %s"
             text = str(problem) if expected else told(problem)
             report(_LOG, logging.ERROR, said, worker.queue, pause, text, exc_info=None if expected else problem)
-            over.wait(pause)
+            stop_requested.wait(pause)
             pause = min(2 * pause, longest)
 
 
@@ -185,7 +185,7 @@ def _judge(worker: Worker, failure: Failure) -> Verdict:
         counted(failure.count, "time"),
         _next_step(verdict),
         told(failure.error),
-        exc_info=None if is_between else failure.error.with_traceback(_theirs(failure.error.__traceback__)),
+        exc_info=None if is_between else failure.error.with_traceback(_without_own_frames(failure.error.__traceback__)),
     )
     return verdict
 
@@ -204,13 +204,13 @@ def _next_step(verdict: Verdict) -> str:
             return f"it is answered with {message_type}"
 
 
-def _theirs(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames between the reader and the handler."""
-    while trace is not None and trace.tb_next is not None and _is_ours(trace):
+    while trace is not None and trace.tb_next is not None and _is_own_frame(trace):
         trace = trace.tb_next
     return trace
 
 
-def _is_ours(trace: TracebackType) -> bool:
+def _is_own_frame(trace: TracebackType) -> bool:
     name: str = trace.tb_frame.f_globals.get("__name__", "")  # missing if `exec` has made the function
-    return name.startswith(_OURS)
+    return name.startswith(_OWN_PREFIX)

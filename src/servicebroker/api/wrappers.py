@@ -1,8 +1,8 @@
 # Made from aio/wrappers.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Wrappers of operations: counting, traces, a second try, events.
+"""Wrappers of operations: counting, traces, a retry, events. They work like middleware.
 
-A wrapper is given what is inside of it, and runs that: once, again, or with other steps. Which wrappers an operation
-has, from the outside to the inside, is said in one place, `WRAPPERS`; innermost are the operation's steps.
+A wrapper gets the runner inside it (`inner`), and calls it once, again, or with other steps. `WRAPPERS` lists the
+wrappers of each operation, the outermost first. The innermost runner runs the operation's SQL steps.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transaction is undone: begin it again."
+QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transaction was rolled back: begin it again."
 
 COUNTERS: Mapping[type[Operation[Any]], str] = {Send: SENDS, SendBatch: SENDS, Receive: RECEIVES, Hold: RECEIVES}
 
-Begin: TypeAlias = Callable[[], Steps[Any]]  # makes the steps, again for each try
-Runner: TypeAlias = Callable[[Any, Any, Begin], Any]  # of the verbs and their operation
+Begin: TypeAlias = Callable[[], Steps[Any]]  # makes the steps; each attempt needs new ones
+Runner: TypeAlias = Callable[[Any, Any, Begin], Any]  # (AsyncVerbs, operation, begin) -> its result
 Wrapper: TypeAlias = Callable[[Runner, Any, Any, Begin], Any]
 
 
 def operated(operation: Callable[P, Operation[T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method that runs an operation; its parameters, types and help are those of the operation."""
+    """Return a method that makes the operation and runs it. Its signature and help are those of the operation."""
 
-    def method(verbs: Any, /, *given: P.args, **named: P.kwargs) -> T:
-        result: T = verbs.run(operation(*given, **named))
+    def method(verbs: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        result: T = verbs.run(operation(*arguments, **keywords))
         return result
 
     return described(method, operation)  # type: ignore[arg-type] # a class
 
 
 def counted(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Count sent messages and RECEIVEs, for Broker Statistics."""
+    """Count sent messages and RECEIVEs for the totals (the counters of SQL Server's "Broker Statistics")."""
     result = inner(verbs, operation, begin)
     verbs.instance.tally.add(COUNTERS[type(operation)], operation.messages)
     return result
 
 
 def traced(inner: Runner, verbs: Verbs, operation: Send[Any] | SendBatch, begin: Begin) -> Any:
-    """Give a SEND under a span one of its own, whose context is stored beside the messages."""
+    """Begin a span for a SEND inside a sampled span, and store the span's context with the messages."""
     span = tracing.begin_send(verbs._processing, operation.message_type, operation.messages)
     if span is None:
         return inner(verbs, operation, begin)
@@ -82,7 +82,7 @@ def traced(inner: Runner, verbs: Verbs, operation: Send[Any] | SendBatch, begin:
 
 
 def repeated(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """If another process has dropped the queue that this one remembers, forget the queue and run the operation anew."""
+    """If another process has dropped a cached queue, remove it from the cache and run the operation again."""
     try:
         return inner(verbs, operation, begin)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
@@ -93,51 +93,51 @@ def repeated(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begi
 
 
 def watched(inner: Runner, verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Raise the events Broker:Conversation and Broker:Conversation Group for those who have asked for them."""
+    """Raise the events Broker:Conversation and Broker:Conversation Group, if the application has subscribed to them."""
     if not verbs.instance.events.watches_conversations:
         return inner(verbs, operation, begin)
     engine = verbs.engine
 
-    def with_looks() -> Steps[Any]:
-        return engine.observe(operation, begin(), verbs._tell)
+    def observed_steps() -> Steps[Any]:
+        return engine.observe(operation, begin(), verbs._record_event)
 
-    return inner(verbs, operation, with_looks)
+    return inner(verbs, operation, observed_steps)
 
 
 def performed(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Run the steps where the verbs run."""
-    verbs._works()
+    """Run the steps, in the open transaction or in one of their own."""
+    verbs._note_verb()
     return verbs._do(begin())
 
 
-def asked(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Run the steps where the verbs run. They change nothing, so their rollback is not counted."""
+def queried(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
+    """Run steps that only read. Their rollback is not counted."""
     return verbs._do(begin())
 
 
 def waiting(inner: Runner, verbs: Verbs, operation: Receive | GetConversationGroup, begin: Begin) -> Any:
     """WAITFOR: repeat the operation until it finds messages or the wait times out."""
     operation.check_wait()
-    patience = operation.patience
-    if patience == 0:
+    timeout_s = operation.timeout_s
+    if timeout_s == 0:
         return inner(verbs, operation, begin)
 
     def once() -> Any:
         return inner(verbs, operation, begin)
 
-    found = verbs._waiting(operation.queue, once, patience, filtered=operation.has_condition)
-    return [] if found is None and isinstance(operation, Receive) else found
+    result = verbs._waiting(operation.queue, once, timeout_s, filtered=operation.has_condition)
+    return [] if result is None and isinstance(operation, Receive) else result
 
 
 def delivered(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> list[Message]:
-    """Make messages of the rows that were taken; tell counters, traces and poison detection."""
+    """Make messages of the received rows; update counters, traces and poison detection."""
     instance, queue = verbs.instance, verbs._find(operation.queue)
-    instance.poison.look(queue.queue_id)
+    instance.poison.resolve_if_due(queue.queue_id)
     queue_id, (rows, transaction) = inner(verbs, operation, begin)
     messages: list[Message] = []
     if rows:
         verbs._received(queue_id, transaction)
-        alone = verbs._is_alone()  # then nobody else can receive them any more: from here on nothing may raise
+        alone = verbs._is_alone()  # then RECEIVE was committed, and an exception would lose the messages
         messages = verbs._named(rows, alone=alone)
         if tracing.is_on() and not operation.leaves:
             verbs._trace(queue.name, messages, alone=alone)
@@ -145,51 +145,51 @@ def delivered(inner: Runner, verbs: Verbs, operation: Receive, begin: Begin) -> 
     return messages
 
 
-def noted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
-    """Tell the session of an activated task whether there was a group."""
+def poll_counted(inner: Runner, verbs: Verbs, operation: GetConversationGroup, begin: Begin) -> UUID | None:
+    """Report to the session of an activated task whether there was a group."""
     group: UUID | None = inner(verbs, operation, begin)
     verbs.instance.count_polled(group is not None)
     return group
 
 
 def administered(verbs: Verbs, operation: Operation[Any], begin: Begin) -> Any:
-    """Run the steps as a definition is run: in a transaction of their own, while nobody else defines anything."""
+    """Run the steps as a definition: in a transaction of their own, under the lock of the catalog."""
     return verbs._alone(begin())
 
 
-class Within(NamedTuple):
-    """The runners of an operation within its wrappers. `quiet` leaves out `OBSERVERS`."""
+class Wrapped(NamedTuple):
+    """The runners of an operation inside its wrappers. `quiet` leaves out `OBSERVERS`."""
 
     quiet: Runner
     observed: Runner
 
 
-def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Within:
-    """Return the runners of an operation within these wrappers, the first wrapper outermost."""
+def _within(*wrappers: Wrapper, innermost: Runner = performed) -> Wrapped:
+    """Return the runners of an operation inside these wrappers, the first wrapper outermost."""
     quiet = observed = innermost
     for wrapper in reversed(wrappers):
         observed = partial(wrapper, observed)
         quiet = quiet if wrapper in OBSERVERS else partial(wrapper, quiet)
-    return Within(quiet, observed)
+    return Wrapped(quiet, observed)
 
 
-OBSERVERS: tuple[Wrapper, ...] = (traced, watched)  # needed only while a trace or an observer is on
+OBSERVERS: tuple[Wrapper, ...] = (traced, watched)  # needed only while traces or event handlers are active
 
 _SENDING = _within(counted, traced, repeated, watched)
-WRAPPERS: Mapping[type[Operation[Any]], Within] = {
+WRAPPERS: Mapping[type[Operation[Any]], Wrapped] = {
     Send: _SENDING,
     SendBatch: _SENDING,
     Receive: _within(counted, waiting, delivered, repeated),
     Hold: _within(counted, delivered, repeated),
-    GetConversationGroup: _within(waiting, noted, repeated),
+    GetConversationGroup: _within(waiting, poll_counted, repeated),
     BeginDialog: _within(watched),
     EndConversation: _within(repeated, watched),
     MoveConversation: _within(watched),
     BeginConversationTimer: _within(),
-    GetTransmissionStatus: _within(innermost=asked),
-    DelayedMessages: _within(innermost=asked),
+    GetTransmissionStatus: _within(innermost=queried),
+    DelayedMessages: _within(innermost=queried),
     CancelDelayed: _within(),
-    Schedules: _within(innermost=asked),
+    Schedules: _within(innermost=queried),
     DropSchedule: _within(innermost=administered),
     KeepSchedule: _within(),
     TakeTurn: _within(),

@@ -51,7 +51,7 @@ class Receive(Operation[list[Message]]):
         return cls(worker.queue, top=worker.batch or 1, groups=worker.groups, wait=wait)
 
     @property
-    def patience(self) -> float:
+    def timeout_s(self) -> float:
         """Seconds to wait; 0 for TOP (0), which takes no message."""
         return 0.0 if self.top == 0 else self.wait
 
@@ -134,7 +134,7 @@ class GetConversationGroup(Operation[UUID | None]):
     wait: float = 0.0
 
     @property
-    def patience(self) -> float:
+    def timeout_s(self) -> float:
         """Seconds to wait."""
         return self.wait
 

@@ -129,7 +129,7 @@ class Verbs(ABC):
         The clock jumps to the next timer or lifetime of the queue, but at most to the end of the wait.
         """
         operation.check_wait()
-        queue, wait, clock = operation.queue, operation.patience, self.database.instance.clock
+        queue, wait, clock = operation.queue, operation.timeout_s, self.database.instance.clock
         result = once()
         while not result and wait > 0:
             started_at = clock()

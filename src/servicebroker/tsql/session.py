@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import psycopg
 
-from servicebroker.api.transaction import release_kept
+from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.direct import send_ahead
@@ -135,7 +135,7 @@ class Session:
             if self._shared_connection is None:
                 machine.connection.close()  # its settings must not reach another session
         if self._shared_connection is None:
-            release_kept(machine.connection)
+            release_group_locks(machine.connection)
 
     def run(
         self,

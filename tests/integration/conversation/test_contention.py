@@ -186,7 +186,7 @@ def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, mu
     """Each of six sleepers takes one message and goes; a seventh sleeps on, and is woken by the next message."""
     handles = [open_dialog(database)[0] for _ in range(6)]
     readers = [in_thread(database.receive, STOCK_QUEUE, top=1, wait=60) for _ in range(7)]
-    bells = database.instance.doorbell._waiting
+    bells = database.instance.notifier._waiting
     eventually(lambda: [bell.is_asleep for bell in bells.get(queue_number(database, STOCK_QUEUE), ())] == [True] * 7)
     with database.transaction() as transaction:
         if multicast:
@@ -266,14 +266,14 @@ def free_group(database: sb.Database, taken: set[UUID]) -> UUID:
 
 
 def test_made_up_numbers_of_queues_are_not_remembered(database: sb.Database) -> None:
-    doorbell = database.instance.doorbell
+    notifier = database.instance.notifier
     reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
-    eventually(lambda: doorbell.is_registered(queue_number(database, STOCK_QUEUE)))
+    eventually(lambda: notifier.is_registered(queue_number(database, STOCK_QUEUE)))
     with database.instance.connection() as connection:
         connection.execute("select pg_notify('servicebroker', (900000 + n)::text) from generate_series(1, 1000) n")
         connection.execute("select pg_notify('servicebroker', %s)", (str(queue_number(database, STOCK_QUEUE)),))
     # notifications come in order: the others were heard; other tests have had queues of the instance
-    eventually(lambda: queue_number(database, STOCK_QUEUE) in doorbell._polling)
-    assert max(doorbell._polling) < 900_000
+    eventually(lambda: queue_number(database, STOCK_QUEUE) in notifier._polling)
+    assert max(notifier._polling) < 900_000
     database.send(begin(database), ORDER, b"a teapot")
     assert bodies(reader.result()) == [b"a teapot"]

@@ -66,7 +66,7 @@ def test_get_locks_the_group_that_receive_would_take(database: sb.Database) -> N
 def test_get_waits(database: sb.Database) -> None:
     assert database.get_conversation_group(STOCK_QUEUE, wait=0.05) is None
     reader = in_thread(database.get_conversation_group, STOCK_QUEUE, wait=30)
-    eventually(lambda: database.instance.doorbell._waiting)
+    eventually(lambda: database.instance.notifier._waiting)
     handle = begin(database)
     database.send(handle, ORDER, b"x")
     assert reader.result(10) == group_of(database, far_handle(database, handle))

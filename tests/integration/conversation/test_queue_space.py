@@ -147,7 +147,7 @@ def test_a_waiting_reader_and_a_pipeline_do_not_notice(database: sb.Database) ->
     handle = begin(database)
     waiting = in_thread(database.receive, STOCK_QUEUE, wait=30)
     number = queue_number(database, STOCK_QUEUE)
-    eventually(lambda: database.instance.doorbell._waiting.get(number))
+    eventually(lambda: database.instance.notifier._waiting.get(number))
     eventually(lambda: give_back(database))
     database.send(handle, ORDER, b"1")
     assert bodies(waiting.result(10)) == [b"1"]

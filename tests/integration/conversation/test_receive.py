@@ -262,8 +262,8 @@ def test_a_wait_ends_empty_after_its_time(database: sb.Database) -> None:
 def waiting(database: sb.Database, readers: int = 1) -> None:
     """Until so many threads of this process have gone to sleep in a RECEIVE on the queue of the target."""
     numbers = query(database, "select queue_id from servicebroker.queues where database_id = %s", database.database_id)
-    doorbell = database.instance.doorbell
-    eventually(lambda: sum(len(doorbell._waiting.get(number, ())) for (number,) in numbers) >= readers)
+    notifier = database.instance.notifier
+    eventually(lambda: sum(len(notifier._waiting.get(number, ())) for (number,) in numbers) >= readers)
     text = (
         "select count(*) from servicebroker.waiting_readers join servicebroker.queues using (queue_id) "
         "where database_id = %s"
@@ -374,7 +374,7 @@ def test_a_timer_wakes_a_waiting_reader(database: sb.Database) -> None:
 def test_a_waiting_reader_is_told_when_the_instance_closes(database: sb.Database) -> None:
     with sb.open(database.instance.url) as instance:
         reader = in_thread(instance.database(database.name).receive, STOCK_QUEUE, wait=60)
-        eventually(lambda: instance.doorbell._waiting)
+        eventually(lambda: instance.notifier._waiting)
     with pytest.raises(sb.InstanceError, match="closed"):
         reader.result(10)
 

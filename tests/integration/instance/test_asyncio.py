@@ -235,7 +235,7 @@ def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Lo
             await eventually(arrived)
             assert got == [b"%d" % number for number in range(sent + 1)]
             sent += 1
-            assert not database.instance.doorbell._waiting
+            assert not database.instance.notifier._waiting
             await nothing_is_left_open(database)
 
         assert await cut_everywhere(work, check) >= 6
@@ -635,7 +635,7 @@ def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: Loop
         readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=TIMEOUT_S)) for _ in range(50)]
 
         async def all_wait() -> bool:
-            return sum(map(len, database.instance.doorbell._waiting.values())) == 50
+            return sum(map(len, database.instance.notifier._waiting.values())) == 50
 
         await eventually(all_wait)
         listening = await rows(
@@ -643,13 +643,13 @@ def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: Loop
             "select application_name, count(*) from pg_stat_activity "
             "where application_name like 'servicebroker %' and datname = current_database() group by 1 order by 1",
         )
-        assert listening == [("servicebroker doorbell", 1), ("servicebroker waiting readers", 1)]
+        assert listening == [("servicebroker notifier", 1), ("servicebroker waiting readers", 1)]
         async with asyncio.TaskGroup() as group:
             for number in range(50):
                 group.create_task(dialog(database, b"%d" % number))
         found = [body for messages in await asyncio.gather(*readers) for body in bodies(messages)]
         assert sorted(found) == sorted(b"%d" % number for number in range(50))
-        assert not database.instance.doorbell._waiting
+        assert not database.instance.notifier._waiting
 
     loop.run(test)
 
@@ -759,7 +759,7 @@ def test_tsql_runs_on_connections_that_stay_open(url: str) -> None:
 def test_tsql_works_on_connections_of_the_instance(loop: Loop) -> None:
     sessions = (
         "select count(*) from pg_stat_activity where datname = current_database() and application_name like "
-        "'servicebroker%' and application_name not in ('servicebroker doorbell', 'servicebroker waiting readers')"
+        "'servicebroker%' and application_name not in ('servicebroker notifier', 'servicebroker waiting readers')"
     )
 
     async def work(database: sb.AsyncDatabase) -> None:
@@ -784,7 +784,7 @@ def test_waitfor_is_woken_by_a_message(loop: Loop) -> None:
 
     async def work(database: sb.AsyncDatabase) -> None:
         many = [asyncio.create_task(database.execute_tsql(waiting)) for _ in range(12)]
-        while len(database.instance.doorbell._waiting) < 1:
+        while len(database.instance.notifier._waiting) < 1:
             await asyncio.sleep(0.01)
         for number in range(12):
             await dialog(database, b"%d" % number)

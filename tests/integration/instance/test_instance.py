@@ -155,7 +155,7 @@ def test_a_role_without_superuser_rights_can_do_all_of_it(as_limited_role: Calla
         database.begin_conversation_timer(initiator, 0)
         database.send(target, REPLY, b"x")
         reader = in_thread(database.receive, STOCK_QUEUE, wait=30)
-        eventually(lambda: instance.doorbell._waiting)
+        eventually(lambda: instance.notifier._waiting)
         database.send(initiator, ORDER, b"wake")
         assert bodies(reader.result(10)) == [b"wake"]
         assert bodies(database.receive(ORDERS_QUEUE)) == [None, b"x"]
@@ -203,11 +203,11 @@ def test_an_instance_that_is_dropped_says_so_and_its_threads_end(make_url: Calla
     before = {*threading.enumerate()}
     dropped = sb.open(make_url())
     dropped.database("Test", create=True).create_queue("Queue")
-    dropped.database("Test").receive("Queue", wait=0.01)  # wakes the doorbell
+    dropped.database("Test").receive("Queue", wait=0.01)  # starts the notifier
     mine = {*threading.enumerate()} - before
     assert mine
     del dropped
-    with pytest.warns(ResourceWarning, match="An instance was dropped and not closed"):
+    with pytest.warns(ResourceWarning, match="An instance was garbage-collected but never closed"):
         gc.collect()
     eventually(lambda: not any(thread.is_alive() for thread in mine if "lost sessions" not in thread.name), 30)
 
@@ -533,17 +533,17 @@ def test_connections_that_are_killed_while_they_rest(database: sb.Database) -> N
         pass
 
 
-def test_the_doorbell_works_again_after_its_connections_were_killed(database: sb.Database) -> None:
+def test_the_notifier_works_again_after_its_connections_were_killed(database: sb.Database) -> None:
     handle = begin(database)
     assert database.receive(STOCK_QUEUE, wait=0.01) == []
     kill = (
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
         "where datname = current_database() "
-        "and application_name in ('servicebroker doorbell', 'servicebroker waiting readers')"
+        "and application_name in ('servicebroker notifier', 'servicebroker waiting readers')"
     )
     listening = (
         "select count(*) from pg_stat_activity where datname = current_database() "
-        "and application_name = 'servicebroker doorbell'"
+        "and application_name = 'servicebroker notifier'"
     )
     assert len(query(database, kill)) == 2
     eventually(lambda: query(database, listening) == [(1,)])
@@ -560,7 +560,7 @@ def test_the_doorbell_works_again_after_its_connections_were_killed(database: sb
 def test_to_wait_again_is_not_planned_again(database: sb.Database) -> None:
     for _ in range(2):
         assert database.receive(STOCK_QUEUE, wait=0.01) == []
-    registrar = database.instance.doorbell._registrar
+    registrar = database.instance.notifier._registrar
     assert registrar is not None
     runs = registrar.execute("select generic_plans + custom_plans from pg_prepared_statements").fetchall()
     assert len(runs) == 2  # of entering and of leaving
@@ -568,7 +568,7 @@ def test_to_wait_again_is_not_planned_again(database: sb.Database) -> None:
 
 
 @pytest.mark.usefixtures("without_polls")
-def test_the_doorbell_survives_notifications_of_others(database: sb.Database) -> None:
+def test_the_notifier_survives_notifications_of_others(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     reader = waiting_reader(database)
     for payload in ("", "x", "1 2 3", "-", "9" * 5000):
@@ -586,7 +586,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
         database.send(handle, ORDER, b"before")
         assert bodies(database.receive(STOCK_QUEUE)) == [b"before"]
         reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
-        eventually(lambda: instance.doorbell.count_asleep(queue_number(database, STOCK_QUEUE)))
+        eventually(lambda: instance.notifier.count_asleep(queue_number(database, STOCK_QUEUE)))
         server = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGKILL)
         eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions still answer

@@ -83,7 +83,7 @@ def test_the_applications_own_statements_keep_their_errors(database: sb.Database
 
 
 def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: Callable[..., str]) -> None:
-    """The upkeep, the doorbell and a migration wait as long as they need."""
+    """The maintenance, the notifier and a migration wait as long as they need."""
     url = make_instance_url(1)
     name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
     with psycopg.connect(url, autocommit=True) as connection:
@@ -91,7 +91,7 @@ def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: C
             connection.execute(f"alter database {name} set {setting} = 300")  # type: ignore[call-overload]
     with sb.open(url, upkeep=0.05) as instance:
         database = standard_database(instance)
-        listeners = {"servicebroker upkeep", "servicebroker doorbell"}
+        listeners = {"servicebroker upkeep", "servicebroker notifier"}
         assert database.receive(STOCK_QUEUE, wait=0.01) == []
         text = "select application_name, pid from pg_stat_activity where datname = current_database()"
 

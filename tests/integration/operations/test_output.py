@@ -213,13 +213,13 @@ def test_a_program_is_told_what_it_waits_for(
     monkeypatch.setattr(slow_steps, "SILENCE_S", 0.01)
     monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
     with caplog.at_level(logging.INFO, "servicebroker"):
-        with slow_steps.told_if_slow("Starting"):
+        with slow_steps.logged_if_slow("Starting"):
             time.sleep(0.2)
-        with slow_steps.told_if_slow("Nothing"):
+        with slow_steps.logged_if_slow("Nothing"):
             pass
     assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", "Starting ...")]
     monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: logging.lastResort.handle(record))
-    with slow_steps.told_if_slow("Waiting"):
+    with slow_steps.logged_if_slow("Waiting"):
         time.sleep(0.2)
     assert capsys.readouterr().err == ("Waiting ...\n" if is_terminal else "")

@@ -455,7 +455,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def _waits(database: sb.Database) -> bool:
-    return database.instance.doorbell.count_asleep(queue_number(database, STOCK_QUEUE)) == 1
+    return database.instance.notifier.count_asleep(queue_number(database, STOCK_QUEUE)) == 1
 
 
 _OF_A_WAIT = ("owner_verbs.wait_for.insert_readers", "owner_verbs.wait_for.delete_readers", "receive.service_changes")
@@ -491,8 +491,8 @@ def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
     done: list[bytes | None] = []
     sleeps = 0
 
-    def sending(bell: type[Any]) -> Callable[..., Any]:
-        wait = bell.wait
+    def sending(reader: type[Any]) -> Callable[..., Any]:
+        wait = reader.wait
 
         def send_first(self: Any, seconds: float) -> Any:
             nonlocal sleeps
@@ -509,10 +509,10 @@ def test_what_is_sent_just_before_the_reader_sleeps_wakes_it(
                 await asyncio.wrap_future(sent)
             return await wait(self, seconds)
 
-        return send_first_aio if bell is sb.api.aio.doorbell.Bell else send_first
+        return send_first_aio if reader is sb.api.aio.notifier.WaitingReader else send_first
 
-    for bell in (sb.api.doorbell.Bell, sb.api.aio.doorbell.Bell):
-        monkeypatch.setattr(bell, "wait", sending(bell))
+    for reader in (sb.api.notifier.WaitingReader, sb.api.aio.notifier.WaitingReader):
+        monkeypatch.setattr(reader, "wait", sending(reader))
     began = time.monotonic()
     assert database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=1) == 5
     assert done == [b"%d" % number for number in range(1, 6)]
@@ -538,7 +538,7 @@ def test_a_service_that_changes_while_the_reader_is_busy_ends_no_wait(database: 
     database.create_service("//test/Beside", STOCK_QUEUE)
     database.drop_service("//test/Beside")
     number = queue_number(database, STOCK_QUEUE)
-    eventually(lambda: number not in database.instance.doorbell.service_changes)  # the process has heard of it
+    eventually(lambda: number not in database.instance.notifier.service_changes)  # the process has heard of it
     altered.set()
     eventually(lambda: reader.done() or _waits(database))
     database.send(handle, ORDER, b"2")

@@ -402,7 +402,7 @@ def test_an_idle_worker_stays_listed(database: sb.Database, monkeypatch: pytest.
     monkeypatch.setattr(StatementCounts, "add", lambda self, name, seconds: count.update([name]))
     number = queue_number(database, STOCK_QUEUE)
     with database.working(echo()):
-        eventually(lambda: database.instance.doorbell.count_asleep(number))
+        eventually(lambda: database.instance.notifier.count_asleep(number))
         before = count.copy()
         time.sleep(2.5)
         spent = count - before

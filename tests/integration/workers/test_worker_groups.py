@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-import servicebroker.api.aio.doorbell
-import servicebroker.api.doorbell
+import servicebroker.api.aio.notifier
+import servicebroker.api.notifier
 from servicebroker import api
 from servicebroker.store.statement_counts import StatementCounts
 from support import (
@@ -85,14 +85,14 @@ def test_a_reader_wakes_another_if_it_may_have_left_groups(
     calls: list[int] = []
 
     def noted(wake: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(doorbell: Any, queue_id: int) -> Any:
+        def noting(notifier: Any, queue_id: int) -> Any:
             calls.append(queue_id)
-            return wake(doorbell, queue_id)
+            return wake(notifier, queue_id)
 
         return noting
 
-    for module in (api.doorbell, api.aio.doorbell):
-        monkeypatch.setattr(module.Doorbell, "wake_another", noted(module.Doorbell.wake_another))
+    for module in (api.notifier, api.aio.notifier):
+        monkeypatch.setattr(module.Notifier, "wake_another", noted(module.Notifier.wake_another))
     for number in range(3):
         begin_with(database, b"%d" % number)
     handled = Handled(groups=groups)

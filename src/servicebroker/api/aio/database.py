@@ -13,8 +13,8 @@ import psycopg
 
 from servicebroker.api.aio.certificates import find_certificate, open_key
 from servicebroker.api.aio.definitions import AsyncDefinitions
-from servicebroker.api.aio.exclusive import alone
-from servicebroker.api.aio.lock_retry import LOCK_TIMEOUTS_MS, find_lock_patience, retry_locked, with_lock_timeout
+from servicebroker.api.aio.exclusive import run_exclusively
+from servicebroker.api.aio.lock_retry import LOCK_TIMEOUTS_MS, find_lock_timeout, retry_locked, with_lock_timeout
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.requesting import process_late_answers
 from servicebroker.api.aio.scripts import AsyncScripts
@@ -23,7 +23,7 @@ from servicebroker.api.aio.transaction import (
     AsyncJoinedTransaction,
     AsyncTransaction,
     find_reason,
-    raise_in_our_words,
+    raise_broker_error,
     translate,
     translated,
 )
@@ -298,7 +298,7 @@ class AsyncDatabase(
 
         await self._do(rights.authorize(self.user, statement))
         async with self.instance.connection() as connection, translated():
-            return await alone(connection, self.database_id, termination, in_use, authorized)
+            return await run_exclusively(connection, self.database_id, termination, in_use, authorized)
 
     async def _alone(self, steps: Steps[T]) -> T:
         """DDL, one at a time, in a database that is there."""
@@ -319,7 +319,7 @@ class AsyncDatabase(
         def attempt(number: int) -> Awaitable[T]:
             return self._alone(with_lock_timeout(steps(), timeouts_ms[number % len(timeouts_ms)]))
 
-        return await retry_locked(attempt, await self._do(find_lock_patience()))
+        return await retry_locked(attempt, await self._do(find_lock_timeout()))
 
     async def _do(self, steps: Steps[T]) -> T:
         if self._within is not None:
@@ -328,7 +328,7 @@ class AsyncDatabase(
             try:
                 return await run_alone(connection, steps)
             except psycopg.Error as problem:
-                raise_in_our_words(problem)
+                raise_broker_error(problem)
             except BrokerError as refused:
                 await find_reason(connection, self.engine, refused)
                 raise

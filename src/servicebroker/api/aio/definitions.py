@@ -180,7 +180,7 @@ class AsyncDefinitions(ABC):
     ) -> T:
         """Run steps of DDL with the database for themselves. A user without the right ends no session."""
 
-    async def _deliver_left(self, handles: list[UUID]) -> None:
+    async def _deliver_remaining(self, handles: list[UUID]) -> None:
         for handle in handles:
             remembered, now = self.catalog, self.instance.clock()
             await self._alone(transmission.deliver_conversation(remembered, handle, now))
@@ -213,7 +213,7 @@ async def _retry_locked(definitions: AsyncDefinitions, operation: Definition[Any
 
 async def _delivering(definitions: AsyncDefinitions, operation: Definition[Any]) -> None:
     """Run a definition that delivers waiting messages, then deliver conversations on which others were sending."""
-    await definitions._deliver_left(
+    await definitions._deliver_remaining(
         await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
     )
 
@@ -225,7 +225,7 @@ async def _create_queue(definitions: AsyncDefinitions, operation: operations.Cre
 async def _alter_queue(definitions: AsyncDefinitions, operation: operations.AlterQueue) -> None:
     """Run its parts, each as a transaction: a user with one of the tables open may be about to open the other."""
     left, warning = await definitions._retry_locked(lambda: definitions._steps(operation), RISING_LOCK_TIMEOUTS_MS)
-    await definitions._deliver_left(left)
+    await definitions._deliver_remaining(left)
     _warn(warning)
     definer = Definer(definitions.user, definitions.catalog, definitions.instance.clock)
     for table in alter.TABLES if operation.rebuild else ():
@@ -252,7 +252,7 @@ async def _alter_service(definitions: AsyncDefinitions, operation: operations.Al
     def delivering() -> Steps[list[UUID]]:
         return transmission.deliver_free(definitions.catalog, definitions.instance.clock())
 
-    await definitions._deliver_left(await definitions._retry_locked(delivering, RISING_LOCK_TIMEOUTS_MS))
+    await definitions._deliver_remaining(await definitions._retry_locked(delivering, RISING_LOCK_TIMEOUTS_MS))
 
 
 async def _alter_database(definitions: AsyncDefinitions, operation: operations.AlterDatabase) -> None:
@@ -270,7 +270,7 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
         return await definitions._define_alone(steps, permission, termination, in_use)
 
     if operation.read_only is False and await alone(lambda: set_read_write(number, definitions.name)):
-        await definitions._deliver_left(await alone(enabling))
+        await definitions._deliver_remaining(await alone(enabling))
     if operation.disable_broker:
         await shared(database_options.disable_broker(number))
     if operation.new_broker:
@@ -278,12 +278,12 @@ async def _alter_database(definitions: AsyncDefinitions, operation: operations.A
     if operation.error_broker_conversations:
         await shared(database_options.error_broker_conversations(number))
     if operation.enable_broker:
-        await definitions._deliver_left(await alone(enabling))
+        await definitions._deliver_remaining(await alone(enabling))
     elif operation.new_broker or operation.error_broker_conversations:
         left = await definitions._retry_locked(
             lambda: rights.authorized(enabling(), user, permission), RISING_LOCK_TIMEOUTS_MS
         )
-        await definitions._deliver_left(left)
+        await definitions._deliver_remaining(left)
     if operation.honor_broker_priority is not None:
         await shared(database_options.honor_broker_priority(number, operation.honor_broker_priority))
     if operation.trustworthy is not None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _POLL_INTERVAL_S = 0.02  # between two looks at whether the transactions have ended
 
 
-async def alone(
+async def run_exclusively(
     connection: AsyncDirectConnection,
     database_id: int,
     termination: Termination,
@@ -52,16 +52,16 @@ async def alone(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             if termination.no_wait:
                 raise in_use from None
-        await _outlast(connection, database_id, await run(connection, find_users(database_id)), deadline)
+        await _wait_for_end(connection, database_id, await run(connection, find_users(database_id)), deadline)
         attempt += 1
 
 
-async def _outlast(
-    connection: AsyncDirectConnection, database_id: int, there: list[UserTransaction], deadline: float | None
+async def _wait_for_end(
+    connection: AsyncDirectConnection, database_id: int, transactions: list[UserTransaction], deadline: float | None
 ) -> None:
     """Wait until none of these transactions runs any more, or end them."""
-    while set(await run(connection, find_users(database_id))) & set(there):
+    while set(await run(connection, find_users(database_id))) & set(transactions):
         if deadline is not None and time.monotonic() >= deadline:
-            await run(connection, end_users(there))
+            await run(connection, end_users(transactions))
             return
         await sleep(_POLL_INTERVAL_S)

@@ -146,7 +146,7 @@ class AsyncFailureHandler:
                 continue
             if await self._process(turn, procedure):
                 succeeded += turn.messages
-            if transaction._was_put_back or transaction._is_over():
+            if transaction._was_put_back or transaction._has_finished():
                 return
         if succeeded:
             await self._succeeded(transaction, succeeded)
@@ -165,7 +165,7 @@ class AsyncFailureHandler:
                     raise
                 failure = as_exception(problem)
                 tracing.fail(transaction._processing, failure)
-        if transaction._is_over():
+        if transaction._has_finished():
             await self._ended_by_procedure(transaction, failure)
             return False
         if failure is None and transaction.connection.info.transaction_status == TransactionStatus.INERROR:
@@ -203,9 +203,9 @@ class AsyncFailureHandler:
         """
         poison, messages = self._database.instance.poison, self._processed
         if connection.closed:
-            poison.dropped(connection)
-            return bool(messages) and self._lost(messages, problem)
-        if is_processed or poison.dropped(connection):  # this COMMIT was refused, or the one sent with RECEIVE
+            poison.forget_commit(connection)
+            return bool(messages) and self._suspect(messages, problem)
+        if is_processed or poison.forget_commit(connection):  # this COMMIT was refused, or the one sent with RECEIVE
             self._remember(messages, problem)
             return True
         if len(messages) > 1 and undoes_all(problem):  # the fault of another transaction, or of one message
@@ -213,7 +213,7 @@ class AsyncFailureHandler:
             return True
         return False
 
-    def _lost(self, messages: list[Message], problem: Exception) -> bool:
+    def _suspect(self, messages: list[Message], problem: Exception) -> bool:
         """Suspect the messages of a lost connection; the second loss in a row of one message is its failure."""
         keys = {_key(message) for message in messages}
         if len(keys) == 1 and keys <= self._suspects:
@@ -267,14 +267,14 @@ class AsyncFailureHandler:
                 await finish(self._sweep_now(transaction.connection))
             return
         try:
-            await self._obey(transaction, failure, known, verdict)
+            await self._carry_out(transaction, failure, known, verdict)
         except ServiceBrokerError as refused:
-            if transaction._is_over() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK_ERROR):
+            if transaction._has_finished() or (isinstance(refused, BrokerError) and refused.number == _DEADLOCK_ERROR):
                 raise
             said = "%s: a message is set aside, since %s failed: %s"
             report(_LOG, logging.ERROR, said, self._queue, verdict, refused)
             await turn.undo()
-            await self._obey(transaction, failure, known, SetAside())
+            await self._carry_out(transaction, failure, known, SetAside())
 
     def _judge(self, failure: Failure, stop: StopDetector) -> Verdict:
         """Return the verdict of the policy; if the policy itself fails, that of the default policy."""
@@ -287,7 +287,7 @@ class AsyncFailureHandler:
             report(_LOG, logging.ERROR, text, self._queue, told(problem), exc_info=problem)
             return by_default(failure)
 
-    async def _obey(
+    async def _carry_out(
         self, transaction: AsyncTransaction, failure: Failure, known: FailureRecord, verdict: Verdict
     ) -> None:
         """Carry out a verdict other than `Retry`, in the transaction that has received the message."""

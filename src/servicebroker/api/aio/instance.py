@@ -1,4 +1,4 @@
-"""An instance: one PostgreSQL database with the schema of servicebroker, embedded in a folder or by URL."""
+"""An instance: one PostgreSQL database with the schema `servicebroker`, in a data folder or at a URL."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.aio.database import AsyncDatabase
-from servicebroker.api.aio.doorbell import Bell, Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
+from servicebroker.api.aio.notifier import Notifier, WaitingReader
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.requesting import AsyncWatchers
 from servicebroker.api.aio.rights import AsyncRights
-from servicebroker.api.aio.transaction import release_kept, translated
-from servicebroker.api.aio.upkeep import Upkeep, tell, tell_statements
+from servicebroker.api.aio.transaction import release_group_locks, translated
+from servicebroker.api.aio.upkeep import Upkeep, write_counts, write_statement_counts
 from servicebroker.api.shared.preparation import prepare
-from servicebroker.api.shared.slow_steps import told_if_slow
+from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
@@ -56,15 +56,15 @@ from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.statements import Steps
 
-UPKEEP_INTERVAL_S = 30.0  # between two rounds of the background
+UPKEEP_INTERVAL_S = 30.0  # between two runs of the maintenance (upkeep.py)
 _LOG = logging.getLogger("servicebroker")
 _CLOSE_TIMEOUT_S = 0.5  # to get a connection for the last counts
 _NOT_CLOSED = (
-    "An instance was dropped and not closed: its last counts are lost, and its embedded server runs on until the "
-    "process ends. Use it in a `with` block, or call its `close`."
+    "An instance was garbage-collected but never closed. Its last counts are lost, and its embedded server runs until "
+    "the process ends. Use the instance in a `with` block, or call its `close`."
 )
 
-# to wait for a connection; after the first seconds, find out whether the server can be reached
+# to wait for a connection of the pool; after FIRST_TIMEOUT_S a caller checks whether the server can be reached
 CONNECTION_TIMEOUT_S, FIRST_TIMEOUT_S = 30, 2
 
 
@@ -81,30 +81,30 @@ def checked_target(target: object) -> str:
     return target
 
 
-def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder | None:
-    if given is not None:
-        if not isinstance(given, str | os.PathLike):
-            raise BrokerError(402, "keys", shown(given), "the path of a folder")
-        return KeyFolder(Path(given))
+def _key_folder(target: str, folder: str | os.PathLike[str] | None) -> KeyFolder | None:
+    if folder is not None:
+        if not isinstance(folder, str | os.PathLike):
+            raise BrokerError(402, "keys", shown(folder), "the path of a folder")
+        return KeyFolder(Path(folder))
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
 
 def _new_catalog(tally: Tally, keys: OpenedKeys, user: User | None = None) -> Catalog:
-    """Return a new catalog cache. No method of the instance: upkeep has it, and would keep a dropped instance."""
+    """Return a new catalog cache. As a method, it would keep a dropped instance alive through the maintenance."""
     return Catalog(user, tally.enqueued, keys)
 
 
 class AsyncInstance(AsyncNetwork, AsyncRights):
-    """An instance; open it with a `with` block or `open`, and close it.
+    """An instance. Open it with a `with` block or `open`, and close it.
 
     Attributes:
-        url: where its PostgreSQL is reached, for any libpq client of the same user.
+        url: the address of its PostgreSQL database, for any libpq client of the same user.
         keys: opens master keys and private keys, with the service master key of the instance.
-        clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
-        events: what happened in this process that an administrator wants to know.
-        maximum_body: how many bytes the body of a message may have that is sent here.
-        draw: makes the handle and the group of a conversation that this process begins.
-        engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
+        clock: returns the time for timers and lifetimes. Default: the time of the PostgreSQL server.
+        events: events of this process for administrators.
+        maximum_body: the limit of a message body in bytes, for SEND.
+        draw: returns a new identifier for a conversation handle or group.
+        engine: the interpreter of operations for the PostgreSQL role, owner or restricted; set by `open`.
     """
 
     works_as_user = False  # True if it is bound to one user of one database, as in an activated task
@@ -134,30 +134,30 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections
         self._interval = upkeep
-        self._looking, self._looked = Lock(), -math.inf
-        self._losses = 0  # of the doorbell's connection, when the pool was last checked
-        self._lent = 0  # connections so far: as long as the number rises, waiting callers will get one
+        self._server_check, self._last_server_check = Lock(), -math.inf
+        self._losses = 0  # lost connections of the notifier, when the pool was last checked
+        self._lent = 0  # connections lent so far: as long as the number rises, waiting callers will get one
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
-        self.seen_by_threads: Any = None  # the view that T-SQL under asyncio works on
+        self.thread_view: Any = None  # the ThreadInstance of T-SQL under asyncio (aio/scripts.py)
         self._process = forked.process_id
         self._is_closed = False
-        self.open_transactions: defaultdict[object, int] = defaultdict(int)  # of each thread, or task
+        self.open_transactions: defaultdict[object, int] = defaultdict(int)  # count by thread, or task
         self.watchers = AsyncWatchers()
 
     def __del__(self) -> None:
         pool = getattr(self, "_pool", None)
         if pool is not None and not (self._is_closed or self.is_forked):
-            with suppress(RuntimeError):  # its event loop is gone, and all of its work, or the interpreter ends
-                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.doorbell.stop)
+            with suppress(RuntimeError):  # the event loop is closed, or the interpreter exits
+                pool.drop(*([] if self._upkeep is None else [self._upkeep.stop]), self.notifier.stop)
             warnings.warn(_NOT_CLOSED, ResourceWarning, stacklevel=2, source=self)
 
     async def open(self) -> Self:
         """Open the instance, unless it is open.
 
         Raises:
-            InstanceError: it cannot be made, reached or used; the message says why.
+            InstanceError: it cannot be created, reached or used; the message has the reason.
         """
         if self._pool is not None:
             self.check_process()
@@ -165,12 +165,12 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._process = forked.process_id
         self._is_closed = False
         if not is_url(self.url):
-            with told_if_slow(EmbeddedServer.step(self.url)):
+            with logged_if_slow(EmbeddedServer.step(self.url)):
                 self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
         try:
             self.engine = await in_thread(prepare, self.url, self.clock)
-            self.doorbell = Doorbell(self.url, self.engine)
+            self.notifier = Notifier(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
             if self._interval and self.engine.has_upkeep:
@@ -181,30 +181,33 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         return self
 
     async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
-        """Return the broker database of that name, compared without case; made if it is missing and `create` is set.
+        """Return the broker database of that name; names are case-insensitive.
 
-        `user` is the principal to work as. Without it, it is the one that the connection's PostgreSQL role is mapped
-        to (`Database.create_user`), else dbo for a role with the rights of the schema's owner, else guest.
+        Args:
+            name: the name of the database.
+            create: create the database if it does not exist.
+            user: the principal to act as. Default: the user that the connection's PostgreSQL role is mapped to
+                (`Database.create_user`); otherwise dbo for a role with the rights of the schema's owner, else guest.
 
         Raises:
-            BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
-                this role may not act as.
+            BrokerError: 911 no such database, 916 the principal may not connect, 15517 no such user, or the role may
+                not act as that user.
         """
         async with self.connection() as connection, translated():
             database_id = await run_alone(connection, self.engine.find_database(name, create=create))
             return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
     async def key_folder(self) -> KeyFolder:
-        """Return the folder of private keys: the one it was opened with, or `keys` in its data folder.
+        """Return the folder of private keys: the `keys` argument of `open`, or `keys` in the data folder.
 
-        For a server by URL it is a folder of the instance's own in the user's data.
+        For an instance at a URL, the default is a folder named by its identifier, below the user's data folder.
         """
         if self.keys.folder is not None:
             return self.keys.folder
         return self.keys.locate(await self.identifier())
 
     async def identifier(self) -> UUID:
-        """Return the identifier of the instance, which the certificate of a domain carries."""
+        """Return the identifier of the instance, which is part of its domain certificate."""
         async with self.connection() as connection:
             return await run(connection, find_instance())
 
@@ -213,35 +216,35 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         return self.catalog if user.is_dbo else self._catalogs.setdefault(user, self._new_catalog(user))
 
     async def status(self) -> tuple[list[QueueStatus], Backlog]:
-        """Return every queue with its services, depth and oldest message, and the messages that wait for delivery."""
+        """Return all queues with services, depth and oldest message, and the backlog of the transmission queue."""
         async with self.connection() as connection, translated():
             return await run(connection, queue_statuses()), await run(connection, transmission_status())
 
     async def check(self) -> Report:
-        """Check the consistency of all that is stored, as DBCC CHECKDB does. Reads every queue."""
+        """Check the consistency of the stored data, as DBCC CHECKDB does. This reads every queue."""
         async with self.connection() as connection, translated():
             return await run(connection, check(self.clock()))
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
-        """Lend a connection of the pool, in autocommit mode, for the length of a `with` block."""
+        """Lend a connection of the pool, in autocommit mode, for a `with` block."""
         return _Borrowed(self)
 
     async def renew(self) -> None:
-        """Replace the connections of the pool that were lost, if the server was lost since the last time."""
-        if self._pool is not None and self._losses != self.doorbell.losses:
-            self._losses = self.doorbell.losses
+        """Replace lost connections of the pool, if the notifier has lost its connection since the last call."""
+        if self._pool is not None and self._losses != self.notifier.losses:
+            self._losses = self.notifier.losses
             await self._pool.check()
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process was forked from the one that opened the instance."""
+        """Return whether a parent process opened the instance, and this process was forked afterwards."""
         return self._process != forked.process_id
 
     def check_process(self) -> None:
-        """Refuse to use connections of another process: each process would read the other's answers.
+        """Refuse to use connections of the parent process: both would read answers from the same socket.
 
         Raises:
-            InstanceError: this process was forked from the one that has opened the instance.
+            InstanceError: this process was forked while the instance was open.
         """
         if self._process != forked.process_id:
             raise InstanceError(
@@ -250,27 +253,27 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             )
 
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
-        """Count the messages that a RECEIVE took, so that the background gives back the space of a drained queue.
+        """Count the messages of a RECEIVE, so that the maintenance truncates the table of a drained queue.
 
-        `filtered`: it was of a certain conversation or group, so the queue may have more even if it took nothing.
+        `filtered`: the RECEIVE was limited to a conversation or group, so an empty result does not mean an empty queue.
         """
         if self._upkeep is not None and (messages or not filtered):
             self._upkeep.count_received(queue_id, messages)
 
-    async def sleep(self, bell: Bell, seconds: float) -> bool:
-        """Wait for the bell, at most `seconds`. Return whether the queue itself may have changed meanwhile."""
-        return await bell.wait(seconds)
+    async def sleep(self, reader: WaitingReader, seconds: float) -> bool:
+        """Wait until the reader is woken, at most `seconds`. Return whether the queue may have been altered."""
+        return await reader.wait(seconds)
 
     def count_polled(self, found: bool) -> None:
-        """Note whether a GET CONVERSATION GROUP found a group; the session of an activated task overrides this."""
+        """Note whether GET CONVERSATION GROUP returned a group. The session of an activated task overrides this."""
 
     def share_events(self, other: Any) -> None:
-        """Count rollbacks and record events together with another open form of the same instance."""
+        """Share rollback counts and events with `other`: the same instance, opened for threads and for asyncio."""
         self.events = other.events
         self.poison.share(other.poison)
 
     async def close(self) -> None:
-        """Close the instance; an embedded server stops with its last user. In a forked child nothing is closed."""
+        """Close the instance. The last process to close it stops an embedded server. A forked child closes nothing."""
         if self.is_forked:
             return
         self._is_closed = True
@@ -278,10 +281,10 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             await self._upkeep.close()
         if self._pool is not None:
             if self.engine.has_upkeep:
-                await self._tell(self._pool)
+                await self._write_last_counts(self._pool)
             self.watchers.stop()
             await self._pool.close()
-            await self.doorbell.close()  # after the pool: readers that it wakes find the instance closed
+            await self.notifier.close()  # after the pool: readers that it wakes get "the instance is closed"
             await self.watchers.join()
         if self._server is not None:
             await in_thread(self._server.close)
@@ -289,12 +292,12 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
     def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
         return self.engine.disable_queue(queue_id, self.clock())
 
-    async def _tell(self, connections: AsyncDirectPool) -> None:
+    async def _write_last_counts(self, connections: AsyncDirectPool) -> None:
         """Add the last counts to the totals, if a connection is free at once."""
         try:
             async with connections.connection(timeout=_CLOSE_TIMEOUT_S) as connection:
-                await tell(connection, self.tally)
-                await tell_statements(connection)
+                await write_counts(connection, self.tally)
+                await write_statement_counts(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
@@ -307,12 +310,12 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             try:
                 connection = await self._pool.getconn(timeout=FIRST_TIMEOUT_S)
             except PoolTimeout:
-                connection = await self._get_later(self._pool)
+                connection = await self._wait_for_connection(self._pool)
             self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
-            raise await self._refusal(self._pool) from None
+            raise await self._no_connection(self._pool) from None
         try:
             await follow(self.clock, connection)
         except BaseException:
@@ -330,9 +333,9 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if left is not None:
             await finish(self._put(self._pool, left))
 
-    async def _get_later(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
-        """Wait for a connection as long as other callers get theirs."""
-        await self._look()
+    async def _wait_for_connection(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
+        """Wait for a connection while connections are still lent to other callers."""
+        await self._check_server()
         while True:
             lent = self._lent
             try:
@@ -341,30 +344,30 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
                 if self._lent == lent:
                     raise
 
-    async def _refusal(self, connections: AsyncDirectPool) -> InstanceError:
-        """Return why there was no connection: the server has no room for another one, or all are in use."""
+    async def _no_connection(self, connections: AsyncDirectPool) -> InstanceError:
+        """Return the error for a timeout: the server accepts no further connection, or all connections are in use."""
         try:
-            await self._look()
+            await self._check_server()
         except InstanceError as problem:
             return problem
-        held = connections.get_stats()["pool_size"]
-        said = f"No connection to PostgreSQL could be had in {CONNECTION_TIMEOUT_S} s: "
-        if held < connections.max_size:
-            return InstanceError(f"{said}{held} of this instance are in use, and the server took no other meanwhile.")
-        return InstanceError(f"{said}all {held} connections of this instance are in use.")
+        in_use = connections.get_stats()["pool_size"]
+        text = f"No connection to PostgreSQL became free in {CONNECTION_TIMEOUT_S} s: "
+        if in_use < connections.max_size:
+            return InstanceError(f"{text}{in_use} of this instance are in use, and the server accepted no further one.")
+        return InstanceError(f"{text}all {in_use} connections of this instance are in use. Use fewer threads or tasks.")
 
-    async def _look(self) -> None:
-        """Find out whether the server is down; one of the waiting callers does it for all."""
-        async with self._looking:
-            if time.monotonic() - self._looked > FIRST_TIMEOUT_S:
+    async def _check_server(self) -> None:
+        """Raise InstanceError if the server is down. Concurrent callers share one check."""
+        async with self._server_check:
+            if time.monotonic() - self._last_server_check > FIRST_TIMEOUT_S:
                 await (await connect(self.url)).close()
-                self._looked = time.monotonic()
+                self._last_server_check = time.monotonic()
 
     async def _put(self, connections: AsyncDirectPool, connection: AsyncDirectConnection) -> None:
-        await release_kept(connection)
+        await release_group_locks(connection)
         lost = connection.closed
         await connections.putconn(connection)
-        if lost:  # the server is gone, or has lost the other connections, too
+        if lost:  # the server may have closed the other connections, too
             await connections.check()
 
     def __await__(self) -> Generator[Any, Any, Self]:
@@ -380,7 +383,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
 
 class _Borrowed(AbstractAsyncContextManager[AsyncDirectConnection]):
-    """The context manager of `connection`; a class, since each verb enters one."""
+    """The context manager of `connection`; a class, since each statement enters one and a generator is slower."""
 
     __slots__ = ("_connection", "_instance")
 

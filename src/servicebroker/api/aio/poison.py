@@ -47,7 +47,7 @@ class PoisonDetector:
         self._tally = tally
         self._rollbacks = Rollbacks()
         self._lock = threading.Lock()
-        self._travelling: dict[psycopg.AsyncConnection[Any], set[tuple[int, int]]] = {}
+        self._unconfirmed: dict[psycopg.AsyncConnection[Any], set[tuple[int, int]]] = {}
 
     def share(self, other: Any) -> None:
         """Count together with the detector of another form of the same instance."""
@@ -78,33 +78,33 @@ class PoisonDetector:
             else:
                 await self._disable(connection, queue_id)
 
-    def travels(self, connection: psycopg.AsyncConnection[Any], taken: set[tuple[int, int]]) -> None:
+    def commit_deferred(self, connection: psycopg.AsyncConnection[Any], taken: set[tuple[int, int]]) -> None:
         """Note what a transaction took, by its id and queue. Its COMMIT goes with the connection's next statement."""
-        self._travelling[connection] = taken
+        self._unconfirmed[connection] = taken
 
-    def arrived(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    def commit_confirmed(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Note that this COMMIT was done."""
-        self.committed({queue_id for _, queue_id in self._travelling.pop(connection, ())})
+        self.committed({queue_id for _, queue_id in self._unconfirmed.pop(connection, ())})
 
-    def unanswered(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    def commit_unknown(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """When the connection is given back, note a COMMIT whose end is unknown, so that `judge` asks for it."""
-        for transaction, queue_id in self._travelling.pop(connection, ()):
+        for transaction, queue_id in self._unconfirmed.pop(connection, ()):
             self.received(transaction, [queue_id])
 
-    def dropped(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+    def forget_commit(self, connection: psycopg.AsyncConnection[Any]) -> bool:
         """Forget a COMMIT that travelled and failed; its rollback does not count. Return whether there was one."""
-        return self._travelling.pop(connection, None) is not None
+        return self._unconfirmed.pop(connection, None) is not None
 
-    async def look(self, queue_id: int) -> None:
+    async def resolve_if_due(self, queue_id: int) -> None:
         """Before a RECEIVE, ask how transactions have ended, if that may have disabled the queue."""
         with self._lock:
             due = self._rollbacks.is_due(queue_id)
         if due:
             with contextlib.suppress(InstanceError):
                 async with self._connections() as connection:
-                    await self.judge(connection)
+                    await self.resolve_outcomes(connection)
 
-    async def judge(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def resolve_outcomes(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Ask the server for the end of transactions whose end is unknown."""
         with self._lock:
             pending = self._rollbacks.pending()

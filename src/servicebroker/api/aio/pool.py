@@ -76,7 +76,7 @@ class AsyncConversationPool:
             if count is not None:
                 check_count(name, count)
         self.database = database
-        self._line = recycling.PoolAddress(
+        self._address = recycling.PoolAddress(
             database.database_id,
             names.checked("service", from_service),
             names.checked("service", to_service),
@@ -123,7 +123,7 @@ class AsyncConversationPool:
 
     async def end_streams(self) -> None:
         """End the stream of every conversation in use: each sender's next message opens another one."""
-        for handle in await self.database._do(recycling.find_conversations(self._line)):
+        for handle in await self.database._do(recycling.find_conversations(self._address)):
             async with self.database.transaction() as transaction:
                 await self._end_stream(transaction, handle)
 
@@ -142,7 +142,7 @@ class AsyncConversationPool:
             InstanceError: there is a message of another kind; it stays in the queue.
         """
         check_wait(wait)
-        queue = await self.database._do(recycling.find_queue(self._line.database_id, self._line.from_service))
+        queue = await self.database._do(recycling.find_queue(self._address.database_id, self._address.from_service))
         done = 0
         await self.recycle()  # messages that a process noted before it died
         while taken := await self._take(queue, wait):
@@ -162,7 +162,7 @@ class AsyncConversationPool:
                     f"A message of the type '{message.message_type_name}' came back on a conversation of a pool: "
                     "receive in a procedure of your own and give `note` the system messages only."
                 )
-        await transaction._do(recycling.store_answers(self._line.database_id, messages))
+        await transaction._do(recycling.store_answers(self._address.database_id, messages))
 
     async def recycle(self) -> int:
         """Answer the noted messages, each in a transaction of its own. Returns their number."""
@@ -173,7 +173,7 @@ class AsyncConversationPool:
 
     async def errors(self) -> list[ConversationError]:
         """Return the last thousand Errors that ended conversations of this initiator's pools, oldest first."""
-        return await self.database._do(recycling.find_errors(self._line.database_id, self._line.from_service))
+        return await self.database._do(recycling.find_errors(self._address.database_id, self._address.from_service))
 
     @staticmethod
     def target(procedure: Procedure, *, end_of_stream: str = END_OF_STREAM) -> Procedure:
@@ -207,7 +207,7 @@ class AsyncConversationPool:
         if is_idle(transaction.connection):
             raise InstanceError("A pool sends only inside a transaction: begin a transaction on the connection first.")
         session = self._session(transaction, key)
-        handle, sent = await transaction._do(recycling.use_conversation(self._line, session, messages))
+        handle, sent = await transaction._do(recycling.use_conversation(self._address, session, messages))
         for _ in range(MAX_ATTEMPTS):
             if handle is None:
                 handle, sent = await self._begin(transaction, session), messages
@@ -233,16 +233,16 @@ class AsyncConversationPool:
         return f"session {transaction.connection.info.backend_pid}"
 
     async def _begin(self, transaction: AsyncJoinedTransaction, session: str) -> UUID:
-        line = self._line
+        address = self._address
         handle = await transaction.begin_dialog(
-            line.from_service,
-            line.to_service,
+            address.from_service,
+            address.to_service,
             broker_instance=self._broker_instance,
-            contract=line.contract,
+            contract=address.contract,
             encryption=self._encryption,
         )
         await transaction.begin_conversation_timer(handle, self._seconds)
-        await transaction._do(recycling.assign(line, session, handle))
+        await transaction._do(recycling.assign(address, session, handle))
         return handle
 
     async def _end_stream(self, transaction: AsyncJoinedTransaction, handle: UUID) -> None:
@@ -265,8 +265,8 @@ class AsyncConversationPool:
 
     async def _recycle_one(self) -> bool:
         async with self.database.transaction() as transaction:
-            line = self._line
-            answer = await transaction._do(recycling.next_answer(line.database_id, line.from_service))
+            address = self._address
+            answer = await transaction._do(recycling.next_answer(address.database_id, address.from_service))
             if answer is None:
                 return False
             if answer.message_type_id == names.DIALOG_TIMER_ID:
@@ -281,7 +281,7 @@ class AsyncConversationPool:
         await transaction._do(recycling.release(handle))
         if answer.message_type_id == names.ERROR_ID:
             error = ConversationError(handle, *read_error(answer.message_body), self.database.instance.clock())
-            await transaction._do(recycling.record_error(self._line.database_id, answer.from_service, error))
+            await transaction._do(recycling.record_error(self._address.database_id, answer.from_service, error))
         try:
             await transaction.end_conversation(handle)
         except BrokerError as refused:

@@ -47,7 +47,7 @@ async def process(
     *,
     poison: Policy | None = None,
     stopping: Callable[[], bool] | None = None,
-    guard: AsyncFailureHandler | None = None,
+    failure_handler: AsyncFailureHandler | None = None,
     throttle: AsyncThrottle | None = None,
 ) -> int:
     """Run `Database.process` for a RECEIVE, and return the number of messages taken.
@@ -59,7 +59,7 @@ async def process(
         throttle: the limits of the worker, which may ask for a pause between two transactions.
     """
     if poison is not None:
-        guard = AsyncFailureHandler(database, operation.queue, poison, exits=stopping is None)
+        failure_handler = AsyncFailureHandler(database, operation.queue, poison, exits=stopping is None)
     should_stop = stopping or _never
     receive, total = operation.at_once, 0
 
@@ -76,15 +76,15 @@ async def process(
 
     async def drain_within_limits() -> tuple[int, bool]:
         if throttle is None:
-            return await _drain(database, receive, procedure, guard, should_stop, None)
+            return await _drain(database, receive, procedure, failure_handler, should_stop, None)
         queue_id = (await database._find(operation.queue)).queue_id
         if not await throttle.begin(queue_id):
             return 0, True
-        processed, goes_on = await _drain(database, receive, procedure, guard, should_stop, throttle)
+        processed, goes_on = await _drain(database, receive, procedure, failure_handler, should_stop, throttle)
         await throttle.end(queue_id, processed)
         return processed, goes_on
 
-    await database._waiting(operation.queue, drain, operation.patience, filtered=False, enough=lambda _: should_stop())
+    await database._waiting(operation.queue, drain, operation.timeout_s, filtered=False, enough=lambda _: should_stop())
     return total
 
 
@@ -96,7 +96,7 @@ async def _drain(
     database: AsyncDatabase,
     operation: Receive,
     procedure: Procedure,
-    guard: AsyncFailureHandler | None,
+    failure_handler: AsyncFailureHandler | None,
     stopping: Callable[[], bool],
     throttle: AsyncThrottle | None,
 ) -> tuple[int, bool]:
@@ -113,10 +113,10 @@ async def _drain(
         nonlocal has_woken
         if not has_woken and transaction._leaves_groups:
             has_woken = True
-            await database.instance.doorbell.wake_another(queue.queue_id)
+            await database.instance.notifier.wake_another(queue.queue_id)
         return await procedure(transaction, messages)
 
-    async with database.instance.connection() as connection, translated(also_theirs=True):
+    async with database.instance.connection() as connection, translated(runs_application_sql=True):
 
         async def process_next() -> int:
             if throttle is None:
@@ -130,8 +130,8 @@ async def _drain(
 
         async def take_next() -> int:
             run = procedure if done else wake_and_process
-            if guard is not None:
-                return await guard.take(connection, operation, run)
+            if failure_handler is not None:
+                return await failure_handler.take(connection, operation, run)
             if operation.groups > 1:
                 return await _take_groups(database, connection, operation, run)
             return await _take(database, connection, operation, run)
@@ -147,30 +147,32 @@ async def _drain(
                 if connection.closed:
                     return done, True
                 if stopping():
-                    await _commit(database, connection, guard)
+                    await _commit(database, connection, failure_handler)
                     break
             else:
-                await _commit(database, connection, guard)
+                await _commit(database, connection, failure_handler)
                 return done, True
-            if guard is not None:
-                await guard.sweep(connection)
+            if failure_handler is not None:
+                await failure_handler.sweep(connection)
         except (psycopg.Error, InstanceError):
-            if guard is not None:  # no message is at fault; perhaps a procedure has left a setting in the session
+            if (
+                failure_handler is not None
+            ):  # no message is at fault; perhaps a procedure has left a setting in the session
                 await connection.close()
             raise
         finally:
             if throttle is not None:
                 await throttle.leave(connection, queue.queue_id)
-            database.instance.poison.unanswered(connection)
+            database.instance.poison.commit_unknown(connection)
     return done, False
 
 
 async def _commit(
-    database: AsyncDatabase, connection: AsyncDirectConnection, guard: AsyncFailureHandler | None
+    database: AsyncDatabase, connection: AsyncDirectConnection, failure_handler: AsyncFailureHandler | None
 ) -> None:
     """Send the last COMMIT, which would have travelled with the next RECEIVE."""
-    if guard is not None:
-        await guard.commit(connection)
+    if failure_handler is not None:
+        await failure_handler.commit(connection)
         return
     async with AsyncTransaction(database, connection):
         pass
@@ -211,13 +213,13 @@ async def _take_groups(
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
                 is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)
-                if not done or not is_of_group or transaction._is_over():
+                if not done or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem
                 await turn.put_back()
                 break
             done += len(turn.messages)
-            if transaction._is_over():
+            if transaction._has_finished():
                 break
         if done and failure is None:  # if nothing was done, no RECEIVE follows, and COMMIT is sent at once
             await transaction._let_commit_travel()

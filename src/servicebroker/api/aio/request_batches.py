@@ -174,7 +174,7 @@ async def _take(transaction: AsyncTransaction, queue: AnswerQueue, handles: list
     rows, number = await transaction._do(engine.receive_answers(queue.queue_id, handles))
     if not rows:
         return {}
-    transaction._works()
+    transaction._note_verb()
     transaction._received(queue.queue_id, number)
     answers: dict[UUID, list[Message]] = defaultdict(list)
     for message in await transaction._named(rows, alone=False):

@@ -42,7 +42,7 @@ Procedure: TypeAlias = Callable[[Any, list[Message]], Awaitable[object]]  # of a
 
 LINGER_S = 10.0  # a watcher without requests stays so long: registering it again costs two commits
 _RETRY_PAUSE_S = 1.0  # after a failure of the watcher
-_STOP_PATIENCE_S = 2.0
+_STOP_TIMEOUT_S = 2.0
 _UNKNOWN_CONVERSATION_ERROR = 8426
 _SERVICE_CHANGED_ERROR = 8468
 _ENDED = {8426, 8427}  # errors of END CONVERSATION if the handler has ended the conversation
@@ -145,7 +145,7 @@ async def _wait(database: AsyncDatabase, waiter: AsyncWaiter, timeout: float, de
         is_last = time.monotonic() >= deadline
         messages: list[Message] | None = await waiter.watcher.taken(waiter)
         try:
-            messages = messages or await database._unless_away(partial(_take, database, waiter), deadline)
+            messages = messages or await database._none_if_unreachable(partial(_take, database, waiter), deadline)
         except Unreachable as problem:
             raise RequestTimeout(handle, timeout, str(problem)) from problem
         answer = answer_in(handle, messages or [])
@@ -165,7 +165,7 @@ async def _rejoin(database: AsyncDatabase, waiter: AsyncWaiter, deadline: float)
     def find() -> Awaitable[AnswerQueue]:
         return database._do(database.engine.find_answer_queue(waiter.handle))
 
-    queue = await database._unless_away(find, deadline) or waiter.watcher.queue
+    queue = await database._none_if_unreachable(find, deadline) or waiter.watcher.queue
     await waiter.rejoin(await database.instance.watchers.of_queue(database, queue))
 
 
@@ -327,7 +327,7 @@ class AsyncWatcher:
         async with self._lock:
             self._let_be(waiter)
             taking = waiter.taking
-        while taking is not None and not await taking.wait(_STOP_PATIENCE_S):
+        while taking is not None and not await taking.wait(_STOP_TIMEOUT_S):
             pass
         if waiter.problem is not None:
             raise waiter.problem
@@ -342,7 +342,7 @@ class AsyncWatcher:
     async def join(self) -> None:
         """Wait for the end."""
         if self._background is not None:
-            await self._background.stop(_STOP_PATIENCE_S)
+            await self._background.stop(_STOP_TIMEOUT_S)
 
     async def _run(self) -> None:
         """Watch until no request has waited for a while, or the queue is not what it was."""

@@ -1,8 +1,8 @@
-"""T-SQL for asyncio: the same session, in a thread, on a connection of the instance's own pool.
+"""T-SQL for asyncio: a blocking session in a thread, on a connection of the instance's pool.
 
-T-SQL is written once, for threads. A script runs in a thread of its own, which sees the instance as a blocking one
-(`ThreadInstance`), with the same catalog, counts, events and doorbell. The event loop awaits coroutines for the thread.
-The connection that a script works on is lent from the pool, and used by the thread alone.
+The T-SQL interpreter exists once, for threads. A script runs in a thread of its own, on a blocking view of the instance
+(`ThreadInstance`) with the same catalog, counts, events and notifier. The event loop runs coroutines for the thread.
+The pool lends the script a connection that only the thread uses.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from servicebroker.api.aio.doorbell import Bell, Doorbell
+from servicebroker.api.aio.notifier import Notifier, WaitingReader
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.poison import PoisonDetector
-from servicebroker.api.transaction import release_kept
+from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.arguments import check_script
 from servicebroker.model.security.permissions import User
 from servicebroker.store import session_locks
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from servicebroker.tsql.results import Results
 
 T = TypeVar("T")
-Awaited = Callable[[Coroutine[Any, Any, T]], T]  # has the event loop do it, and waits
+Awaited = Callable[[Coroutine[Any, Any, T]], T]  # runs a coroutine in the event loop, and waits for its result
 
 
 class AsyncScripts:
-    """T-SQL on a database. There is no form inside a transaction: a script may wait, and would hold up the loop."""
+    """T-SQL on a database. A script inside a transaction is not offered: it would block the event loop."""
 
     instance: AsyncInstance
     user: User
@@ -43,7 +43,7 @@ class AsyncScripts:
         """Run a T-SQL script in a thread, in a session of its own; see `Database.execute_tsql`."""
         check_script(script, parameters)
         self.instance.check_process()
-        database = Database(_seen_by_threads(self.instance), self.user.database, self.user)
+        database = Database(_thread_view_of(self.instance), self.user.database, self.user)
         return await _in_own_thread(lambda: database.execute_tsql(script, parameters))
 
 
@@ -51,19 +51,19 @@ class AsyncTransactionScripts:
     """An empty base: T-SQL inside a transaction has only the blocking form."""
 
 
-def _seen_by_threads(instance: AsyncInstance) -> ThreadInstance:
-    """Return the instance as threads see it, made once, since T-SQL keeps what it finds out about each instance."""
-    loop, seen = asyncio.get_running_loop(), instance.seen_by_threads
-    if not isinstance(seen, ThreadInstance) or not seen.is_of(instance, loop):
-        seen = instance.seen_by_threads = ThreadInstance(instance, loop)
-    return seen
+def _thread_view_of(instance: AsyncInstance) -> ThreadInstance:
+    """Return the blocking view of the instance: one object, since T-SQL caches by instance."""
+    loop, view = asyncio.get_running_loop(), instance.thread_view
+    if not isinstance(view, ThreadInstance) or not view.is_of(instance, loop):
+        view = instance.thread_view = ThreadInstance(instance, loop)
+    return view
 
 
 async def _in_own_thread(work: Callable[[], T]) -> T:
-    """Run work that blocks and needs the event loop meanwhile, in a thread of its own.
+    """Run blocking work that needs the event loop meanwhile, in a thread of its own.
 
-    The executor of the loop has few threads, and the loop itself needs them to open a connection. If all of them waited
-    for the loop, nothing would go on.
+    The executor of the loop has few threads, and the loop itself needs one to open a connection. If all of them waited
+    for the loop, the program would deadlock.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
@@ -82,7 +82,7 @@ async def _in_own_thread(work: Callable[[], T]) -> T:
 
 
 class ThreadInstance(Instance):
-    """An open instance of asyncio as a thread sees it. Nothing is opened for it, and nothing is closed."""
+    """A blocking view of an open asyncio instance, for one thread. Its connections are those of the instance."""
 
     def __init__(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> None:
         def awaited(work: Coroutine[Any, Any, T]) -> T:
@@ -94,11 +94,11 @@ class ThreadInstance(Instance):
         self.works_as_user = instance.works_as_user
         self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self.poison.share(instance.poison)
-        self.doorbell = ThreadDoorbell(instance.doorbell, awaited)  # type: ignore[assignment] # has its methods
+        self.notifier = ThreadNotifier(instance.notifier, awaited)  # type: ignore[assignment] # has its methods
 
     def is_of(self, instance: AsyncInstance, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether this is the view of that instance, as it was opened last, in that event loop."""
-        return self._inner is instance and self._loop is loop and self.doorbell.is_of(instance.doorbell)  # type: ignore[attr-defined]
+        """Return whether this is the view of that instance in that event loop, and the instance was not reopened."""
+        return self._inner is instance and self._loop is loop and self.notifier.is_of(instance.notifier)  # type: ignore[attr-defined]
 
     @contextmanager
     def connection(self) -> Iterator[DirectConnection]:
@@ -108,7 +108,7 @@ class ThreadInstance(Instance):
                 yield connection
             finally:
                 if session_locks.may_keep_locks(connection):
-                    release_kept(connection)
+                    release_group_locks(connection)
 
     def close(self) -> None:
         """Do nothing: the instance is closed where it was opened."""
@@ -118,48 +118,48 @@ class ThreadInstance(Instance):
         self._awaited(self._inner.renew())
 
     def count_received(self, queue_id: int, messages: int, *, filtered: bool) -> None:
-        """Count the messages that a RECEIVE took."""
+        """Count the messages of a RECEIVE."""
         self._loop.call_soon_threadsafe(lambda: self._inner.count_received(queue_id, messages, filtered=filtered))
 
     def count_polled(self, found: bool) -> None:
         """Note whether a GET CONVERSATION GROUP found a group."""
         self._loop.call_soon_threadsafe(self._inner.count_polled, found)
 
-    def sleep(self, bell: Any, seconds: float) -> bool:
-        """Wait for the bell, at most `seconds`. Return whether the queue itself may have changed meanwhile."""
-        return self._awaited(self._inner.sleep(bell, seconds))
+    def sleep(self, reader: Any, seconds: float) -> bool:
+        """Wait until the reader is woken, at most `seconds`. Return whether the queue may have been altered."""
+        return self._awaited(self._inner.sleep(reader, seconds))
 
 
-class ThreadDoorbell:
-    """A doorbell of asyncio as a thread sees it."""
+class ThreadNotifier:
+    """A blocking view of the notifier of an asyncio instance."""
 
-    def __init__(self, inner: Doorbell, awaited: Awaited[Any]) -> None:
+    def __init__(self, inner: Notifier, awaited: Awaited[Any]) -> None:
         self._inner, self._awaited = inner, awaited
         self.is_registered, self.count_asleep = inner.is_registered, inner.count_asleep
         self.service_changes = inner.service_changes
 
-    def is_of(self, doorbell: Doorbell) -> bool:
-        """Return whether this is the view of that doorbell."""
-        return self._inner is doorbell
+    def is_of(self, notifier: Notifier) -> bool:
+        """Return whether this is the view of that notifier."""
+        return self._inner is notifier
 
     @contextmanager
-    def listening(self, queue_id: int, *, filtered: bool) -> Iterator[Bell]:
-        """Give the block a bell that rings when a message was sent to the queue."""
-        with _entered(self._inner.listening(queue_id, filtered=filtered), self._awaited) as bell:
-            yield bell
+    def listening(self, queue_id: int, *, filtered: bool) -> Iterator[WaitingReader]:
+        """Register a reader for the block, and wake it when a message was sent to the queue."""
+        with _entered(self._inner.listening(queue_id, filtered=filtered), self._awaited) as reader:
+            yield reader
 
-    def keep_waiting(self, queue_id: int, bell: Bell) -> bool:
+    def keep_waiting(self, queue_id: int, reader: WaitingReader) -> bool:
         """Keep waiting after a message. Return False if a message may have been missed."""
-        return bool(self._awaited(self._inner.keep_waiting(queue_id, bell)))
+        return bool(self._awaited(self._inner.keep_waiting(queue_id, reader)))
 
     def wake_another(self, queue_id: int) -> None:
-        """Let a sleeping reader poll for more, while another reader is busy with a message."""
+        """Wake a sleeping reader, which polls for more messages while the caller processes one."""
         self._awaited(self._inner.wake_another(queue_id))
 
 
 @contextmanager
 def _entered(entered: AbstractAsyncContextManager[T], awaited: Awaited[Any]) -> Iterator[T]:
-    """Enter and leave in the event loop, from a thread."""
+    """Enter and leave an asynchronous context manager from a thread, in the event loop."""
 
     async def enter() -> T:
         return await entered.__aenter__()

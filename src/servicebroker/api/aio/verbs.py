@@ -1,4 +1,4 @@
-"""The verbs as methods, the same in a transaction and on a database (where each is its own transaction)."""
+"""The statements SEND, RECEIVE and so on as methods. On a database, each call is a transaction of its own."""
 
 from __future__ import annotations
 
@@ -38,20 +38,26 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from servicebroker.api.aio.database import AsyncDatabase
-    from servicebroker.api.aio.doorbell import Bell
     from servicebroker.api.aio.instance import AsyncInstance
+    from servicebroker.api.aio.notifier import WaitingReader
     from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger("servicebroker")
-_NAME_ATTEMPTS = 10  # to look up the names of messages that were taken
+_NAME_ATTEMPTS = 10  # connections on which the names of received messages are looked up
 
 FALLBACK_POLL_S = 1.0  # a waiting reader polls at least this often, whatever wakes it
 
 
 class AsyncVerbs(ABC):
-    """SEND, RECEIVE and the other verbs. Names are looked up in `database`; `instance` and `engine` are those of it."""
+    """SEND, RECEIVE and the other statements of conversations.
+
+    Attributes:
+        database: the database in which names are looked up.
+        instance: the instance of that database.
+        engine: the interpreter of operations, on the tables or, for a restricted role, through the fence.
+    """
 
     database: AsyncDatabase
     instance: AsyncInstance
@@ -59,19 +65,19 @@ class AsyncVerbs(ABC):
 
     @abstractmethod
     async def _do(self, steps: Steps[T]) -> T:
-        """Run a verb where this object runs its verbs."""
+        """Run the steps of a statement, on this transaction or as a transaction of their own."""
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation, one of `servicebroker.operations`. Each verb is a method that does this.
+        """Run an operation of `servicebroker.operations`. Each statement's method does this.
 
         Args:
-            operation: a statement as a value. It may be made anywhere, kept, compared, and run again.
+            operation: a statement as a value. It can be stored, compared, and run more than once.
 
         Returns:
-            What the method of the operation's name returns.
+            The result of the method with the operation's name.
 
         Raises:
-            BrokerError: as that method; 402 what is no operation.
+            BrokerError: as that method; 402 `operation` is no operation.
         """
         engine, kind = self.engine, type(operation)
         within = WRAPPERS.get(kind)
@@ -87,32 +93,32 @@ class AsyncVerbs(ABC):
         return result
 
     async def _alone(self, steps: Steps[T]) -> T:
-        """Run administration as a transaction of its own, which only a database does.
+        """Run an administrative operation as a transaction of its own. Only a database overrides this.
 
         Raises:
             BrokerError: 402.
         """
-        raise BrokerError(402, "operation", "administration in a transaction", "one that a database runs")
+        raise BrokerError(402, "operation", "administration in a transaction", "run on the database instead")
 
     async def _run_definition(self, operation: Operation[T]) -> T:
-        """Refuse an operation that is no verb; a database runs definitions."""
+        """Refuse an operation without a runner; a database overrides this, and runs definitions."""
         raise BrokerError(402, "operation", shown(operation), "a verb of servicebroker.operations")
 
-    def _works(self) -> None:  # noqa: B027 # only a transaction counts its rollback
-        """Note that a verb is run: if its transaction is rolled back, that is counted."""
+    def _note_verb(self) -> None:  # noqa: B027 # only a transaction counts its rollback
+        """Note that a statement runs, so that a rollback of its transaction is counted."""
 
-    def _tell(self, event: VerbEvent) -> None:
+    def _record_event(self, event: VerbEvent) -> None:
         instance = self.instance
         number, database_id, text, subclass, columns = describe_event(event)
         instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
 
     def _is_alone(self) -> bool:
-        """Return whether the last verb was a transaction of its own: it is committed, or can be run again."""
+        """Return whether the last statement was a transaction of its own: it is committed, or can be run again."""
         return True
 
     @abstractmethod
     def _received(self, queue_id: int, transaction: int) -> None:
-        """Note that the transaction of that id took messages from the queue: poison detection counts its rollback."""
+        """Note that a transaction, by its id, received from the queue: poison detection counts its rollback."""
 
     begin_dialog = operated(BeginDialog)
 
@@ -127,12 +133,12 @@ class AsyncVerbs(ABC):
     wait_for_answer = operated(WaitForAnswer)
 
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
-        """Run BEGIN DIALOG in a new group, under an id that nobody else has."""
+        """Run BEGIN DIALOG in a new group with this unique id."""
         return await self.run(replace(begin, related_conversation_group=group))
 
     @abstractmethod
     def _refuse_transaction(self, statement: str) -> None:
-        """If a transaction is open, refuse a statement that waits for what others do after the COMMIT.
+        """If a transaction is open, refuse a statement that waits for an answer: it cannot come before the COMMIT.
 
         Raises:
             BrokerError: 226.
@@ -151,7 +157,7 @@ class AsyncVerbs(ABC):
             return receive.name_rows(rows, receive.with_default_names(labels[database_id]))
 
     async def _learn_names(self) -> None:
-        """Look up the names of messages that nobody else can receive any more; if that fails, on other connections."""
+        """Look up the names of received, committed messages; if that fails, try again on other connections."""
         problem: Exception | None = None
         for do in (self._do, *[self.database._do] * _NAME_ATTEMPTS):
             try:
@@ -159,7 +165,7 @@ class AsyncVerbs(ABC):
                 return
             except (ServiceBrokerError, psycopg.Error) as refused:
                 problem = refused
-        _LOG.error("messages were received whose names could not be looked up, and are '': %s", problem)
+        _LOG.error("The names of received messages could not be looked up; they are '' instead: %s", problem)
 
     async def _trace(self, queue: str, messages: Sequence[Message], *, alone: bool) -> None:
         """Continue the traces of the senders of received messages."""
@@ -175,14 +181,14 @@ class AsyncVerbs(ABC):
             self._process(span)
 
     async def _try_to_begin_span(self, queue: str, messages: Sequence[Message]) -> None:
-        """Begin a span after RECEIVE was committed: no problem with it may keep the messages from the caller."""
+        """Begin a span after RECEIVE was committed. An error is only logged, since the caller must get the messages."""
         try:
             await self._begin_span(queue, messages)
         except Exception as problem:  # the sampler and the processors of the application run there
             _LOG.warning("received messages are not traced: %s", problem)
 
     def _process(self, span: Span) -> None:
-        """Begin the span of received messages. It ends at once, since their processing is not known here."""
+        """Record a span for received messages. Outside of a transaction the end of their processing is unknown."""
         tracing.end(span)
 
     _processing: Span | None = None  # the span of the messages that this transaction received last
@@ -204,7 +210,7 @@ class AsyncVerbs(ABC):
     cancel_delayed = operated(CancelDelayed)
 
     async def _find(self, queue: str) -> Queue:
-        """Return the queue of that name; without a connection, if this process remembers the queue."""
+        """Return the queue of that name, from the cache of this process if possible."""
         engine = self.engine
         known = engine.catalog.queues.get((engine.user.database_id, queue)) if isinstance(queue, str) else None
         if known is not None:
@@ -220,14 +226,14 @@ class AsyncVerbs(ABC):
         filtered: bool,
         enough: Callable[[T | None], bool] = bool,
     ) -> T | None:
-        """WAITFOR: run `once` until its result is `enough`, or until it found nothing for `wait` seconds.
+        """WAITFOR: call `once` until its result is `enough`, or until it returns nothing for `wait` seconds.
 
-        After a result that is not enough, the reader stays registered and waits on. Returns the last result.
+        After a result that is not enough, the reader stays registered and keeps waiting. Returns the last result.
         """
         found_queue = await self._find(queue)
-        doorbell = self.instance.doorbell
+        notifier = self.instance.notifier
         result: T | None
-        if wait == 0 or not doorbell.is_registered(found_queue.queue_id):
+        if wait == 0 or not notifier.is_registered(found_queue.queue_id):
             result = await once()
             if wait == 0 or enough(result):
                 return result
@@ -237,40 +243,43 @@ class AsyncVerbs(ABC):
         def changes() -> Awaitable[int]:
             return self._do(self.engine.service_changes(found_queue))
 
-        async with doorbell.listening(found_queue.queue_id, filtered=filtered) as bell:
-            services = await self._services(found_queue, bell, changes)
-            while not enough(result := await self._unless_away(once, deadline)):
+        async with notifier.listening(found_queue.queue_id, filtered=filtered) as reader:  # polls after it registered
+            services = await self._services(found_queue, reader, changes)
+            while not enough(result := await self._none_if_unreachable(once, deadline)):
                 if result:
                     deadline = time.monotonic() + wait
-                    was_listed = await doorbell.keep_waiting(found_queue.queue_id, bell)
-                    services = await self._services(found_queue, bell, changes)
-                    if not was_listed:
+                    was_registered = await notifier.keep_waiting(found_queue.queue_id, reader)
+                    services = await self._services(found_queue, reader, changes)
+                    if not was_registered:
                         continue
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     break
-                changed = await self.instance.sleep(bell, min(left, FALLBACK_POLL_S))
-                if changed and await self._unless_away(changes, deadline) not in (None, services):
+                changed = await self.instance.sleep(reader, min(remaining_s, FALLBACK_POLL_S))
+                if changed and await self._none_if_unreachable(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return result
 
-    async def _services(self, found_queue: Queue, bell: Bell, changes: Callable[[], Awaitable[int]]) -> int:
-        """Return how often a service of the queue was altered or dropped before the wait, as the doorbell keeps it."""
-        known = self.instance.doorbell.service_changes
+    async def _services(self, found_queue: Queue, reader: WaitingReader, changes: Callable[[], Awaitable[int]]) -> int:
+        """Return how often a service of the queue was altered or dropped before the wait; the notifier caches that."""
+        known = self.instance.notifier.service_changes
         services = known.get(found_queue.queue_id)
         if services is None:
             services = await changes()
-            if not bell.is_ringing:  # else a change may have rung it
+            if not reader.is_woken:  # else a change may have woken it
                 known[found_queue.queue_id] = services
         return services
 
-    async def _unless_away(self, look: Callable[[], Awaitable[T]], deadline: float) -> T | None:
-        """Return the result of `look`; outside of a transaction None while the server is away, until the deadline."""
+    async def _none_if_unreachable(self, query: Callable[[], Awaitable[T]], deadline: float) -> T | None:
+        """Return the result of `query`.
+
+        Outside of a transaction, an unreachable server makes it None until the deadline, so that the caller retries.
+        """
         if not self._is_alone():
-            return await look()
+            return await query()
         try:
             await self.instance.renew()
-            return await look()
+            return await query()
         except Unreachable:
             if time.monotonic() >= deadline:
                 raise

@@ -1,20 +1,22 @@
-"""The parts that the blocking and the asyncio form of the API share, written once.
+"""Code that the blocking API and the asyncio API share.
 
-**The problem.** `tools/make_sync.py` makes the blocking form from `api/aio`, one file for each. What neither waits nor
-runs a statement needs no twin.
+**The problem.** `tools/make_sync.py` makes a blocking twin of each file of `api/aio`. Code that neither waits nor runs
+a statement needs no twin, so it is here.
 
-**What stands where.**
+**The files.**
 
-* `open.py`: opening an instance, in both forms.
-* `preparation.py`: preparation of a PostgreSQL database for an instance: schema, home, the rights of the role.
-* `tracing.py`: spans of OpenTelemetry. Without it installed nothing of that happens.
-* `tally.py`: counts of the verbs of a process, until they are added to the totals.
-* `polling_mode.py`: when readers poll instead of being notified of each message.
+* `open.py`: `open` and `open_async`.
+* `preparation.py`: checks and migrates the PostgreSQL database of an instance, and finds the rights of the role.
+* `tracing.py`: spans of OpenTelemetry, if the process uses it.
+* `tally.py`: counters of one process, before they are added to the totals of the instance.
+* `polling_mode.py`: decides whether readers poll, or wait for a NOTIFY.
+* `rate_limit.py`: the messages per second of a worker.
+* `slow_steps.py`: log messages for slow steps of `open`.
 
 **The rules.**
 
-* Nothing here waits for a message or knows which form calls it.
-* What threads share has its lock here.
+* Nothing in this package waits for a message, or depends on the API that calls it.
+* Objects that threads share are thread-safe by a lock of their own.
 
 Begin with `open.py`.
 """

@@ -18,22 +18,22 @@ def open_instance(
     maximum_body: int = MAX_BODY_BYTES,
     keys: str | os.PathLike[str] | None = None,
 ) -> Instance:
-    """Open an instance, and make it where there is none.
+    """Open an instance. Create it if it does not exist.
 
-    Close it at the end, by a `with` block or `close()`. One instance serves all threads of a process.
+    Close it at the end, with a `with` block or `close()`. One instance serves all threads of a process.
 
     Args:
-        target: a folder, in which an embedded PostgreSQL is made or joined; or a PostgreSQL database, as
-            `postgresql://...` or `key=value ...`.
-        clock: whose time every rule goes by, in tests (docs/how-to/testing.md). It is that of the PostgreSQL server.
-        upkeep: every so many seconds a thread fires timers and ends lifetimes that are due in queues that nobody
-            receives from, and removes closed endpoints. None for no such thread.
-        maximum_body: SEND refuses a body of more bytes (8459). 512 MB, and 900 MB at most.
-        keys: the folder of private keys; `keys` in the data folder, for a server one in the user's own data.
+        target: a data folder, for an embedded PostgreSQL server that is created, started or joined; or the URL of a
+            PostgreSQL database, as `postgresql://...` or `key=value ...`.
+        clock: a clock for tests (docs/how-to/testing.md). Default: the time of the PostgreSQL server.
+        upkeep: seconds between two runs of the maintenance thread. It fires timers and ends lifetimes in queues
+            without readers, and removes closed endpoints. None for no such thread.
+        maximum_body: the largest body in bytes that SEND accepts (8459 otherwise). Default: 512 MB; at most 900 MB.
+        keys: the folder of private keys. Default: `keys` in the data folder; for a URL, a folder in the user's data.
 
     Raises:
         BrokerError: 402 an impossible `maximum_body`.
-        InstanceError: it cannot be made, reached or used; the message says why.
+        InstanceError: it cannot be created, reached or used; the message has the reason.
     """
     return Instance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body, keys=keys).open()
 
@@ -46,8 +46,8 @@ def open_async(
     maximum_body: int = MAX_BODY_BYTES,
     keys: str | os.PathLike[str] | None = None,
 ) -> AsyncInstance:
-    """The same for asyncio: `async with open_async(...) as instance`, or `instance = await open_async(...)`.
+    """Open an instance for asyncio: `async with open_async(...) as instance`, or `instance = await open_async(...)`.
 
-    The instance belongs to the event loop that it is opened in. Arguments and errors are those of `open`.
+    The instance belongs to the event loop in which it is opened. Arguments and errors are those of `open`.
     """
     return AsyncInstance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body, keys=keys)

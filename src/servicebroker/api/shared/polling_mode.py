@@ -1,33 +1,34 @@
-"""Polling mode: while messages come all the time, readers poll a queue and nobody notifies them.
+"""Polling mode: under load, readers poll a queue instead of waiting for NOTIFY.
 
-NOTIFY takes a lock of the whole server and keeps it until the COMMIT is on disk, so senders that notify commit one
-after the other. At some hundred messages a second, most of a server's time goes into waiting for that lock. One process
-that listens is enough for that. So polling mode lasts as long as messages come, also if other processes take them.
+NOTIFY takes a server-wide lock and keeps it until the COMMIT is on disk, so senders that notify commit one after the
+other. At several hundred messages a second, senders mostly wait for that lock. A single process that listens causes
+this. So polling mode lasts as long as messages arrive, even if other processes receive them.
 
-A reader's transaction takes as long as a sender's COMMIT, or longer. So if senders wait for that lock, notifications
-find readers at work. If they find all readers asleep, as single requests do, polling would only add latency.
+A reader's transaction takes at least as long as a sender's COMMIT. So if senders queue for that lock, a notification
+usually arrives while readers are busy. If all readers are asleep, as with single requests, polling would only add
+latency.
 """
 
 from __future__ import annotations
 
 import math
 
-_BURST_GAP_S = 0.01  # two notifications that follow each other more closely are part of a burst
-_BURST_LENGTH = 10  # notifications of a burst that begin polling mode
+_BURST_GAP_S = 0.01  # between two notifications of a burst, at most
+_BURST_LENGTH = 10  # notifications; a burst of so many begins polling mode
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.002, 0.016  # between two polls: longer adds latency, shorter costs a core
 _LAST_INTERVAL_S = 0.512  # between the last two polls after polling mode
-_COUNT_INTERVAL_S = 0.05  # between two questions whether messages still come, while readers here find none
-_ABSENCE_S = 1.0  # readers that have not waited for so long are taken to have gone
+_COUNT_INTERVAL_S = 0.05  # between two reads of the queue's counter, while readers of this process find no message
+_ABSENCE_S = 1.0  # without a waiting reader; then the process has none any more
 
 
 class PollingMode:
-    """The traffic of one queue, as its notifications and polls show it. Times are seconds of a monotonic clock.
+    """The polling mode of one queue, decided by its notifications and polls. Times are seconds of a monotonic clock.
 
     Attributes:
-        is_on: whether readers poll and need no notification.
-        next_poll: when a sleeping reader polls next; infinite if a notification wakes it. A few polls follow polling
-            mode, at growing intervals: a SEND that saw no reader to notify may commit a while later.
-        last_attended: when readers were last seen waiting.
+        is_on: True while readers poll and need no notification.
+        next_poll: the time of the next poll; infinite if a notification wakes the readers. A few polls follow polling
+            mode, at growing intervals: a SEND that found no registered reader may commit later.
+        last_attended: the last time when readers were waiting.
     """
 
     def __init__(self) -> None:
@@ -37,12 +38,12 @@ class PollingMode:
         self._interval = _MIN_INTERVAL_S
         self._last_notified = -math.inf
         self._burst = 0  # notifications in a row
-        self._has_found = False
+        self._has_found = False  # True if a poll since the last `plan_poll` has found a message
         self._last_number: int | None = None
         self._last_counted = -math.inf
 
     def needs_count(self, now: float) -> bool:
-        """Return whether the next poll needs the number of messages that came, since the polls before found nothing."""
+        """Return whether `plan_poll` needs the last arrival number, because recent polls found nothing."""
         return self._is_idle and now >= self._last_counted + _COUNT_INTERVAL_S
 
     @property
@@ -50,9 +51,9 @@ class PollingMode:
         return self.is_on and not self._has_found and self._interval * 2 > _MAX_INTERVAL_S
 
     def note_notification(self, now: float, *, were_asleep: bool) -> None:
-        """Count a notification; the last one of a burst begins polling mode.
+        """Count a notification. The tenth one of a burst begins polling mode.
 
-        `were_asleep`: all readers were, so it begins the count anew.
+        `were_asleep`: all readers were asleep, so the notification is no part of a burst.
         """
         is_close = now - self._last_notified < _BURST_GAP_S
         self._burst = self._burst + 1 if is_close and not were_asleep else 0
@@ -63,15 +64,15 @@ class PollingMode:
             self.next_poll = now + _MIN_INTERVAL_S
 
     def note_message(self) -> None:
-        """Poll more closely from now on, since a reader has found a message."""
+        """Halve the poll interval at the next `plan_poll`, since a reader has found a message."""
         self._has_found = True
 
     def plan_poll(self, now: float, last_number: int | None = None) -> bool:
-        """Plan the poll after this one. Return whether polling mode ends, since several polls have found nothing.
+        """Set the time of the next poll. Return whether polling mode ends, because several polls found nothing.
 
-        `last_number` is the last number of arrival of the queue's messages, if `needs_count` asks for it. While it
-        rises, other processes find the messages, and readers here poll on at the longest interval, unless they have
-        gone.
+        `last_number` is the last arrival number of the queue's messages, if `needs_count` asks for it. While it rises,
+        other processes receive the messages. Then readers of this process poll at the longest interval, unless none
+        waits any more.
         """
         has_ended = self.needs_count(now) and (
             last_number in (None, self._last_number) or now > self.last_attended + _ABSENCE_S

@@ -1,4 +1,4 @@
-"""Preparation of a PostgreSQL database for an instance."""
+"""Preparation of a PostgreSQL database for an instance: check it, migrate its schema, find the rights of the role."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from servicebroker.api.shared.slow_steps import told_if_slow
+from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE, ensure_database
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs, applied_migrations, find_home_of
@@ -23,16 +23,19 @@ from servicebroker.store.statements import Rows, Steps
 
 
 def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False) -> type[OwnerVerbs]:
-    """Bring the schema up to date, and what every instance has; the first time this makes both.
+    """Create the schema and the system database, or migrate them. Return the interpreter of operations for the role.
 
-    A `clock` that follows the server is set by it. On a standby the primary migrates, and for a restricted role the
-    owner; then the schema must be there. `takes_copies`: a copied database is accepted, for the commands that adopt
-    one. Returns the interpreter of verbs for the role.
+    A standby and a restricted role cannot migrate, so the schema must be up to date already.
+
+    Args:
+        url: the database.
+        clock: if it follows the server's time, it is set.
+        takes_copies: accept a copied database, for `servicebroker instance adopt`.
 
     Raises:
-        InstanceError: the server cannot be reached or used, or is not fit for an instance; the database holds a copy.
+        InstanceError: the server cannot be reached or used, or is unsuitable; the database is a copy of an instance.
     """
-    with told_if_slow("Connecting to PostgreSQL"):
+    with logged_if_slow("Connecting to PostgreSQL"):
         connected = connect(url)
     with connected as connection:
         check_server(connection, url)
@@ -50,7 +53,7 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
             if is_standby:
                 check_whole(applied(connection))
             else:
-                with told_if_slow("Bringing the schema of the instance up to date"):
+                with logged_if_slow("Bringing the schema of the instance up to date"):
                     migrate(connection)
             if not takes_copies:
                 check_home(find_home(connection), connection.info.dbname)
@@ -62,17 +65,22 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
 
 
 class Inspected(NamedTuple):
-    """An instance that was not changed: the interpreter of verbs for the role, and how its schema differs from ours."""
+    """The state of an unchanged instance.
+
+    Attributes:
+        engine: the interpreter of operations for the role.
+        schema: the differences between its schema and the schema of this version.
+    """
 
     engine: type[OwnerVerbs]
     schema: SchemaDifference
 
 
 def inspect(connection: psycopg.Connection[Any]) -> Inspected:
-    """Find out how an instance stands to this version, as `prepare` does, and change nothing.
+    """Check an instance as `prepare` does, and compare its schema with this version, without any change.
 
     Raises:
-        InstanceError: the database holds a copy, or no instance.
+        InstanceError: the database is a copy of an instance, or holds no instance.
     """
     ((is_fenced,),) = execute(connection, "preparation.inspect", f"select {_IS_FENCED}")
     if is_fenced:
@@ -80,15 +88,15 @@ def inspect(connection: psycopg.Connection[Any]) -> Inspected:
         ((home,),) = run(connection, _home())
         check_home(home, connection.info.dbname)
         return Inspected(RestrictedVerbs, schema)
-    if not (found := applied(connection)):
+    if not (migrations := applied(connection)):
         raise no_instance(connection.info.dbname)
-    schema = compare(found)
-    if not schema.missing:  # an older schema may have no function that tells
+    schema = compare(migrations)
+    if not schema.missing:  # an older schema may lack the function that returns the home
         check_home(find_home(connection), connection.info.dbname)
     return Inspected(OwnerVerbs, schema)
 
 
-# the role has rights on the functions of the fence, and none on the tables, which are there
+# the role has rights on the functions for restricted roles (the fence), the tables exist, and it has no rights on them
 _IS_FENCED = (
     "coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace "
     "where nspname = 'servicebroker_fence'), false) "

@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 
-_SLACK_S = 0.05  # a reader that is late by so much loses nothing, so that many readers reach a high rate
+_SLACK_S = 0.05  # delay of a reader that costs no token, so that many readers reach a high rate
 
 
 class RateLimit:
-    """A token bucket for the readers of a worker. A reader takes a place before it receives.
+    """A token bucket for the readers of a worker. A reader takes a token before it receives.
 
     Args:
         per_second: messages.
-        clock: seconds, which only grow.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,7 +24,7 @@ class RateLimit:
         self._next = clock()  # the time from which the next message may be received
 
     def take(self) -> float:
-        """Take the place of one message. Return 0.0, or the seconds after which to try again."""
+        """Take the token of one message. Return 0.0, or the seconds after which to try again."""
         with self._lock:
             now = self._clock()
             if self._next > now:
@@ -33,6 +33,6 @@ class RateLimit:
             return 0.0
 
     def settle(self, received: int) -> None:
-        """Count the messages that were received on a place: none gives it back, more than one delay the next."""
+        """Count the messages received for one token. Zero returns the token; each further message costs another one."""
         with self._lock:
             self._next += (received - 1) * self._interval

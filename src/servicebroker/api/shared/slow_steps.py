@@ -1,4 +1,4 @@
-"""Steps of opening an instance that may take long, told when they take more than a second."""
+"""Log messages for steps of `open` that take longer than a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from servicebroker.model.reporting import report
 from servicebroker.model.wording import cleaned
 
-SILENCE_S = 1.0  # longer, and a person wonders whether the program hangs
+SLOW_STEP_S = 1.0  # after a longer silence a user wonders whether the program hangs
 
 _STANDARD_ERROR = 2  # its file descriptor
 
@@ -19,12 +19,12 @@ _LOG = logging.getLogger("servicebroker")
 
 
 @contextmanager
-def told_if_slow(step: str) -> Iterator[None]:
+def logged_if_slow(step: str) -> Iterator[None]:
     """Log the step if the block takes longer than a second.
 
-    Without any handler of logs, a person at a terminal reads it as a warning.
+    If no log handler is configured and standard error is a terminal, the level is WARNING, so that Python prints it.
     """
-    timer = threading.Timer(SILENCE_S, _tell, (step,))
+    timer = threading.Timer(SLOW_STEP_S, _log_step, (step,))
     timer.daemon = True
     timer.start()
     try:
@@ -33,6 +33,6 @@ def told_if_slow(step: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _tell(step: str) -> None:
+def _log_step(step: str) -> None:
     is_last_resort = not _LOG.hasHandlers() and os.isatty(_STANDARD_ERROR)
     report(_LOG, logging.WARNING if is_last_resort else logging.INFO, "%s ...", cleaned(step))

@@ -1,13 +1,15 @@
-"""OpenTelemetry: one trace through sender, message, receiver and reply. Nothing of it happens where nobody traces.
+"""OpenTelemetry: one trace through sender, message, receiver and reply.
 
-A SEND under a span that is sampled makes a span of kind PRODUCER, whose context goes with the message. A RECEIVE in a
-process with a tracer provider that finds such contexts makes one of kind CONSUMER. It is a child of the first
-message's span, with links to those of the others. It lives as long as the transaction and is the parent of its SENDs.
+A SEND inside a sampled span creates a span of kind PRODUCER, and stores its context with the message. A RECEIVE in a
+process with a tracer provider reads such contexts, and creates a span of kind CONSUMER. That is a child of the first
+message's span, with links to the spans of the other messages. It ends with the transaction, and is the parent of the
+transaction's SENDs.
 
-opentelemetry-api is not imported here: a process that has not imported it traces nothing.
+This module does not import opentelemetry-api: a process that has not imported it, or has no tracer provider, traces
+nothing.
 
-Samplers and span processors are the application's own, and run within our verbs. What they raise is told in the log,
-and changes nothing of what becomes of messages.
+The samplers and span processors of the application run within our statements. Their exceptions are logged, and have no
+effect on messages.
 """
 
 from __future__ import annotations
@@ -45,26 +47,30 @@ def _trace() -> Any:
 
 @contextlib.contextmanager
 def _unharmed() -> Iterator[None]:
-    """Log what the application's tracing raises in the block, so that it ends no verb."""
+    """Log an exception of the application's tracing in the block, so that the statement continues."""
     try:
         yield
     except Exception as problem:
         report(_LOG, logging.WARNING, "messages are not traced: %s", told(problem))
 
 
-def begin_send(within: Span | None, message_type: str, many: int) -> Span | None:
-    """Begin the span of a SEND below a sampled one: that of the caller, else `within`. None without one."""
+def begin_send(processing: Span | None, message_type: str, messages: int) -> Span | None:
+    """Begin the span of a SEND. Return None if its parent is not sampled.
+
+    The parent is the caller's current span. If that belongs to another trace than `processing`, the span of received
+    messages, the parent is `processing`.
+    """
     if "opentelemetry.trace" not in sys.modules or (trace := _trace()) is None:
         return None
     with _unharmed():
-        return _begin_send(trace, within, message_type, many)
+        return _begin_send(trace, processing, message_type, messages)
     return None
 
 
-def _begin_send(trace: Any, within: Span | None, message_type: str, many: int) -> Span | None:
+def _begin_send(trace: Any, processing: Span | None, message_type: str, messages: int) -> Span | None:
     parent = trace.get_current_span()
-    if within is not None and parent.get_span_context().trace_id != within.get_span_context().trace_id:
-        parent = within
+    if processing is not None and parent.get_span_context().trace_id != processing.get_span_context().trace_id:
+        parent = processing
     if not _is_sampled(parent.get_span_context()):
         return None
     span: Span = trace.get_tracer(_NAME).start_span(
@@ -75,19 +81,19 @@ def _begin_send(trace: Any, within: Span | None, message_type: str, many: int) -
             **_SYSTEM,
             "messaging.operation.type": "send",
             "messaging.operation.name": "SEND",
-            "messaging.batch.message_count": many,
+            "messaging.batch.message_count": messages,
         },
     )
     return span
 
 
 def is_on() -> bool:
-    """Return whether this process traces: a SEND may have a span, and a RECEIVE looks for contexts."""
+    """Return whether this process traces: then a SEND may have a span, and a RECEIVE reads the contexts of messages."""
     return "opentelemetry.trace" in sys.modules and _trace() is not None
 
 
 def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[bytes]) -> Span | None:
-    """Begin the span of processing these messages; None if they bring no contexts."""
+    """Begin the span for the processing of these messages. Return None if they have no contexts."""
     if not contexts or (trace := _trace()) is None:
         return None
     with _unharmed():
@@ -95,8 +101,8 @@ def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[by
     return None
 
 
-def _begin_receive(trace: Any, queue: str, messages: Sequence[Message], found: Sequence[bytes]) -> Span:
-    first, *others = (_unpacked(trace, context) for context in found)
+def _begin_receive(trace: Any, queue: str, messages: Sequence[Message], contexts: Sequence[bytes]) -> Span:
+    first, *others = (_unpacked(trace, context) for context in contexts)
     span: Span = trace.get_tracer(_NAME).start_span(
         f"process {queue}",
         trace.set_span_in_context(trace.NonRecordingSpan(first)),
@@ -115,11 +121,11 @@ def _begin_receive(trace: Any, queue: str, messages: Sequence[Message], found: S
 
 
 def current(span: Span | None) -> AbstractContextManager[object]:
-    """Make the span current in the block, for code that is traced there."""
+    """Make the span the current one in the block, as the parent of spans that the application begins."""
     if span is None or (trace := _trace()) is None:
         return _NO_SPAN
-    found: AbstractContextManager[object] = trace.use_span(span, record_exception=False, set_status_on_exception=False)
-    return found
+    block: AbstractContextManager[object] = trace.use_span(span, record_exception=False, set_status_on_exception=False)
+    return block
 
 
 def fail(span: Span | None, problem: BaseException) -> None:
@@ -133,7 +139,7 @@ def fail(span: Span | None, problem: BaseException) -> None:
 
 
 def end(span: Span, problem: BaseException | None = None) -> None:
-    """End the span, with that error."""
+    """End the span, as failed if there is an error."""
     if problem is not None:
         fail(span, problem)
     with _unharmed():
@@ -141,16 +147,17 @@ def end(span: Span, problem: BaseException | None = None) -> None:
 
 
 def packed(span: Span) -> bytes:
-    """A span's context as messages carry it."""
+    """Return a span's context in the 25 bytes that are stored with a message."""
     context = span.get_span_context()
     return b"".join((context.trace_id.to_bytes(16), context.span_id.to_bytes(8), bytes([context.trace_flags])))
 
 
 def _unpacked(trace: Any, context: bytes) -> SpanContext:
-    found: SpanContext = trace.SpanContext(
-        int.from_bytes(context[:16]), int.from_bytes(context[16:24]), True, trace.TraceFlags(context[24])
+    is_remote = True
+    span_context: SpanContext = trace.SpanContext(
+        int.from_bytes(context[:16]), int.from_bytes(context[16:24]), is_remote, trace.TraceFlags(context[24])
     )
-    return found
+    return span_context
 
 
 def _is_sampled(context: SpanContext) -> bool:

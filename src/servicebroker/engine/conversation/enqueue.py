@@ -578,7 +578,7 @@ def _both_held(queue_id: int) -> str:
 def _wake(queue_id: int, group: str | None = None) -> str:
     """Notify only if a reader sleeps: NOTIFY takes a lock of the whole server at commit.
 
-    If all messages belong to one group, one reader is enough (api/aio/doorbell.py).
+    If all messages belong to one group, one reader is enough (api/aio/notifier.py).
     """
     payload = f"'{queue_id} ' || uuid_hash({group})" if group else f"'{queue_id}'"
     return (

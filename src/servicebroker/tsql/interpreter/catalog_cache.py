@@ -33,7 +33,7 @@ class _Entry(NamedTuple):
     value: Any
 
 
-# by the instance's doorbell and the class of the cache, then by database and name
+# by the instance's notifier and the class of the cache, then by database and name
 _entries: WeakKeyDictionary[object, dict[type, dict[tuple[int, str], _Entry]]] = WeakKeyDictionary()
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class CatalogCache(Mapping[str, T]):
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._cached = _entries.setdefault(machine.instance.doorbell, {}).setdefault(type(self), {})
+        self._cached = _entries.setdefault(machine.instance.notifier, {}).setdefault(type(self), {})
 
     def _load(self, name: str) -> T | None:
         """Read an object from the catalog."""

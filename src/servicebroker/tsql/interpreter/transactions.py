@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.pipelined import WaitingDialogs, send_what_waits
-from servicebroker.api.transaction import release_kept
+from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.messages import Message
 from servicebroker.store.direct import DirectConnection, QueuedCommand, run_command
 from servicebroker.store.running import run, run_alone
@@ -247,7 +247,7 @@ class Transactions:
         self._savepoints.clear()
         self.touched_ids.clear()
         self._outermost_name = ""
-        release_kept(self.connection)
+        release_group_locks(self.connection)
 
     @property
     def is_lost(self) -> bool:
@@ -260,7 +260,7 @@ class Transactions:
         self.connection.ahead.clear()
         run_command(self.connection, b"rollback")
         self.on_undo()
-        release_kept(self.connection)
+        release_group_locks(self.connection)
         self.connection.ahead.append(QueuedCommand(_BEGIN_COMMANDS[self.is_snapshot]))
         self._has_guard = False
         self.is_doomed = True

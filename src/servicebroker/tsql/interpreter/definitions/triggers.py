@@ -162,7 +162,7 @@ def has_triggers(machine: Machine) -> bool:
 
     A statement may reach the tables of every database, also through a view, so the current database does not decide.
     """
-    expires_at, has_any = _answers.get(machine.instance.doorbell, (0.0, False))
+    expires_at, has_any = _answers.get(machine.instance.notifier, (0.0, False))
     now = time.monotonic()
     if expires_at < now:
         rows = fetch(
@@ -172,13 +172,13 @@ def has_triggers(machine: Machine) -> bool:
             (),
         )
         has_any = bool(rows)
-        _answers[machine.instance.doorbell] = (now + _ANSWER_LIFETIME_S, has_any)
+        _answers[machine.instance.notifier] = (now + _ANSWER_LIFETIME_S, has_any)
     return has_any
 
 
 def invalidate(machine: Machine) -> None:
     """Discard the cached answer of `has_triggers`, after a trigger was created or dropped."""
-    _answers.pop(machine.instance.doorbell, None)
+    _answers.pop(machine.instance.notifier, None)
 
 
 def start_capture(machine: Machine) -> None:
