@@ -8,12 +8,12 @@ from random import Random
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli.main import alone
+from servicebroker.cli.main import single_command
 from servicebroker_lab.simulation import fleet
 from servicebroker_lab.simulation.command import simulate_command
 from servicebroker_lab.simulation.fleet import Fleet, Size
 
-program = alone(simulate_command)
+program = single_command(simulate_command)
 
 SMALL = Size(100, 2_000, 6_000, 20)
 

@@ -7,13 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli.main import alone
+from servicebroker.cli.main import single_command
 from servicebroker.protocol.mirroring import STAYS, Claimant, Role, Standing
 from servicebroker_lab.simulation import mirrors
 from servicebroker_lab.simulation.command import simulate_command
 from servicebroker_lab.simulation.store import Lost
 
-program = alone(simulate_command)
+program = single_command(simulate_command)
 
 SEEDS = range(40)
 

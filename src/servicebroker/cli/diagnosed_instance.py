@@ -1,8 +1,9 @@
-"""The instance that doctor, status or check examines: it is only read, with a deadline for each query.
+"""Read-only access to an instance for doctor, status, check, watch and the dashboard, with a deadline for each query.
 
 When an operator runs these commands, the instance may be stuck: a lock is held, the standby of a synchronous commit is
 gone, or the server hangs. So each query is a read-only transaction of its own, with timeouts. A query that fails is
-noted, and the others follow. The schema is not upgraded, since the daemon of an older version may be using it.
+recorded in `failed_queries`, and the next one runs. The schema is not upgraded, since the daemon of an older version
+may be using it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from servicebroker.store.statements import Steps
 T = TypeVar("T")
 U = TypeVar("U")
 
-LOCK_TIMEOUT_MS = 2_000  # for a lock that others hold: verbs hold theirs for milliseconds
-STATEMENT_TIMEOUT_MS = 5_000  # for one statement
-LATER_TIMEOUT_MS = 1_000  # for both, once a look was cut: the whole ends within half a minute
-ANSWER_TIMEOUT_S = 10.0  # for all statements of a look, if the server answers nothing at all
+LOCK_TIMEOUT_MS = 2_000  # SEND and RECEIVE hold their locks for milliseconds
+STATEMENT_TIMEOUT_MS = 5_000
+LATER_TIMEOUT_MS = 1_000  # replaces both after a query has timed out, so that the command ends within half a minute
+ANSWER_TIMEOUT_S = 10.0  # for all statements of a query, if the server does not answer at all
 _LOG = logging.getLogger("servicebroker")
 
 
@@ -51,17 +52,17 @@ class DiagnosedInstance:
     """An existing instance, open for read-only queries.
 
     Attributes:
-        url: where its PostgreSQL is reached.
+        url: the URL of its PostgreSQL database.
         clock: the time of its server.
-        inspected: how its schema differs from this version's; None if that could not be seen.
-        refusal: why no application can use these connections; '' if they can.
-        unseen: the looks that have failed.
+        inspected: how its schema differs from this version's; None if that could not be read.
+        refusal: why this server is unsuitable for applications, such as a pooler in front of it; '' if it is suitable.
+        failed_queries: the queries that have failed since the last `report_failed_queries`, each with its reason.
     """
 
     def __init__(self, url: str, program: str, *, is_thorough: bool) -> None:
         self.url, self._program, self._is_thorough = url, program, is_thorough
         self.clock = ServerClock(time.monotonic, system_time, _LOG.warning)
-        self.unseen: list[UnseenFacts] = []
+        self.failed_queries: list[UnseenFacts] = []
         self.refusal = ""
         self.inspected: Inspected | None = None
         self._connection: DirectConnection | None = None
@@ -73,27 +74,29 @@ class DiagnosedInstance:
 
     @property
     def engine(self) -> type[OwnerVerbs]:
-        """The verbs that the role may use."""
+        """The implementation of SEND, RECEIVE and the other verbs that the role may use."""
         return OwnerVerbs if self.inspected is None else self.inspected.engine
 
-    def look(self, subject: str, steps: Steps[T], otherwise: U) -> T | U:
-        """Run read-only steps. If they fail or exceed the deadline, note that in `unseen` and return `otherwise`.
+    def query(self, subject: str, steps: Steps[T], default: U) -> T | U:
+        """Run read-only steps. If they fail or time out, add that to `failed_queries` and return `default`.
+
+        `subject` names the result in the report of failed queries.
 
         Raises:
-            BrokerError: the steps have refused something.
-            InstanceError: the server is lost, or the role may not read that.
+            BrokerError: the steps have raised it, such as for an unknown queue.
+            InstanceError: the connection was lost and cannot be opened again, or a restricted role may not read this.
         """
-        with self._noting(subject), self._transaction() as connection:
+        with self._recording_failure(subject), self._transaction() as connection:
             return run(connection, steps)
-        return otherwise
+        return default
 
     def read(self, steps: Steps[T]) -> T:
         """Run read-only steps with the deadlines of one query.
 
         Raises:
-            psycopg.Error: they were cut, or refused; `QueryCanceled` and `LockNotAvailable` tell of a deadline.
-            BrokerError: the steps have refused something.
-            InstanceError: the server is lost.
+            psycopg.Error: a statement has failed; `QueryCanceled` and `LockNotAvailable` mean that it timed out.
+            BrokerError: the steps have raised it, such as for an unknown conversation.
+            InstanceError: the connection was lost and cannot be opened again.
         """
         with self._transaction() as connection:
             return run(connection, steps)
@@ -103,35 +106,35 @@ class DiagnosedInstance:
         subject = "timeouts of the role"
         try:
             with (
-                self._noting(subject),
+                self._recording_failure(subject),
                 connect(self.url, application_name=self._program, keeps_timeouts=True) as connection,
                 self._deadline(connection),
             ):
                 return run(connection, find_timeouts())
         except Unreachable as problem:  # the server may have no room for a second connection
-            self._note(subject, str(problem))
+            self._add_failure(subject, str(problem))
         return {}
 
     def find_hosts(self) -> list[HostFacts]:
-        """Return the servers of a URL of several hosts that can be reached; none of another URL."""
-        found = []
+        """Return role and timeline of each reachable server, if the URL names several hosts; else an empty list."""
+        servers = []
         for host, url in urls_of_hosts(self.url).items():
             with (
                 suppress(InstanceError),
-                self._noting(f"the server {host}"),
+                self._recording_failure(f"the server {host}"),
                 connect(url, application_name=self._program) as connection,
                 self._deadline(connection),
             ):
                 standing = run(connection, find_standing())
-                found.append(HostFacts(host, standing.role is Role.MIRROR, standing.system, standing.timeline))
-        return found
+                servers.append(HostFacts(host, standing.role is Role.MIRROR, standing.system, standing.timeline))
+        return servers
 
-    def tell_unseen(self) -> bool:
-        """Print what could not be seen on standard error, and forget it. Return whether all was seen."""
-        unseen, self.unseen = self.unseen, []
-        for one in unseen:
-            say(f"Not seen: {one.subject}: {one.reason}", error=True)
-        return not unseen
+    def report_failed_queries(self) -> bool:
+        """Print the failed queries on standard error, and clear the list. Return whether it was empty."""
+        failures, self.failed_queries = self.failed_queries, []
+        for failure in failures:
+            say(f"Not seen: {failure.subject}: {failure.reason}", error=True)
+        return not failures
 
     @property
     def is_lost(self) -> bool:
@@ -151,18 +154,18 @@ class DiagnosedInstance:
 
     def _open(self) -> None:
         connection = self._connected()
-        with self._noting("the time of the server"), self._transaction():
+        with self._recording_failure("the time of the server"), self._transaction():
             follow(self.clock, connection)
-        with self._noting("sessions"), self._deadline(connection):
+        with self._recording_failure("sessions"), self._deadline(connection):
             try:
                 check_sessions(connection, self.url)
             except InstanceError as problem:
                 self.refusal = str(problem)
-        with self._noting("the number of the schema"), self._transaction():
+        with self._recording_failure("the number of the schema"), self._transaction():
             self.inspected = inspect(connection)
 
     def _connected(self) -> DirectConnection:
-        """Return the connection, a new one if it was lost."""
+        """Return the connection. Open a new one if it was lost."""
         if self._connection is None or self._connection.closed:
             self._connection = connect(self.url, application_name=self._program)
         return self._connection
@@ -171,12 +174,12 @@ class DiagnosedInstance:
     def _transaction(self) -> Iterator[DirectConnection]:
         """Run the block in a read-only transaction with short timeouts."""
         connection = self._connected()
-        statement, lock = STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS
-        if any(one.is_cut for one in self.unseen):
-            statement = lock = LATER_TIMEOUT_MS
+        statement_ms, lock_ms = STATEMENT_TIMEOUT_MS, LOCK_TIMEOUT_MS
+        if any(failure.is_cut for failure in self.failed_queries):
+            statement_ms = lock_ms = LATER_TIMEOUT_MS
         if self._is_thorough:
-            statement = 0
-        begin = f"begin read only; set local lock_timeout = {lock}; set local statement_timeout = {statement}"
+            statement_ms = 0  # no limit
+        begin = f"begin read only; set local lock_timeout = {lock_ms}; set local statement_timeout = {statement_ms}"
         with self._deadline(connection):
             try:
                 run_command(connection, begin.encode())
@@ -189,7 +192,7 @@ class DiagnosedInstance:
 
     @contextmanager
     def _deadline(self, connection: DirectConnection) -> Iterator[None]:
-        """Shut down the connection if the server does not answer in time. Thorough queries have no such limit."""
+        """Shut down the connection if the block takes longer than `ANSWER_TIMEOUT_S`, unless `is_thorough`."""
         if self._is_thorough:
             yield
             return
@@ -202,33 +205,33 @@ class DiagnosedInstance:
             deadline.cancel()
 
     @contextmanager
-    def _noting(self, subject: str) -> Iterator[None]:
-        """Note a query that fails in the block, with the reason."""
+    def _recording_failure(self, subject: str) -> Iterator[None]:
+        """Suppress an error of PostgreSQL in the block, and add it to `failed_queries`."""
         try:
             yield
         except psycopg.errors.QueryCanceled:
-            self._note(subject, "PostgreSQL did not answer in time.", is_cut=True)
+            self._add_failure(subject, "PostgreSQL did not answer in time.", is_cut=True)
         except psycopg.errors.LockNotAvailable:
-            self._note(subject, "another session holds a lock that it needs.", is_cut=True)
+            self._add_failure(subject, "another session holds a lock that it needs.", is_cut=True)
         except psycopg.errors.InsufficientPrivilege as problem:
             if self.engine is RestrictedVerbs:
                 raise in_our_words(problem) or problem from problem
-            self._note(subject, one_line(problem))
+            self._add_failure(subject, one_line(problem))
         except psycopg.Error as problem:
             is_lost = self._connection is not None and self._connection.closed
-            said = "the connection to PostgreSQL was lost, or gave no answer." if is_lost else one_line(problem)
-            self._note(subject, said, is_cut=is_lost)
+            reason = "the connection to PostgreSQL was lost, or gave no answer." if is_lost else one_line(problem)
+            self._add_failure(subject, reason, is_cut=is_lost)
 
-    def _note(self, subject: str, reason: str, *, is_cut: bool = False) -> None:
-        self.unseen.append(UnseenFacts(subject, reason, is_cut))
+    def _add_failure(self, subject: str, reason: str, *, is_cut: bool = False) -> None:
+        self.failed_queries.append(UnseenFacts(subject, reason, is_cut))
 
 
 @contextmanager
 def diagnose(target: str, program: str, *, is_thorough: bool = False) -> Iterator[DiagnosedInstance]:
-    """Open an existing instance for read-only queries. `is_thorough`: a query may take any time while it reads.
+    """Open an existing instance for read-only queries. `is_thorough`: statements have no timeout, locks still do.
 
     Raises:
-        InstanceError: there is none, the server cannot be reached, or the database holds a copy.
+        InstanceError: there is no instance, the server cannot be reached, or the database holds a restored copy.
     """
     with waiting_for(opening(target)):
         must_exist(target)

@@ -1,4 +1,4 @@
-"""The examination of an instance, as doctor and the dashboard make it: the same looks, and the same judgement."""
+"""The diagnosis of an instance, for `servicebroker doctor` and the dashboard: gather facts, then find problems."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from servicebroker.store.migrations import this_version
 
 
 def gather(opened: DiagnosedInstance, *, at_a_glance: bool = False) -> Facts:
-    """Return the facts about an instance, each look with its deadline; `at_a_glance`: for polls every second."""
+    """Return the facts about an instance; each query has a deadline.
+
+    `at_a_glance`: counts of messages stop early, so that the queries may run every second. A restricted role gets the
+    facts of its own queues only.
+    """
     facts = Facts(opened.clock())
     if opened.engine is RestrictedVerbs:
-        return opened.look("what is its own", gather_own(facts.now), facts)
-    for one in looks(at_a_glance=at_a_glance):
-        facts = opened.look(one.subject, one.ask(facts), facts)
+        return opened.query("queues and conversations of the role", gather_own(facts.now), facts)
+    for look in looks(at_a_glance=at_a_glance):
+        facts = opened.query(look.subject, look.ask(facts), facts)
     return facts
 
 
 def judge_instance(opened: DiagnosedInstance, facts: Facts) -> list[Finding]:
-    """Return the problems of the instance, also of its schema and its daemon's version."""
+    """Return the findings about the instance, its schema and the version of its daemon."""
     findings = judge(facts)
     if opened.inspected is not None:
         findings += judge_schema(opened.inspected.schema, this_version())
@@ -35,7 +39,10 @@ def judge_instance(opened: DiagnosedInstance, facts: Facts) -> list[Finding]:
 
 
 def judge_access(opened: DiagnosedInstance) -> list[Finding]:
-    """Return findings about access to the server: its hosts, refusals and timeouts. Opens connections of its own."""
+    """Return findings about hosts of the URL, an unsuitable server, and timeouts of the role.
+
+    Opens a connection for each host and one for the timeouts.
+    """
     return [
         *judge_hosts(opened.find_hosts()),
         *judge_refused(opened.refusal),

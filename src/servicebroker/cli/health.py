@@ -1,10 +1,14 @@
 """Health of a program over HTTP, for orchestrators: `/livez` and `/readyz`.
 
-The answer is 200 with `ok`, or 503 with the reason. Liveness asks nothing of PostgreSQL: to restart a program does not
-bring its database back. A program that has a loop beats in it, and is not live if the loop hangs. Readiness asks
-PostgreSQL on a connection of its own, at most once a second, however many ask. Connecting to a silent server takes
-longer than a probe waits. So a thread asks, and probes that wait for it do not use up the places of the HTTP server,
-where liveness would be refused too. What PostgreSQL says goes to the log only, since it names servers and roles.
+The answer is 200 with `ok`, or 503 with the reason.
+
+Liveness does not query PostgreSQL, since restarting a program does not help when its database is down. A program with
+a loop records a heartbeat in each turn, and is not live if the loop hangs.
+
+Readiness queries PostgreSQL on a connection of its own, at most once a second for all probes together. Connecting to a
+server that does not answer takes longer than a probe waits. So a thread queries, and a probe waits `ANSWER_TIMEOUT_S`
+for it. Otherwise waiting probes would take all request slots of the HTTP server, and liveness would be refused too.
+Errors of PostgreSQL go to the log only, since they name servers and roles.
 """
 
 from __future__ import annotations
@@ -26,62 +30,66 @@ from servicebroker.store.lost_sessions import hang_up
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-BEAT_TIMEOUT_S = 30.0  # a loop without waits; a long handler of asyncio may block it for less
-ANSWER_TIMEOUT_S = 3.0  # PostgreSQL answers `select 1` within that, or the program is not ready
+HEARTBEAT_TIMEOUT_S = 30.0  # longer than a coroutine should block the event loop
+ANSWER_TIMEOUT_S = 3.0  # for `select 1`; then the program is not ready
 NO_ANSWER = "PostgreSQL gives no answer: see the log of the program."
-REUSE_S = 1.0  # an answer of PostgreSQL is good for so long: probes cost one connection a second at most
+REUSE_S = 1.0  # an answer of PostgreSQL is reused this long, so that probes open at most one connection a second
 
 _log = logging.getLogger("servicebroker.health")
 
 
 class Health:
-    """The health of this process.
+    """The health of this process, and the WSGI application that reports it.
 
-    `is_ending` says whether the program was asked to end. `is_working` says whether it does its work, beyond being
-    connected; a program without such a check always does. `beat_timeout_s`: a loop that has not turned for so long
-    hangs.
+    Args:
+        is_ending: returns True after the program was asked to end. It is then live, but not ready.
+        heartbeat_timeout_s: the loop hangs if it has recorded no heartbeat for this long.
+
+    Attributes:
+        is_working: returns True if the program does its work; a program may set its own check.
     """
 
-    def __init__(self, is_ending: Callable[[], bool], beat_timeout_s: float = BEAT_TIMEOUT_S) -> None:
+    def __init__(self, is_ending: Callable[[], bool], heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
         self.is_working: Callable[[], bool] = lambda: True
         self._is_ending = is_ending
-        self._beat_timeout_s = beat_timeout_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._has_begun = False
         self._url: str | None = None
-        self._beat_at: float | None = None
+        self._heartbeat_at: float | None = None
         self._lock = threading.Lock()
-        self._question: threading.Event | None = None  # set when the thread that asks PostgreSQL has its answer
-        self._asked_at = 0.0
+        self._query_done: threading.Event | None = None  # set when the query in progress has ended; None without one
+        self._queried_at = 0.0
         self._answer = ""
         self._answered_at = float("-inf")
         self._last_problem = ""
 
     def begin(self, url: str | None) -> None:
-        """Note that the program has begun its work, on the PostgreSQL of this URL, which is asked if it is known."""
+        """Record that the program has started its work. Readiness queries PostgreSQL at `url`, unless it is None."""
         self._url = url
         self._has_begun = True
 
-    def beat(self) -> None:
-        """Note that the program's loop has turned. From the first beat on the next ones are expected."""
-        self._beat_at = time.monotonic()
+    def record_heartbeat(self) -> None:
+        """Record that the program's loop turns. Liveness requires further heartbeats after the first one."""
+        self._heartbeat_at = time.monotonic()
 
     def liveness(self) -> str:
-        """Return why the program should be restarted; an empty text if it is live, or ends its work."""
-        if self._is_ending():
+        """Return why the program should be restarted; '' if it is live or is ending."""
+        if self._is_ending() or self._heartbeat_at is None:
             return ""
-        if self._beat_at is not None and (silent := time.monotonic() - self._beat_at) > self._beat_timeout_s:
-            return f"The program's loop has not turned for {silent:.0f} seconds."
+        age_s = time.monotonic() - self._heartbeat_at
+        if age_s > self._heartbeat_timeout_s:
+            return f"The program's loop has not turned for {age_s:.0f} seconds."
         return ""
 
     def readiness(self) -> str:
-        """Return why the program cannot do its work now; an empty text if it is ready."""
+        """Return why the program cannot do its work now; '' if it is ready."""
         if self._is_ending():
             return "The program is ending."
         if not self._has_begun:
             return "The program has not begun."
         if not self.is_working():
             return "Processes of the program are missing."
-        return self.liveness() or ("" if self._url is None else self._ask_postgres(self._url))
+        return self.liveness() or ("" if self._url is None else self._postgres_problem(self._url))
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request, as a WSGI application."""
@@ -96,43 +104,44 @@ class Health:
         start_response(status, [*headers, ("Cache-Control", "no-store")])
         return [content]
 
-    def _ask_postgres(self, url: str) -> str:
-        """Return why the program is not ready; an empty text if PostgreSQL answers.
+    def _postgres_problem(self, url: str) -> str:
+        """Return `NO_ANSWER` if PostgreSQL does not answer, else ''.
 
-        An answer of the last second is reused. While a thread asks after a failure, the failure is the answer.
+        An answer of the last second is reused. While a new query runs after a failed one, the failure is reported.
         """
         with self._lock:
-            is_new = self._question is None and time.monotonic() - self._answered_at > REUSE_S
+            is_new = self._query_done is None and time.monotonic() - self._answered_at > REUSE_S
             if is_new:
-                self._question = threading.Event()
-                self._asked_at = time.monotonic()
-                threading.Thread(target=self._find_answer, args=(url, self._question), daemon=True).start()
-            question = self._question
-            if question is None or (self._answer and not is_new):
+                self._query_done = threading.Event()
+                self._queried_at = time.monotonic()
+                threading.Thread(target=self._query_postgres, args=(url, self._query_done), daemon=True).start()
+            query_done = self._query_done
+            if query_done is None or (self._answer and not is_new):
                 return self._answer
-            left_s = self._asked_at + ANSWER_TIMEOUT_S - time.monotonic()
-        has_answer = question.wait(max(0.0, left_s))
+            remaining_s = self._queried_at + ANSWER_TIMEOUT_S - time.monotonic()
+        has_answer = query_done.wait(max(0.0, remaining_s))
         with self._lock:
-            if not has_answer and self._question is question:
+            if not has_answer and self._query_done is query_done:
                 self._answer = NO_ANSWER
             return self._answer
 
-    def _find_answer(self, url: str, question: threading.Event) -> None:
-        """Ask PostgreSQL, log a failure that is new, and wake the probes that wait."""
+    def _query_postgres(self, url: str, query_done: threading.Event) -> None:
+        """Query PostgreSQL, log a failure unless it is the same as the last one, and wake the waiting probes."""
         answer = NO_ANSWER
         try:
-            problem = _ask(url)
+            problem = _select_one(url)
             if problem and problem != self._last_problem:
                 _log.warning("The program is not ready: %s", problem)
             self._last_problem = problem
             answer = NO_ANSWER if problem else ""
         finally:
             with self._lock:
-                self._answer, self._answered_at, self._question = answer, time.monotonic(), None
-            question.set()
+                self._answer, self._answered_at, self._query_done = answer, time.monotonic(), None
+            query_done.set()
 
 
-def _ask(url: str) -> str:
+def _select_one(url: str) -> str:
+    """Run `select 1` on a new connection. Return the error, '' for none."""
     try:
         with connect(url, application_name="servicebroker health") as connection:
             deadline = threading.Timer(ANSWER_TIMEOUT_S, hang_up, (connection,))
@@ -151,19 +160,19 @@ def _ask(url: str) -> str:
 
 @contextmanager
 def health_served(
-    address: str | None, is_ending: Callable[[], bool], beat_timeout_s: float = BEAT_TIMEOUT_S
+    address: str | None, is_ending: Callable[[], bool], heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
 ) -> Iterator[Health]:
-    """Answer probes at HOST:PORT as long as the block runs, if an address is given.
+    """Answer probes at HOST:PORT during the block. With None there are no probes, and the `Health` has no effect.
 
     Raises:
-        BrokerError: 402 no HOST:PORT.
-        InstanceError: nothing can listen there.
+        BrokerError: 402 `address` is not HOST:PORT.
+        InstanceError: the address cannot be bound.
     """
-    health = Health(is_ending, beat_timeout_s)
+    health = Health(is_ending, heartbeat_timeout_s)
     if address is None:
         yield health
         return
     host, port = parse_address("--health", address)
-    with served(health, host, port, subject="The health") as found:
-        _log.info("Probes are answered at http://%s:%d/livez and /readyz.", host or "0.0.0.0", found)
+    with served(health, host, port, subject="The health") as bound_port:
+        _log.info("Probes are answered at http://%s:%d/livez and /readyz.", host or "0.0.0.0", bound_port)
         yield health

@@ -1,7 +1,8 @@
-"""The HTTP server of metrics and health. A request costs a thread, and mostly a connection: their number is limited.
+"""The HTTP server of metrics and health probes.
 
-A connection without a complete request holds one of a few places (protocol/admission.py); the oldest is dropped for a
-new one. A complete request is answered while its network has fewer than its share of requests, and with 503 otherwise.
+A request costs a thread, and often a connection to PostgreSQL, so both kinds of clients are limited. A connection
+without a complete request takes one of a few slots (protocol/admission.py); if all are taken, the oldest such
+connection is closed. A complete request is refused with 503 if too many are in progress, in all or from its network.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from servicebroker.protocol.admission import Admission, Places, network_of
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
-UNASKED = Places(in_all=16, of_network=8)  # connections without a complete request
-REQUESTS = Places(in_all=16, of_network=4)  # answered at a time
-READ_TIMEOUT_S = 10.0
+UNFINISHED = Places(in_all=16, of_network=8)  # connections without a complete request
+REQUESTS = Places(in_all=16, of_network=4)  # requests in progress
+READ_TIMEOUT_S = 10.0  # for a client to send its request
 HIGHEST_PORT = 65_535
 HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
 
@@ -35,12 +36,12 @@ _log = logging.getLogger("servicebroker.broker")
 
 @contextmanager
 def served(application: WSGIApplication, host: str, port: int, *, subject: str = "The metrics") -> Iterator[int]:
-    """Serve a WSGI application there as long as the block runs; yields the port, which is a free one for 0.
+    """Serve a WSGI application at host and port during the block. Yield the port; port 0 chooses a free one.
 
-    `subject` begins the sentence of the error.
+    `subject` names the application in the error.
 
     Raises:
-        InstanceError: nothing can listen there.
+        InstanceError: the address cannot be bound.
     """
     address_of_host = host or "0.0.0.0"
     try:
@@ -60,25 +61,25 @@ def served(application: WSGIApplication, host: str, port: int, *, subject: str =
 
 
 def parse_address(option: str, text: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT; an empty host is every address of the machine.
+    """Return host and port of HOST:PORT. An empty host means all interfaces. `option` names the option in the error.
 
     Raises:
-        BrokerError: 402 no HOST:PORT.
+        BrokerError: 402 `text` is not HOST:PORT.
     """
-    found = HOST_AND_PORT.fullmatch(text)
-    if found is None or int(found["port"]) > HIGHEST_PORT:
+    match = HOST_AND_PORT.fullmatch(text)
+    if match is None or int(match["port"]) > HIGHEST_PORT:
         raise BrokerError(402, option, shown(text), "HOST:PORT")
-    return found["v6"] or found["host"], int(found["port"])
+    return match["v6"] or match["host"], int(match["port"])
 
 
 class _Handler(WSGIRequestHandler):
-    """A request, which is not logged on standard error."""
+    """The handler of one request. It does not log the request on standard error."""
 
     server: _Server
     timeout = READ_TIMEOUT_S
 
     def parse_request(self) -> bool:
-        """Read the head of the request. Return whether it is answered now."""
+        """Read the head of the request. Return False if the request was refused or is malformed."""
         if not super().parse_request():
             return False
         if self.server.begin_request(self.connection):
@@ -87,7 +88,7 @@ class _Handler(WSGIRequestHandler):
         return False
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        """Do not log."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -96,39 +97,39 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self.address_family = family
-        self._unasked: Admission[socket.socket] = Admission(UNASKED)
-        self._requests: dict[socket.socket, str] = {}  # with their networks
+        self._unfinished: Admission[socket.socket] = Admission(UNFINISHED)
+        self._requests: dict[socket.socket, str] = {}  # the network of each request in progress
         self._lock = threading.Lock()
         super().__init__(address[:2], _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Read the request in a thread."""
+        """Read and answer the request in a thread."""
         with self._lock:
-            displaced = self._unasked.expect(request, client_address[0], float("inf"))
+            displaced = self._unfinished.expect(request, client_address[0], float("inf"))
         if displaced is not None:
-            with suppress(OSError):  # the connection is closed
+            with suppress(OSError):  # the connection was closed already
                 displaced.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def begin_request(self, request: socket.socket) -> bool:
-        """Count a complete request. Return False if too many are answered now."""
+        """Count a complete request as in progress. Return False if too many are."""
         with suppress(OSError), self._lock:
             network = network_of(request.getpeername()[0])
-            self._unasked.leave(request)
-            of_networks = Counter(self._requests.values())
-            if of_networks.total() < REQUESTS.in_all and of_networks[network] < REQUESTS.of_network:
+            self._unfinished.leave(request)
+            counts = Counter(self._requests.values())
+            if counts.total() < REQUESTS.in_all and counts[network] < REQUESTS.of_network:
                 self._requests[request] = network
                 return True
         return False
 
     def shutdown_request(self, request: Any) -> None:
-        """Free the place of a finished request."""
+        """Free the slot of a finished request."""
         with self._lock:
-            self._unasked.leave(request)
+            self._unfinished.leave(request)
             self._requests.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a failed request; mostly the other side has gone or is silent."""
+        """Log a failed request; usually the client has closed the connection or sends nothing."""
         fields = {"event": "Metrics", "subclass": "Scrape", "peer": f"{client_address[0]}:"}
         _log.info("A scrape from %s has failed.", client_address[0], extra={"fields": fields})

@@ -1,8 +1,8 @@
 """The log of a serving process, on standard error: its format, and a limit on lines that peers can cause.
 
-Peers cause the records of broker/journal.py, and those of asyncio and uvicorn. Of these a repeated line is logged once
-a minute. Of different lines of one kind and host, the first twenty in a minute are logged. The others are counted, and
-one line gives their number.
+Peers cause the records of broker/journal.py, and those of asyncio and uvicorn. A repeated line of these is logged once
+a minute. From one kind of record and one host, the first twenty different lines in a minute are logged. The lines left
+out are counted, and one line reports their number.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from servicebroker.cli.output import block, errors_into, hidden, log_handler
 from servicebroker.model.wording import cleaned, counted
 
 REPEAT_INTERVAL_S = 60.0  # until a repeated line is logged again
-MAX_DIFFERENT_LINES = 20  # of a kind in that time
-MAX_KINDS = 500  # that are counted apart in that time
-OF_PEERS = "servicebroker.broker"  # the log of broker/journal.py
+MAX_DIFFERENT_LINES = 20  # of one kind, in one interval
+MAX_KINDS = 500  # counted separately in one interval: bounds memory
+BROKER_LOG = "servicebroker.broker"  # the logger of broker/journal.py, whose records peers cause
 LIBRARIES = ("asyncio", "uvicorn")  # libraries that serve peers: their lines are limited, too
 _MAX_LINE_CHARACTERS = 10_000
-_MAX_KIND_CHARACTERS = 100  # lines of a library that begin with the same ones are of one kind
+_MAX_KIND_CHARACTERS = 100  # lines of a library with the same first 100 characters are of one kind
 
 
 def log_to_standard_error(*, as_json: bool) -> None:
-    """Log the broker's messages, and warnings of libraries; `as_json`: as one JSON object for each line.
+    """Log the broker's messages, and warnings of libraries. `as_json`: each record is one line with a JSON object.
 
-    With JSON, errors that the command prints on standard error are records of the log, too.
+    With JSON, errors that the command prints on standard error become records of the log, too.
     """
     handler = log_handler()
     handler.setFormatter(_Json() if as_json else Lines("{time} {level} {text}"))
     repeats = Repeats(handler)
     handler.addFilter(repeats)
-    atexit.register(repeats.sum_up)
+    atexit.register(repeats.report_left_out)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("servicebroker").setLevel(logging.INFO)
     logging.captureWarnings(True)
     if as_json:
         errors_into(logging.getLogger("servicebroker").error)
-        shutdown.say_in_json()
+        shutdown.log_in_json()
 
 
-def say_errors_in_json() -> None:
-    """Print errors as JSON on standard error, in a process without a log."""
+def log_errors_in_json() -> None:
+    """Print only errors on standard error, as JSON. For a process that logs nothing else."""
     handler = log_handler()
     handler.setFormatter(_Json())
     logging.basicConfig(handlers=[handler], force=True)
@@ -62,15 +62,15 @@ class Kind(NamedTuple):
 
 
 class _Recent:
-    """The records of a kind since the last sum: texts that were logged, and the number of those left out."""
+    """The records of one kind in the current interval: the texts logged, and the number of records left out."""
 
     def __init__(self) -> None:
-        self.told: set[str] = set()
+        self.logged: set[str] = set()
         self.left_out = 0
 
 
 class Repeats(logging.Filter):
-    """A filter that passes new lines; it counts the others and logs a sum for each kind once a minute."""
+    """A filter that limits repeated lines. Once a minute it logs, for each kind, how many were left out."""
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
@@ -79,77 +79,84 @@ class Repeats(logging.Filter):
         self._kinds: dict[Kind, _Recent] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged now."""
+        """Return whether to log the record; count it otherwise."""
         text = record.getMessage()
         kind = _kind(record, text)
         if kind is None:
             return True
         with self._lock:
             if not self._kinds:
-                timer = threading.Timer(REPEAT_INTERVAL_S, self.sum_up)
+                timer = threading.Timer(REPEAT_INTERVAL_S, self.report_left_out)
                 timer.daemon = True
                 timer.start()
             if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
                 kind = Kind("Broker", "", "")
             recent = self._kinds.setdefault(kind, _Recent())
-            if text in recent.told or len(recent.told) >= MAX_DIFFERENT_LINES:
+            if text in recent.logged or len(recent.logged) >= MAX_DIFFERENT_LINES:
                 recent.left_out += 1
                 return False
-            recent.told.add(text)
+            recent.logged.add(text)
             return True
 
-    def sum_up(self) -> None:
-        """Log how many records of each kind were left out, and reset the counts."""
+    def report_left_out(self) -> None:
+        """Log how many records of each kind were left out, and begin a new interval."""
         with self._lock:
             kinds, self._kinds = self._kinds, {}
         for kind, recent in kinds.items():
             if recent.left_out:
-                self._handler.emit(_summed_up(kind, recent.left_out))
+                self._handler.emit(_left_out_record(kind, recent.left_out))
 
 
 def _kind(record: logging.LogRecord, text: str) -> Kind | None:
-    """Return the kind of a record: by the first line of a library, by the event of ours. None: no peer caused it."""
+    """Return the kind of a record that a peer may have caused; None for any other record.
+
+    The kind of a library's record is the beginning of its text, that of a broker's record its event and host.
+    """
     if record.name.partition(".")[0] in LIBRARIES:
         return Kind(record.name, " ".join(text.splitlines()[:1])[:_MAX_KIND_CHARACTERS], "")
     fields = getattr(record, "fields", None)
-    if fields is None or record.name != OF_PEERS:
+    if fields is None or record.name != BROKER_LOG:
         return None
     return Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
 
 
-def _summed_up(kind: Kind, times: int) -> logging.LogRecord:
-    whose = f" from {kind.host}" if kind.host else ""
+def _left_out_record(kind: Kind, times: int) -> logging.LogRecord:
+    """Return the record that reports how many records of a kind were left out."""
+    from_host = f" from {kind.host}" if kind.host else ""
     count = counted(times, "line like these was", "lines like these were")
     event = " ".join(filter(None, (kind.event, kind.subclass)))
-    text = f"{event}: {count} left out{whose} in {REPEAT_INTERVAL_S:g} seconds."
+    text = f"{event}: {count} left out{from_host} in {REPEAT_INTERVAL_S:g} seconds."
     record = logging.LogRecord("servicebroker.broker", logging.WARNING, __file__, 0, text, None, None)
     record.fields = {"event": kind.event, "subclass": kind.subclass, "peer": kind.host, "times": str(times)}
     return record
 
 
 class Lines(logging.Formatter):
-    """One line for each record, by a template of `time`, `level` and `text`; a traceback follows in indented lines."""
+    """Formats a record as one line. `template` has the fields `time`, `level` and `text`.
+
+    A traceback follows in indented lines.
+    """
 
     def __init__(self, template: str) -> None:
         super().__init__()
         self._template = template
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, in which nothing steers a terminal or looks like another record."""
+        """Return the line of a record, without control characters and line ends from the text."""
         text = cleaned(" ".join(hidden(record.getMessage()).split()), _MAX_LINE_CHARACTERS)
-        said = self._template.format(time=_time(record), level=record.levelname, text=text)
-        return block(f"{said}\n{self.formatException(record.exc_info)}") if record.exc_info else said
+        line = self._template.format(time=_time(record), level=record.levelname, text=text)
+        return block(f"{line}\n{self.formatException(record.exc_info)}") if record.exc_info else line
 
 
 class _Json(logging.Formatter):
-    """One JSON object for each record, with the fields of an event beside its text."""
+    """Formats a record as one JSON object, with the fields of its event."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
-        told |= getattr(record, "fields", {})
+        document: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
+        document |= getattr(record, "fields", {})
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps({key: hidden(value) if type(value) is str else value for key, value in told.items()})
+            document["trace"] = self.formatException(record.exc_info)
+        return json.dumps({key: hidden(value) if type(value) is str else value for key, value in document.items()})
 
 
 def _time(record: logging.LogRecord) -> str:

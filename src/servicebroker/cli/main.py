@@ -1,6 +1,7 @@
-"""`servicebroker` and its commands. Exit code 0, 1 for an error said in one sentence, 2 for wrong usage.
+"""The program `servicebroker`: the table of its commands, its help and its errors.
 
-All of them: docs/reference/cli.md, "Exit codes".
+Exit code 0 is success, 1 an error, printed as one sentence, and 2 wrong usage. The other exit codes are in
+docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import InstanceError, ServiceBrokerError
 
 
-class Place(NamedTuple):
-    """The place of a command, whose module is loaded when it runs. `help` is the first sentence of its help."""
+class CommandSource(NamedTuple):
+    """The function or the Typer application of a command, in a module that is imported when the command runs.
+
+    `help` is the first sentence of the command's help.
+    """
 
     module: str
     attribute: str
@@ -32,108 +36,118 @@ class Place(NamedTuple):
 
 
 COMMANDS = {
-    "init": Place("instance", "init", "Make an instance, or bring the schema of an existing one up to date."),
-    "serve": Place(
+    "init": CommandSource("instance", "init", "Create an instance, or upgrade the schema of an existing one."),
+    "serve": CommandSource(
         "serve",
         "serve",
         "Run the daemon: start readers of queues, and exchange messages with other instances, until SIGTERM or Ctrl-C.",
     ),
-    "worker": Place(
+    "worker": CommandSource(
         "worker",
         "worker",
         "Run the workers of a module until SIGTERM or Ctrl-C; messages in progress are finished.",
     ),
-    "activator": Place(
+    "activator": CommandSource(
         "activator",
         "activator",
-        "Start programs when event notifications ask for readers of their queues, until SIGTERM or Ctrl-C.",
+        "Start programs when event notifications report that queues need readers, until SIGTERM or Ctrl-C.",
     ),
-    "status": Place(
+    "status": CommandSource(
         "status",
         "status",
         "Show every queue: its services, how many messages wait, since when, and its conversations by state.",
     ),
-    "check": Place(
+    "check": CommandSource(
         "instance",
         "check",
-        "Check the consistency of everything stored; exit code 1 if something is wrong or could not be checked.",
+        "Check the consistency of the stored data; exit code 1 if there are problems or a check has failed.",
     ),
-    "watch": Place(
+    "watch": CommandSource(
         "watch",
         "watch",
         "Watch a queue (depth, age, rates, failures) or a conversation (states, and why it waits) until Ctrl-C.",
     ),
-    "doctor": Place(
-        "doctor", "doctor", "Diagnose an instance: say what is wrong and what to do; exit code 1 if something is found."
+    "doctor": CommandSource(
+        "doctor",
+        "doctor",
+        "Diagnose an instance: print problems, each with what to do. Exit code 1 if there are problems.",
     ),
-    "dashboard": Place(
+    "dashboard": CommandSource(
         "dashboard",
         "dashboard",
         "Serve the dashboard, pages that show and operate instances, until SIGTERM or Ctrl-C.",
     ),
-    "people": Place("people", "app", "People who may sign in to the dashboard by name, and their roles."),
-    "audit": Place("audit", "audit", "Show the audit log: definitions and actions of operators, the latest first."),
-    "trail": Place("trail", "app", "Trails: a log of what happens to conversations."),
-    "sql": Place(
+    "people": CommandSource("people", "app", "People who may sign in to the dashboard by name, and their roles."),
+    "audit": CommandSource(
+        "audit", "audit", "Show the audit log: definitions and actions of operators, the latest first."
+    ),
+    "trail": CommandSource("trail", "app", "Trails: event logs of conversations."),
+    "sql": CommandSource(
         "sql",
         "sql",
-        "Run T-SQL: a script, a text, or typed batches. Exit code 1 after an error.",
+        "Run T-SQL: a script, the text of an option, or typed batches. Exit code 1 after an error.",
     ),
-    "demo": Place(
+    "demo": CommandSource(
         "demo",
         "demo",
-        "Send every line of a file as a message and land them in a Delta table through Spark, exactly once.",
+        "Send every line of a file as a message, and write them to a Delta table through Spark, exactly once.",
     ),
-    "load": Place(
+    "load": CommandSource(
         "load",
         "load",
-        "Send and receive for some seconds in a database of its own, and print messages per second and latency.",
+        "Measure messages per second and latency, in a temporary broker database of the instance.",
     ),
-    "certificate": Place(
-        "certificate", "app", "Certificates: the identity of this instance, and the peers that it lets in."
+    "certificate": CommandSource(
+        "certificate", "app", "Certificates: the identity of this instance, and the peers that may connect."
     ),
-    "domain": Place(
+    "domain": CommandSource(
         "domain",
         "app",
-        "Domains: instances that trust each other by AUTHENTICATION = WINDOWS. Without one made or joined, an "
+        "Domains: instances that trust each other by AUTHENTICATION = WINDOWS. Unless it joins another one, an "
         "instance is in the domain of the operating-system user that runs it.",
     ),
-    "tsql": Place("tsql", "app", "T-SQL scripts: check which statements run here."),
-    "route": Place("route", "app", "Routes: the addresses of services, and why a message takes one."),
-    "send": Place("messages", "send", "Send one message, on a new dialog or on a conversation, and print its handle."),
-    "receive": Place(
+    "tsql": CommandSource("tsql", "app", "T-SQL scripts: check which statements run here."),
+    "route": CommandSource("route", "app", "Routes: the addresses of services, and why a message takes one."),
+    "send": CommandSource(
+        "messages", "send", "Send one message, on a new dialog or on a conversation, and print its handle."
+    ),
+    "receive": CommandSource(
         "messages",
         "receive",
-        "Receive messages of one conversation group and print them; they leave the queue.",
+        "Receive messages of one conversation group, print them, and remove them from the queue.",
     ),
-    "schedule": Place("delayed", "schedules", "Schedules of workers: list and drop them."),
-    "delayed": Place("delayed", "app", "Delayed messages: list and cancel them."),
-    "peek": Place("messages", "peek", "Show messages of a queue without taking them, also while it is off."),
-    "end": Place("messages", "end", "End a conversation; messages of it that were not received here are dropped."),
-    "queue": Place("queue", "app", "Queues: list, create, alter, drop, purge."),
-    "service": Place("service", "app", "Services: their queues and contracts."),
-    "database": Place("database", "app", "Broker databases: list, create, alter, drop."),
-    "endpoint": Place(
+    "schedule": CommandSource("delayed", "schedules", "Schedules of workers: list and drop them."),
+    "delayed": CommandSource("delayed", "app", "Delayed messages: list and cancel them."),
+    "peek": CommandSource(
+        "messages", "peek", "Show messages of a queue without receiving them, even while the queue is off."
+    ),
+    "end": CommandSource(
+        "messages", "end", "End a conversation, and drop its messages that this side has not received."
+    ),
+    "queue": CommandSource("queue", "app", "Queues: list, create, alter, drop, purge."),
+    "service": CommandSource("service", "app", "Services: their queues and contracts."),
+    "database": CommandSource("database", "app", "Broker databases: list, create, alter, drop."),
+    "endpoint": CommandSource(
         "endpoint",
         "app",
         "The endpoint: the address where `servicebroker serve` accepts connections of other instances.",
     ),
-    "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
-    "dead-letters": Place(
+    "define": CommandSource("define", "app", "A whole application as one file: types, contracts, queues, rights."),
+    "dead-letters": CommandSource(
         "dead_letters",
         "app",
-        "Dead letters, messages that failed too often: list, look, replay (requeue), export, discard.",
+        "Dead letters, messages that failed too often: list, show, replay (requeue), export, discard.",
     ),
-    "poison": Place(
-        "poison", "app", "Poison messages: find those that fail, look at them, end their conversation, try again."
+    "poison": CommandSource(
+        "poison", "app", "Poison messages: list failing messages, inspect them, end their conversation, retry."
     ),
-    "rights": Place("rights", "app", "Rights of PostgreSQL roles that may use Service Broker and nothing else."),
-    "pipeline": Place("pipeline", "app", "Queues into tables of a warehouse, through Spark."),
-    "instance": Place("instance", "app", "An instance as a whole."),
+    "rights": CommandSource("rights", "app", "Rights of PostgreSQL roles that may use Service Broker only."),
+    "pipeline": CommandSource("pipeline", "app", "Pipelines: write queues to tables of a warehouse, through Spark."),
+    "instance": CommandSource("instance", "app", "Instances: dump, restore, adopt a copy."),
 }
 
 
-EXTRAS = {  # modules that a command may miss, and what brings them
+EXTRAS = {  # by top-level module: the extra of `pip install` that has it
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro"), "spark"),
     **dict.fromkeys(("google", "jsonschema_rs", "pandas"), "spark"),
     **dict.fromkeys(("jinja2", "starlette", "uvicorn"), "dashboard"),
@@ -144,7 +158,7 @@ EXTRAS = {  # modules that a command may miss, and what brings them
 }
 
 
-GROUPS = {  # as the help shows them
+GROUPS = {  # of commands, with the headings of the help
     "Begin": ("init", "define", "demo"),
     "Messages": ("send", "receive", "peek", "end", "delayed", "schedule", "dead-letters", "poison"),
     "Programs": ("worker", "serve", "activator", "pipeline", "dashboard"),
@@ -157,7 +171,7 @@ GROUPS = {  # as the help shows them
 
 
 class Commands(TyperGroup):
-    """The commands of the table: the help shows what stands there, and the one that runs is loaded."""
+    """The commands of `COMMANDS`. The help needs only the table; the command that runs is imported."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -166,47 +180,48 @@ class Commands(TyperGroup):
                 self.add_command(TyperCommand(name, help=COMMANDS[name].help, rich_help_panel=group))
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of `servicebroker` itself, flags without a value."""
-        found = super().get_params(ctx)
-        _hide_values_of_flags(found)
-        return found
+        """Return the options of `servicebroker` itself. The help shows no value after a flag."""
+        parameters = super().get_params(ctx)
+        _hide_values_of_flags(parameters)
+        return parameters
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order of the groups, not of the alphabet."""
         return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Load and return the command that is called."""
+        """Import and return the command that the arguments name, with its name and its own arguments."""
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and load(listed.name or ""), rest
 
 
 def load(name: str) -> Any:
-    """Load the command of that name."""
-    place = COMMANDS[name]
-    found = getattr(import_module(f"servicebroker.cli.commands.{place.module}"), place.attribute)
-    command = typer.main.get_command(found if isinstance(found, typer.Typer) else alone(found, name))
-    _finish(name, command)
+    """Import and return the command with this name."""
+    source = COMMANDS[name]
+    function_or_app = getattr(import_module(f"servicebroker.cli.commands.{source.module}"), source.attribute)
+    app = function_or_app if isinstance(function_or_app, typer.Typer) else single_command(function_or_app, name)
+    command = typer.main.get_command(app)
+    _finish_help(name, command)
     return command
 
 
-def alone(command: Callable[..., None], name: str | None = None) -> typer.Typer:
-    """Return a program that has this function as its only command."""
+def single_command(command: Callable[..., None], name: str | None = None) -> typer.Typer:
+    """Return an application with this function as its only command."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command(name)(command)
     return program
 
 
-def _finish(words: str, command: Any) -> None:
-    """Add an example to the end of a command's help."""
+def _finish_help(name: str, command: Any) -> None:
+    """Add the example to the help of a command and of its subcommands, and hide the values of flags."""
     _hide_values_of_flags(command.get_params(typer.Context(command)))
-    command.epilog = f"Example: servicebroker {EXAMPLES[words]}" if words in EXAMPLES else None
-    for word, one in getattr(command, "commands", {}).items():
-        _finish(f"{words} {word}", one)
+    command.epilog = f"Example: servicebroker {EXAMPLES[name]}" if name in EXAMPLES else None
+    for subcommand_name, subcommand in getattr(command, "commands", {}).items():
+        _finish_help(f"{name} {subcommand_name}", subcommand)
 
 
 def _hide_values_of_flags(parameters: list[Any]) -> None:
-    """Show no value of flags in the help, since they take none."""
+    """Show no value after a flag in the help, since flags take none."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -222,29 +237,29 @@ app = typer.Typer(
 
 
 def main() -> NoReturn:
-    """The entry point of the command."""
+    """Run `servicebroker`. This is the entry point of the package."""
     _run(app)
 
 
 def run_alone(command: Callable[..., None]) -> NoReturn:
-    """Run a function as a program of its own, with the signals and the errors of `servicebroker`."""
-    _run(alone(command))
+    """Run one function as a program, with the signal handling and the errors of `servicebroker`."""
+    _run(single_command(command))
 
 
 def _run(program: typer.Typer) -> NoReturn:
     clean_tracebacks()
-    warnings_of_our_own()
-    shutdown.guard()
+    log_own_warnings()
+    shutdown.start_watchdog()
     try:
-        with said_in_one_sentence(), entered_by("command"):
+        with errors_as_sentences(), entered_by("command"):
             program()
     finally:
-        shutdown.leave_nothing()
+        shutdown.end_children_and_threads()
     sys.exit(0)
 
 
-def warnings_of_our_own() -> None:
-    """Show warnings of this package only: Spark's driver logs a traceback at Ctrl-C."""
+def log_own_warnings() -> None:
+    """Print warnings of this package, and of no other: Spark's driver logs a traceback at Ctrl-C."""
     handler = log_handler()
     handler.setFormatter(Lines("servicebroker: {text}"))
     handler.addFilter(logging.Filter("servicebroker"))
@@ -252,15 +267,15 @@ def warnings_of_our_own() -> None:
 
 
 @contextmanager
-def said_in_one_sentence() -> Iterator[None]:
-    """Print an expected error as one sentence, without a traceback, and end the program.
+def errors_as_sentences() -> Iterator[None]:
+    """Print an expected error of the block as one sentence, without a traceback, and end the program.
 
-    The exit code is 1, or the one that the error names.
+    The exit code is the error's `exit_code`, else 1.
     """
     try:
         yield
     except Exception as problem:
-        from psycopg import Error  # when something has gone wrong, not before: the driver takes its time to load
+        from psycopg import Error  # imported only after an error, since the driver takes long to import
 
         if isinstance(problem, ModuleNotFoundError) and (extra := EXTRAS.get((problem.name or "").partition(".")[0])):
             problem = InstanceError(f"{problem.name} is not installed: pip install 'servicebroker[{extra}]'.")
@@ -271,7 +286,7 @@ def said_in_one_sentence() -> Iterator[None]:
 
 
 def _sentence(problem: Exception) -> str:
-    """Return an error as a sentence; for a file its name and the system's words, without an error number."""
+    """Return an error as one sentence. For an OSError, the files and the system's text, without its number."""
     if isinstance(problem, OSError) and problem.strerror:
         files = [repr(str(name)) for name in (problem.filename, problem.filename2) if name is not None]
         return f"{', '.join(files)}: {problem.strerror}." if files else f"{problem.strerror}."

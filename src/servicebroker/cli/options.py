@@ -14,17 +14,17 @@ from servicebroker.cli.completion import complete_database, complete_queue
 
 
 def finite(value: float | None) -> float | None:
-    """Refuse a number that is none, as the callback of an option: `nan` is in every range of numbers.
+    """Refuse nan and inf as the value of an option: `min` and `max` of typer let nan pass.
 
     Raises:
-        typer.BadParameter: nan, or an infinite number.
+        typer.BadParameter: the value is nan or infinite.
     """
     if value is not None and not isfinite(value):
-        raise typer.BadParameter(f"{value} is no number to wait for")
+        raise typer.BadParameter(f"{value} is not a finite number of seconds")
     return value
 
 
-HEALTH_VARIABLE = "SERVICEBROKER_HEALTH"  # an empty one is none
+HEALTH_VARIABLE = "SERVICEBROKER_HEALTH"  # empty: no probes, as without the variable
 
 InstanceOption = Annotated[
     str,
@@ -41,7 +41,7 @@ DatabaseOption = Annotated[
         "--database",
         "-d",
         envvar="SERVICEBROKER_DATABASE",
-        metavar="D",
+        metavar="NAME",
         help="The broker database.",
         autocompletion=complete_database,
     ),
@@ -56,7 +56,7 @@ KeysOption = Annotated[
         "--keys",
         envvar="SERVICEBROKER_KEYS",
         metavar="DIR",
-        help="The folder of private keys. Default: keys in the data folder, for a URL in the user's own data.",
+        help="The folder of private keys. Default: `keys` in the data folder; for a URL a folder of the user.",
     ),
 ]
 HealthOption = Annotated[
@@ -68,31 +68,31 @@ HealthOption = Annotated[
         help="Answer http://HOST:PORT/livez and /readyz, for an orchestrator; :8080 means all interfaces.",
     ),
 ]
-PatienceOption = Annotated[
+ShutdownTimeoutOption = Annotated[
     float,
     typer.Option(
         "--patience",
         metavar="SECONDS",
         callback=finite,
         min=0,
-        help="Seconds that work in progress gets to finish after SIGTERM; then it is rolled back.",
+        help="The time for work in progress to finish after SIGTERM; then it is rolled back.",
     ),
 ]
 
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
-_LEAST_SPAN, _MOST_SPAN = timedelta(seconds=10), timedelta(days=366)
+_MIN_SPAN, _MAX_SPAN = timedelta(seconds=10), timedelta(days=366)
 
 
 def span(text: str) -> timedelta:
-    """Return the time of `90s`, `10min`, `1h` or `2d`.
+    """Return the length of time that `90s`, `10min`, `1h` or `2d` means.
 
     Raises:
-        typer.BadParameter: it is none, or too short or too long.
+        typer.BadParameter: the text is no such time, or the time is too short or too long.
     """
-    found = re.fullmatch(r"(\d{1,8}) ?(s|min|m|h|d)", text.strip())
-    if not found:
-        raise typer.BadParameter(f"{text!r} is no time: say 10min, 1h or 7d")
-    asked = timedelta(seconds=int(found[1]) * _UNITS[found[2]])
-    if not _LEAST_SPAN <= asked <= _MOST_SPAN:
+    match = re.fullmatch(r"(\d{1,8}) ?(s|min|m|h|d)", text.strip())
+    if not match:
+        raise typer.BadParameter(f"{text!r} is no time: write 10min, 1h or 7d")
+    time = timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+    if not _MIN_SPAN <= time <= _MAX_SPAN:
         raise typer.BadParameter(f"{text!r} is not from 10s to 366d")
-    return asked
+    return time

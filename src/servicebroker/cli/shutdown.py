@@ -1,9 +1,9 @@
 """Shutdown of a command at SIGTERM and SIGINT: the first signal asks it to end, a second one ends it at once.
 
-A command that hangs cannot end itself, so a guard process watches it. The guard is forked before there are threads. The
-interpreter writes the number of each signal into a pipe to the guard (`signal.set_wakeup_fd`), also while Python code
-hangs. After the deadline the guard kills the command and the processes that it has started. It also stops an embedded
-server that nobody uses any more.
+A command that hangs cannot end itself, so a watchdog process does. The watchdog is forked before there are threads. The
+interpreter writes the number of each signal into a pipe to the watchdog (`signal.set_wakeup_fd`), even while Python
+code hangs. After the deadline the watchdog kills the command and its child processes, and stops an embedded server
+that no other process uses.
 """
 
 from __future__ import annotations
@@ -22,69 +22,75 @@ from typing import NoReturn
 
 from servicebroker.cli.output import flush, say
 
-PATIENCE_S = 30.0  # time for work in progress after the first signal
-GRACE_S = 5.0  # time after PATIENCE_S until the command is killed
-AT_ONCE_S = 3.0  # time from the second signal until the command is killed
+SHUTDOWN_TIMEOUT_S = 30.0  # for work in progress, after the first signal
+KILL_DELAY_S = 5.0  # from the shutdown timeout until the command is killed
+SECOND_SIGNAL_TIMEOUT_S = 3.0  # from the second signal until the command is killed
 _POLL_S = 0.02  # between two checks whether the killed processes are gone
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-_KILL_NOW = b"!"  # asks the guard to kill the command
-_IN_JSON = b"{"  # tells the guard that standard error is a log in JSON
+# bytes in the pipe to the watchdog, beside signal numbers and lines with the shutdown timeout
+_KILL_NOW = b"!"  # kill the command
+_JSON_LOG = b"{"  # standard error is a log in JSON
 
-_pipe_to_guard: int | None = None  # the writing end; the guard reads from the other end
-_guard = 0  # process id of the guard
+_pipe_to_watchdog: int | None = None  # the writing end
+_watchdog_id = 0  # a process id
 _signals_received = 0
 
 
-def guard() -> None:
-    """Start the guard. From now on SIGTERM acts as Ctrl-C, and a second signal ends this process at once."""
-    global _pipe_to_guard, _guard
+def start_watchdog() -> None:
+    """Start the watchdog. From now on SIGTERM acts as Ctrl-C, and a second signal kills this process."""
+    global _pipe_to_watchdog, _watchdog_id
     reading, writing = os.pipe()
-    _guard = os.fork()
-    if _guard == 0:
+    _watchdog_id = os.fork()
+    if _watchdog_id == 0:
         os.close(writing)
-        _Guard(reading, os.getppid()).watch()
+        _Watchdog(reading, os.getppid()).watch()
     os.close(reading)
     os.set_blocking(writing, False)
-    _pipe_to_guard = writing
+    _pipe_to_watchdog = writing
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     at_signal(_interrupt, kill_all)
 
 
-def at_signal(ask: Callable[[], None], hurry: Callable[[], None], *, patience: float = PATIENCE_S) -> None:
-    """Call `ask` at the first signal, `hurry` at a second one. The guard waits for `patience` seconds."""
-    if _pipe_to_guard is not None:
-        os.write(_pipe_to_guard, f"{patience}\n".encode())
+def at_signal(
+    stop: Callable[[], None], terminate_now: Callable[[], None], *, timeout_s: float = SHUTDOWN_TIMEOUT_S
+) -> None:
+    """Call `stop` at the first signal, and `terminate_now` at the second one.
+
+    The watchdog kills the command `KILL_DELAY_S` after `timeout_s`.
+    """
+    if _pipe_to_watchdog is not None:
+        os.write(_pipe_to_watchdog, f"{timeout_s}\n".encode())
 
     def handle(number: int, frame: object) -> None:
         global _signals_received
-        is_first = not _signals_received  # known before the count rises: the second signal may interrupt this handler
+        is_first = not _signals_received  # read before the count rises: the second signal may interrupt this handler
         _signals_received += 1
-        (ask if is_first else hurry)()
+        (stop if is_first else terminate_now)()
 
     for number in _SIGNALS:
         signal.signal(number, handle)
 
 
-def say_in_json() -> None:
-    """Tell the guard that standard error is a log in JSON."""
-    if _pipe_to_guard is not None:
-        os.write(_pipe_to_guard, _IN_JSON)
+def log_in_json() -> None:
+    """Let the watchdog print its errors as JSON, since standard error is a log in JSON."""
+    if _pipe_to_watchdog is not None:
+        os.write(_pipe_to_watchdog, _JSON_LOG)
 
 
 def kill_all() -> NoReturn:
-    """Ask the guard to kill this process now, with the processes that it has started."""
-    assert _pipe_to_guard is not None
-    os.write(_pipe_to_guard, _KILL_NOW)
+    """Let the watchdog kill this process and its child processes now."""
+    assert _pipe_to_watchdog is not None
+    os.write(_pipe_to_watchdog, _KILL_NOW)
     while True:
-        time.sleep(AT_ONCE_S)
+        time.sleep(SECOND_SIGNAL_TIMEOUT_S)
 
 
-def leave_nothing() -> None:
-    """If a signal asked the command to end, kill the processes that it has started, and exit if threads still run."""
+def end_children_and_threads() -> None:
+    """After a signal, kill the child processes that still run, and exit at once if threads still run."""
     if not _signals_received:
         return
-    for process in set(descendants(os.getpid())) - {_guard}:
+    for process in set(descendants(os.getpid())) - {_watchdog_id}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
@@ -97,19 +103,22 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
-class _Guard:
-    """The guard: a process beside the command. It exits when the command has ended."""
+class _Watchdog:
+    """The watchdog, a process beside the command. It exits when the command has ended.
+
+    `pipe` is the reading end of the pipe from the command, whose process id is `command`.
+    """
 
     def __init__(self, pipe: int, command: int) -> None:
         self._pipe = pipe
         self._command = command
-        self._patience = PATIENCE_S
+        self._timeout_s = SHUTDOWN_TIMEOUT_S
         self._signals_received = 0
-        self._deadline: float | None = None
+        self._deadline: float | None = None  # set by the first signal
 
     def watch(self) -> NoReturn:
         """Wait until the command has ended. If it has not at the deadline, kill it."""
-        for number in _SIGNALS:  # signals of a terminal or a service manager reach the guard, too
+        for number in _SIGNALS:  # signals of a terminal or a service manager reach the watchdog, too
             signal.signal(number, signal.SIG_IGN)
         while self._deadline is None or time.monotonic() < self._deadline:
             pause = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
@@ -122,21 +131,23 @@ class _Guard:
         os._exit(1)
 
     def _handle(self, received: bytes) -> None:
-        """Handle signal numbers, `_KILL_NOW`, `_IN_JSON`, and lines with the patience in seconds."""
+        """Handle bytes from the pipe: `_KILL_NOW`, `_JSON_LOG`, lines with the shutdown timeout, signal numbers."""
         if _KILL_NOW in received:
             self._deadline = time.monotonic()
             return
-        if _IN_JSON in received:
-            from servicebroker.cli.log import say_errors_in_json  # imported here: most commands do not need it
+        if _JSON_LOG in received:
+            from servicebroker.cli.log import log_errors_in_json  # imported here: most commands do not need it
 
-            say_errors_in_json()
-            received = received.replace(_IN_JSON, b"")
+            log_errors_in_json()
+            received = received.replace(_JSON_LOG, b"")
         for line in received.translate(None, bytes(_SIGNALS)).split():
-            self._patience = float(line)
+            self._timeout_s = float(line)
         for _ in [byte for byte in received if byte in _SIGNALS]:
             self._signals_received += 1
-            seconds = self._patience + GRACE_S if self._signals_received == 1 else AT_ONCE_S
-            self._deadline = time.monotonic() + seconds
+            is_first = self._signals_received == 1
+            self._deadline = time.monotonic() + (
+                self._timeout_s + KILL_DELAY_S if is_first else SECOND_SIGNAL_TIMEOUT_S
+            )
 
     def _kill(self) -> None:
         from servicebroker.store.embedded import EmbeddedServer  # imported here: only a kill needs it
@@ -148,14 +159,14 @@ class _Guard:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        while any(_lives(process) for process in processes):
+        while any(_is_running(process) for process in processes):
             time.sleep(_POLL_S)
         for folder in folders:
             EmbeddedServer.stop_unused(folder)
 
 
 def descendants(process: int) -> list[int]:
-    """Return the child processes of a process and their descendants, from /proc; an empty list for process 1."""
+    """Return the ids of all descendants of a process, from /proc; an empty list for process 1."""
     children = defaultdict(list)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -179,8 +190,8 @@ def _folders_in_use(processes: list[int]) -> set[Path]:
     return folders
 
 
-def _lives(process: int) -> bool:
-    """Return whether a thread of the process runs. A process whose main thread is a zombie may still have others."""
+def _is_running(process: int) -> bool:
+    """Return whether the process has a thread that runs. If the main thread is a zombie, others may still run."""
     folder = Path(f"/proc/{process}")
     try:
         is_zombie = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"

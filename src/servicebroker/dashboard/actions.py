@@ -25,18 +25,18 @@ from servicebroker.operations.queues import Activation
 from servicebroker.store.running import in_transaction, run
 
 Fields = Mapping[str, str]
-MAX_ERRORS_TOLD = 5  # of an act on many messages
+MAX_ERRORS_SHOWN = 5  # of an action on many messages
 
 
 class Action(NamedTuple):
-    """An action in the database that its form names, and the page of the instance to show afterwards."""
+    """An action in the broker database that the form names. `page_after` returns the page to show then."""
 
     run: Callable[[Database, Fields], str]
     page_after: Callable[[Fields], str]
 
 
 class InstanceAction(NamedTuple):
-    """An action on the instance, and the page of the instance to show afterwards."""
+    """An action on the instance. `page_after` returns the page to show then."""
 
     run: Callable[[Instance, Fields], str]
     page_after: Callable[[Fields], str]
@@ -51,42 +51,41 @@ def _switch(database: Database, fields: Fields) -> str:
 def _retry(database: Database, fields: Fields) -> str:
     queue = database._do(find_queue_now("alter", database.database_id, fields["queue"]))
     database.alter_queue(fields["queue"], status=True)
-    again = counted(
-        database._alone(forget_failures(queue.queue_id)), "message that had failed is", "messages that had failed are"
-    )
-    return f"The queue {fields['queue']} is ON; {again} tried again."
+    count = database._alone(forget_failures(queue.queue_id))
+    retried = counted(count, "message that had failed is", "messages that had failed are")
+    return f"The queue {fields['queue']} is ON; {retried} tried again."
 
 
 def _end(database: Database, fields: Fields) -> str:
-    handle = _identifier(fields, "handle")
+    handle = _uuid(fields, "handle")
     with audited(database, "END CONVERSATION", handle) as transaction:
         transaction.end_conversation(handle)
     return "The conversation has ended on this side."
 
 
 def _end_with_error(database: Database, fields: Fields) -> str:
-    handle, code, text = _identifier(fields, "handle"), _number(fields, "code"), fields["text"]
+    handle, code, text = _uuid(fields, "handle"), _number(fields, "code"), fields["text"]
     with audited(database, "END CONVERSATION WITH ERROR", handle, code=code, text=text) as transaction:
         transaction.end_conversation(handle, error=(code, text))
     return f"The conversation has ended with the error {code}."
 
 
 def _clean_up(database: Database, fields: Fields) -> str:
-    handle = _identifier(fields, "handle")
+    handle = _uuid(fields, "handle")
     with audited(database, "END CONVERSATION WITH CLEANUP", handle) as transaction:
         transaction.end_conversation(handle, cleanup=True)
     return "This side of the conversation is removed, and the other side is not informed."
 
 
 def _cancel_delayed(database: Database, fields: Fields) -> str:
-    handle = _identifier(fields, "handle")
+    handle = _uuid(fields, "handle")
     with audited(database, "CANCEL DELAYED MESSAGES", handle) as transaction:
         count = transaction.cancel_delayed(handle)
     return counted(count, "delayed message is cancelled.", "delayed messages are cancelled.")
 
 
 def _move(database: Database, fields: Fields) -> str:
-    handle, group = _identifier(fields, "handle"), _identifier(fields, "group")
+    handle, group = _uuid(fields, "handle"), _uuid(fields, "group")
     with audited(database, "MOVE CONVERSATION", handle, group=group) as transaction:
         transaction.move_conversation(handle, group)
     return f"The conversation is in the group {fields['group']}."
@@ -94,14 +93,14 @@ def _move(database: Database, fields: Fields) -> str:
 
 def _set_timer(database: Database, fields: Fields) -> str:
     seconds = _number(fields, "seconds")
-    handle = _identifier(fields, "handle")
+    handle = _uuid(fields, "handle")
     with audited(database, "BEGIN CONVERSATION TIMER", handle, seconds=seconds) as transaction:
         transaction.begin_conversation_timer(handle, seconds)
-    return f"A DialogTimer message comes in {counted(seconds, 'second')}."
+    return f"A DialogTimer message arrives in {counted(seconds, 'second')}."
 
 
 def _restart_activation(database: Database, fields: Fields) -> str:
-    """Switch activation off and on; procedure, readers and user stay."""
+    """Switch activation off and on; its procedure, maximum of readers and user stay the same."""
     for status in (False, True):
         database.alter_queue(fields["queue"], activation=Activation(status=status))
     return f"The activation of {fields['queue']} has started again."
@@ -113,7 +112,7 @@ def _enable_broker(database: Database, fields: Fields) -> str:
 
 
 def _record_trail(database: Database, fields: Fields) -> str:
-    handle = _identifier(fields, "handle")
+    handle = _uuid(fields, "handle")
     record_conversation(database.instance, handle)
     return f"Events of the conversation {handle} are recorded from now on."
 
@@ -158,10 +157,13 @@ def _discard_chosen(database: Database, fields: Fields) -> str:
     )
 
 
-def _for_each_chosen(database: Database, fields: Fields, act: Callable[[int], object], words: tuple[str, str]) -> str:
-    """Act on each dead letter that the filter of a form chooses, up to the newest one that its page has shown.
+def _for_each_chosen(
+    database: Database, fields: Fields, action: Callable[[int], object], result: tuple[str, str]
+) -> str:
+    """Run an action on each dead letter that matches the form's filter; `result` in singular and plural follows.
 
-    Each has a transaction of its own, so that one that fails keeps no other back. A database that is down ends the act.
+    Dead letters that are newer than the page (`newest`) are left out. Each action is a transaction of its own, so a
+    failure does not stop the others. A lost connection does.
     """
     chosen, newest = chosen_dead_letters(fields), _number(fields, "newest")
     with database.instance.connection() as connection:
@@ -169,18 +171,18 @@ def _for_each_chosen(database: Database, fields: Fields, act: Callable[[int], ob
     count, errors = 0, []
     for number in numbers:
         try:
-            act(number)
+            action(number)
         except (ServiceBrokerError, psycopg.Error) as problem:
             errors.append(f"Message {number}: {problem}")
             if isinstance(problem, Unreachable) or (
-                isinstance(problem, psycopg.OperationalError) and problem.sqlstate is None  # no answer of a server
+                isinstance(problem, psycopg.OperationalError) and problem.sqlstate is None  # the server did not answer
             ):
                 break
         else:
             count += 1
-    summary = counted(count, *words)
+    summary = counted(count, *result)
     more = " There are more: press again." if len(numbers) == dashboard_queries.MAX_BULK else ""
-    return " ".join([summary + more, *errors[:MAX_ERRORS_TOLD], *(["..."] if len(errors) > MAX_ERRORS_TOLD else [])])
+    return " ".join([summary + more, *errors[:MAX_ERRORS_SHOWN], *(["..."] if len(errors) > MAX_ERRORS_SHOWN else [])])
 
 
 def _discard(database: Database, fields: Fields) -> str:
@@ -192,7 +194,7 @@ def _end_session(instance: Instance, fields: Fields) -> str:
     pid = _number(fields, "pid")
     with instance.connection() as connection:
         if not in_transaction(connection, end_session(pid)):
-            raise InstanceError(f"There is no session {pid} any more.")
+            raise InstanceError(f"The session {pid} has ended already.")
     return f"The session {pid} has ended."
 
 
@@ -240,11 +242,11 @@ ACTIONS: dict[str, Action | InstanceAction] = {
 }
 
 
-def _identifier(fields: Fields, name: str) -> UUID:
+def _uuid(fields: Fields, name: str) -> UUID:
     try:
         return UUID(fields[name].strip())
     except ValueError:
-        raise BrokerError(402, name, shown(fields[name]), "an identifier") from None
+        raise BrokerError(402, name, shown(fields[name]), "a UUID") from None
 
 
 def _number(fields: Fields, name: str) -> int:
@@ -253,6 +255,6 @@ def _number(fields: Fields, name: str) -> int:
 
 def _whole_number(text: str, name: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,18}", text.strip()):
-        shown = repr(text if len(text) <= 40 else text[:40] + "…")
-        raise BrokerError(402, name, shown, "a number of at most 18 digits")
+        beginning = repr(text if len(text) <= 40 else text[:40] + "…")
+        raise BrokerError(402, name, beginning, "a number of at most 18 digits")
     return int(text)

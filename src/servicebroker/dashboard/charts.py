@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import NamedTuple
 
-from servicebroker.engine.diagnosis.history import Course
+from servicebroker.engine.diagnosis.history import RateHistory
 
 VIEW_WIDTH, VIEW_HEIGHT = 600, 100  # units of a picture's viewBox
 TIME_LABELS = 5  # on the axis of a chart, with both ends
@@ -22,7 +22,10 @@ _STEPS = (1, 2, 5, 10)  # upper ends of an axis, times a power of ten
 
 
 class Line(NamedTuple):
-    """The values of one quantity as lines of points, one for each gapless stretch."""
+    """The values of one quantity as SVG polylines, one for each stretch without a gap.
+
+    `last` and `highest` are the last and the highest known value.
+    """
 
     label: str
     lines: list[str]
@@ -31,12 +34,15 @@ class Line(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """True if there is any value to show."""
+        """True if at least one value is known."""
         return bool(self.lines)
 
 
 class Chart(NamedTuple):
-    """Lines over a common axis from 0 to `top`. `values` is JSON for the script: times and the values of each line."""
+    """Lines over a common axis from 0 to `top`.
+
+    `times` are the labels of the time axis. `values` is JSON for the page's script: times and values of each line.
+    """
 
     lines: list[Line]
     top: float
@@ -47,18 +53,18 @@ class Chart(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """True if there is any value to show."""
+        """True if at least one value is known."""
         return any(line.is_known for line in self.lines)
 
 
-def flow_chart(course: Course) -> Chart:
+def flow_chart(history: RateHistory) -> Chart:
     """Return the chart of messages per second into and out of queues."""
-    return _chart(course, {"In per second": course.came, "Out per second": course.left})
+    return _chart(history, {"In per second": history.rates_in, "Out per second": history.rates_out})
 
 
-def depth_chart(course: Course) -> Chart:
-    """Return the chart of the number of messages."""
-    return _chart(course, {"Messages": course.depths})
+def depth_chart(history: RateHistory) -> Chart:
+    """Return the chart of the number of messages in queues."""
+    return _chart(history, {"Messages": history.depths})
 
 
 def spark(values: Sequence[float | None]) -> Line:
@@ -66,20 +72,20 @@ def spark(values: Sequence[float | None]) -> Line:
     return _line("", values, _highest(values) or 1.0)
 
 
-def _chart(course: Course, named: dict[str, Sequence[float | None]]) -> Chart:
-    top = _axis_end(max(_highest(values) for values in named.values()))
-    parts = max(len(values) for values in named.values())
-    span = timedelta(seconds=course.width * parts)
-    told = {
-        "since": course.since.timestamp(),
-        "width": course.width,
-        "lines": [{"label": label, "values": list(values)} for label, values in named.items()],
+def _chart(history: RateHistory, values_by_label: dict[str, Sequence[float | None]]) -> Chart:
+    top = _axis_end(max(_highest(values) for values in values_by_label.values()))
+    parts = max(len(values) for values in values_by_label.values())
+    span = timedelta(seconds=history.part_s * parts)
+    for_script = {
+        "since": history.since.timestamp(),
+        "width": history.part_s,
+        "lines": [{"label": label, "values": list(values)} for label, values in values_by_label.items()],
     }
     return Chart(
-        [_line(label, values, top) for label, values in named.items()],
+        [_line(label, values, top) for label, values in values_by_label.items()],
         top,
-        [course.since + span * number / (TIME_LABELS - 1) for number in range(TIME_LABELS)],
-        json.dumps(told, separators=(",", ":")),
+        [history.since + span * number / (TIME_LABELS - 1) for number in range(TIME_LABELS)],
+        json.dumps(for_script, separators=(",", ":")),
     )
 
 
@@ -88,7 +94,7 @@ def _highest(values: Sequence[float | None]) -> float:
 
 
 def _axis_end(highest: float) -> float:
-    """Return the first of 1, 2, 5, 10, 20, ... that is not below the highest value."""
+    """Return the smallest of 1, 2, 5, 10, 20, ... that is at least the highest value."""
     if highest <= 1:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))

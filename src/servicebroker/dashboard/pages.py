@@ -1,6 +1,7 @@
-"""The query of each page, with the functions that status, doctor and poison use: there is one judgement.
+"""The query of each page. It calls the functions of the commands status, doctor and poison, so results agree.
 
-A query gets a reader. The steps of a page run in one transaction with a deadline; the looks of doctor have one each.
+A function here takes an instance and the query string, and returns the query, a function of a `Reader`. A page runs
+its statements in one read-only transaction with a deadline. The overview gives each statement its own, as doctor does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from servicebroker.cli.examination import gather, judge_instance
 from servicebroker.dashboard.readers import Reader
 from servicebroker.dashboard.remedies import Button, QueueNames, buttons
 from servicebroker.dashboard.snapshot_cache import CounterName, ObservedInstance
-from servicebroker.dashboard.timeline import drawn
+from servicebroker.dashboard.timeline import timeline_rows
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
@@ -29,7 +30,7 @@ from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterFilter, W
 from servicebroker.engine.diagnosis.fact_types import QueueFacts
 from servicebroker.engine.diagnosis.facts import gather_conversation, queue_facts
 from servicebroker.engine.diagnosis.findings import Finding, Severity
-from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, Course, courses, whole_course
+from servicebroker.engine.diagnosis.history import SAMPLE_INTERVAL_S, RateHistory, queue_histories, total_history
 from servicebroker.engine.diagnosis.judgement import judge_unseen
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, refusals, share_of
@@ -45,7 +46,7 @@ from servicebroker.store.connection import is_url
 from servicebroker.store.statements import Steps
 
 MAX_QUEUES = 300  # on one page
-TOP_STATEMENTS = 20  # until all are asked for
+TOP_STATEMENTS = 20  # shown unless the address has all=...
 SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "month": timedelta(days=30)}
 
 PageQuery = Mapping[str, str]  # the query string of the page's address
@@ -54,7 +55,7 @@ PageQuery = Mapping[str, str]  # the query string of the page's address
 class Advice(NamedTuple):
     """A finding of doctor, with buttons for what it advises.
 
-    `page` is the page of its subject, and `fields` are the query of that page's address; '' if there is none.
+    `page` is the page of the finding's subject, '' for none; `fields` is the query string of that page's address.
     """
 
     finding: Finding
@@ -64,7 +65,11 @@ class Advice(NamedTuple):
 
 
 class QueueLine(NamedTuple):
-    """A queue in a list. `is_more`: not all of its messages were counted. `facts` and `findings` are doctor's."""
+    """A queue in the list of queues.
+
+    `is_more`: more than `messages` wait, since counting stops at a limit. Rates are messages per second. `facts` and
+    `findings` are doctor's.
+    """
 
     database: str
     name: str
@@ -72,11 +77,11 @@ class QueueLine(NamedTuple):
     messages: int
     is_more: bool
     oldest: datetime | None
-    came: float
-    left: float
+    rate_in: float
+    rate_out: float
     facts: QueueFacts
     findings: list[Finding]
-    course: Course | None
+    history: RateHistory | None
 
     @property
     def severity(self) -> Severity:
@@ -85,12 +90,16 @@ class QueueLine(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """The state of an instance at a glance."""
+    """An instance on the overview: totals of its queues, peers and findings.
+
+    `is_more`: at least one queue has more messages than were counted. `waiting` counts messages in the transmission
+    queue, and `off` the queues that are off.
+    """
 
     now: datetime
     advice: list[Advice]
-    came: float
-    left: float
+    rate_in: float
+    rate_out: float
     messages: int
     is_more: bool
     oldest: datetime | None
@@ -100,17 +109,17 @@ class Summary(NamedTuple):
     readers: int
     peers: int
     dead_letters: int
-    course: Course | None
+    history: RateHistory | None
 
     @property
     def troubles(self) -> int:
         """The number of findings that are trouble."""
-        return sum(one.finding.severity == Severity.TROUBLE for one in self.advice)
+        return sum(advice.finding.severity == Severity.TROUBLE for advice in self.advice)
 
     @property
     def warnings(self) -> int:
         """The number of findings that are warnings."""
-        return sum(one.finding.severity == Severity.WARNING for one in self.advice)
+        return sum(advice.finding.severity == Severity.WARNING for advice in self.advice)
 
 
 class WorkerLine(NamedTuple):
@@ -121,41 +130,41 @@ class WorkerLine(NamedTuple):
 
 
 class QueueWorkers(NamedTuple):
-    """The workers of a queue, its messages per second, and doctor's findings about it."""
+    """The workers of a queue, the messages per second that leave it, and doctor's findings about it."""
 
     database: str
     name: str
     messages: int
-    left: float
+    rate_out: float
     findings: list[Finding]
     workers: list[WorkerLine]
 
 
 def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], Summary]:
-    """Return the query for findings and rates."""
+    """Return the query for the summary of an instance."""
 
-    def look(reader: Reader) -> Summary:
+    def summarize(reader: Reader) -> Summary:
         instance = reader.begin()
         facts = gather(instance, at_a_glance=True)
         links: list[Any] = []
         dead_letters = 0
-        course: Course | None = None
+        history: RateHistory | None = None
         if instance.engine is not RestrictedVerbs:
-            links = instance.look("links to peers", dashboard_queries.links(), links)
-            dead_letters = instance.look("dead letters", dashboard_queries.count_dead_letters(), 0)
-            course = instance.look("the history", whole_course(*_span(facts.now, fields)), course)
-        came, left = instance.look("rates", _rates(observed, instance), ({}, {}))
+            links = instance.query("links to peers", dashboard_queries.links(), links)
+            dead_letters = instance.query("dead letters", dashboard_queries.count_dead_letters(), 0)
+            history = instance.query("the history", total_history(*_span(facts.now, fields)), history)
+        rates_in, rates_out = instance.query("rates", _rates(observed, instance), ({}, {}))
         findings = [*reader.access, *judge_instance(instance, facts), *_disk(observed)]
-        names = instance.look("names of queues", _names(instance), {})
-        findings += judge_unseen(instance.unseen)
+        names = instance.query("names of queues", _names(instance), {})
+        findings += judge_unseen(instance.failed_queries)
         ages = [queue.oldest for queue in facts.queues if queue.oldest]
         return Summary(
             facts.now,
             _advice(findings, names),
-            sum(came.values()),
-            sum(left.values()),
+            sum(rates_in.values()),
+            sum(rates_out.values()),
             sum(queue.messages for queue in facts.queues),
-            any(queue.messages >= _counted(instance, len(facts.queues)) for queue in facts.queues),
+            any(queue.messages >= _count_limit(instance, len(facts.queues)) for queue in facts.queues),
             min(ages, default=None),
             sum(wait.messages for wait in facts.waits),
             len(facts.queues),
@@ -163,25 +172,25 @@ def overview(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader]
             sum(queue.readers + queue.holders for queue in facts.queues),
             len(links),
             dead_letters,
-            course,
+            history,
         )
 
-    return look
+    return summarize
 
 
 def queues(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
-    """Return the query for all queues of applications, those with trouble first."""
+    """Return the query for the queues of applications, the most severe findings first."""
 
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         now = instance.clock()
         facts = yield from _queue_facts(instance)
-        came, left = yield from _rates(observed, instance)
+        rates_in, rates_out = yield from _rates(observed, instance)
         names = yield from _names(instance)
         services: dict[str, tuple[str, str, list[str]]] = {}
-        past: dict[tuple[str, str], Course] = {}
+        histories: dict[tuple[str, str], RateHistory] = {}
         if instance.engine is not RestrictedVerbs:
             services = yield from dashboard_queries.queue_names()
-            past = yield from courses(*_span(now, fields))
+            histories = yield from queue_histories(*_span(now, fields))
         lines = []
         for queue in facts:
             database, name = names.get(queue.name) or _split(queue.name)
@@ -191,13 +200,13 @@ def queues(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], 
                     name,
                     services[queue.name][2] if queue.name in services else [],
                     queue.messages,
-                    queue.messages >= _counted(instance, len(facts)),
+                    queue.messages >= _count_limit(instance, len(facts)),
                     queue.oldest,
-                    came.get((database, name), 0.0),
-                    left.get((database, name), 0.0),
+                    rates_in.get((database, name), 0.0),
+                    rates_out.get((database, name), 0.0),
                     queue,
                     list(judge_queue(queue, now)),
-                    past.get((database, name)),
+                    histories.get((database, name)),
                 )
             )
         name_part = fields.get("name", "").lower()
@@ -212,16 +221,16 @@ def queues(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], 
 
 
 def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
-    """Return the query for one queue, and the messages at its head."""
+    """Return the query for one queue, with its first messages."""
 
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         now = instance.clock()
-        came, left = yield from _rates(observed, instance)
+        rates_in, rates_out = yield from _rates(observed, instance)
         details = yield from dashboard_queries.queue_look(fields["database"], fields["queue"])
         facts = yield from _queue_facts(instance, details.queue_id)
         full_name = f"{details.database}.{details.name}"
         facts_of_queue = next((queue for queue in facts if queue.name == full_name), None)
-        histories = yield from courses(*_span(now, fields), details.queue_id)
+        histories = yield from queue_histories(*_span(now, fields), details.queue_id)
         message_type, text = fields.get("type", ""), fields.get("text", "")
         findings = [] if facts_of_queue is None else list(judge_queue(facts_of_queue, now))
         return {
@@ -229,9 +238,9 @@ def queue(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], d
             "queue": details,
             "facts": facts_of_queue,
             "advice": _advice(findings, {full_name: (details.database, details.name)}),
-            "came": came.get((details.database, details.name), 0.0),
-            "left": left.get((details.database, details.name), 0.0),
-            "course": next(iter(histories.values()), None),
+            "rate_in": rates_in.get((details.database, details.name), 0.0),
+            "rate_out": rates_out.get((details.database, details.name), 0.0),
+            "history": next(iter(histories.values()), None),
             "states": (yield from dashboard_queries.conversation_states(details.queue_id)),
             "locks": (yield from dashboard_queries.group_locks(details.queue_id)),
             "messages": (yield from dashboard_queries.message_heads(details.queue_id, message_type, text)),
@@ -247,31 +256,32 @@ def workers(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader],
 
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         now = instance.clock()
-        _, left = yield from _rates(observed, instance)
+        _, rates_out = yield from _rates(observed, instance)
         facts = yield from _queue_facts(instance)
         names = yield from _names(instance)
-        found = yield from dashboard_queries.workers()
-        work: dict[tuple[int, int], Work] = {}
-        working = sorted({worker.queue_id for worker in found if worker.doing == "works"})
-        for queue_id in working[: dashboard_queries.MAX_WORKING_QUEUES]:
-            for one in (yield from dashboard_queries.current_work(queue_id)):
-                work[queue_id, one.pid] = one
+        sessions = yield from dashboard_queries.workers()
+        work_by_session: dict[tuple[int, int], Work] = {}  # by queue and process id
+        busy_queues = sorted({worker.queue_id for worker in sessions if worker.doing == "works"})
+        for queue_id in busy_queues[: dashboard_queries.MAX_WORKING_QUEUES]:
+            for work in (yield from dashboard_queries.current_work(queue_id)):
+                work_by_session[queue_id, work.pid] = work
         groups = []
         for queue in facts:
             database, name = names.get(queue.name) or _split(queue.name)
             lines = [
-                WorkerLine(one, work.get((one.queue_id, one.pid)))
-                for one in found
-                if (one.database, one.queue) == (database, name)
+                WorkerLine(worker, work_by_session.get((worker.queue_id, worker.pid)))
+                for worker in sessions
+                if (worker.database, worker.queue) == (database, name)
             ]
             findings = list(judge_queue(queue, now))
             if lines or queue.messages or findings:
                 groups.append(
-                    QueueWorkers(database, name, queue.messages, left.get((database, name), 0.0), findings, lines)
+                    QueueWorkers(database, name, queue.messages, rates_out.get((database, name), 0.0), findings, lines)
                 )
         schedules = [] if instance.engine is RestrictedVerbs else (yield from dashboard_queries.schedules())
         groups.sort(key=lambda group: -_severity(group.findings))  # stable: by name among equals
-        return {"now": now, "groups": groups, "schedules": schedules, "sessions": len({worker.pid for worker in found})}
+        pids = {worker.pid for worker in sessions}
+        return {"now": now, "groups": groups, "schedules": schedules, "sessions": len(pids)}
 
     return _in_one_transaction(steps)
 
@@ -295,19 +305,19 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
         try:
             handle = UUID(fields["handle"].strip())
         except ValueError:
-            raise BrokerError(402, "handle", shown(fields["handle"]), "an identifier") from None
+            raise BrokerError(402, "handle", shown(fields["handle"]), "a conversation handle (a UUID)") from None
         is_restricted = instance.engine is RestrictedVerbs
         now = instance.clock()
-        past = [] if is_restricted else (yield from trail.life(handle))
+        events = [] if is_restricted else (yield from trail.life(handle))
         try:
             endpoint = yield from dashboard_queries.endpoint(handle)
         except BrokerError:
-            if not past:
+            if not events:
                 raise
-            return {"now": now, "handle": handle, "endpoint": None, "life": drawn(past, handle)}
-        far = None
+            return {"now": now, "handle": handle, "endpoint": None, "life": timeline_rows(events, handle)}
+        other = None
         if endpoint.far_handle is not None:
-            far = yield from dashboard_queries.endpoint(endpoint.far_handle)
+            other = yield from dashboard_queries.endpoint(endpoint.far_handle)
         database_id = yield from instance.engine.find_database(endpoint.database, create=False)
         gather_facts = gather_own_conversation if is_restricted else gather_conversation
         facts = yield from gather_facts(database_id, handle, now)
@@ -315,12 +325,12 @@ def conversation(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
         return {
             "now": now,
             "endpoint": endpoint,
-            "other": far,
+            "other": other,
             "facts": facts,
             "advice": _advice(judge_conversation(facts), names, endpoint.database),
             "messages": (yield from dashboard_queries.conversation_heads(endpoint)),
             "sent": (yield from dashboard_queries.sent_heads(handle)),
-            "life": drawn(past, handle),
+            "life": timeline_rows(events, handle),
         }
 
     return _in_one_transaction(steps)
@@ -347,7 +357,7 @@ def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dic
             "routes": (yield from dashboard_queries.routes(now)),
             "links": (yield from dashboard_queries.links()),
             "refusals": (yield from refusals()),
-            "certificates": [(one, one.is_expiring(now)) for one in certificates],
+            "certificates": [(certificate, certificate.is_expiring(now)) for certificate in certificates],
             "forwarded": (yield from dashboard_queries.forwarded()),
             "databases": sorted(brokers.values()),
             "explained": explained,
@@ -357,7 +367,7 @@ def way(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dic
 
 
 def dead_letters(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], dict[str, Any]]:
-    """Return the query for queues that are off, messages that fail, and dead letters in groups and one by one."""
+    """Return the query for queues that are off, failing messages, and dead letters, grouped and listed."""
 
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
         chosen = chosen_dead_letters(fields)
@@ -380,7 +390,7 @@ def dead_letters(observed: ObservedInstance, fields: PageQuery) -> Callable[[Rea
 
 
 def chosen_dead_letters(fields: PageQuery) -> DeadLetterFilter:
-    """Return the filter that an address or a form names."""
+    """Return the filter in the fields of an address or a form."""
     return DeadLetterFilter(*(fields.get(name, "") for name in DeadLetterFilter._fields))
 
 
@@ -420,7 +430,7 @@ def search(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], 
 def _in_one_transaction(
     steps: Callable[[DiagnosedInstance], Steps[dict[str, Any]]],
 ) -> Callable[[Reader], dict[str, Any]]:
-    """Return a query that runs these steps in a transaction that reads, with deadlines."""
+    """Return a query that runs these steps in one read-only transaction with deadlines."""
 
     def read(reader: Reader) -> dict[str, Any]:
         instance = reader.begin()
@@ -457,19 +467,20 @@ def _queue_facts(instance: DiagnosedInstance, only: int | None = None) -> Steps[
 
 
 def _names(instance: DiagnosedInstance) -> Steps[QueueNames]:
-    """Return the database and the `schema.name` of each queue, by doctor's name for it."""
+    """Return the database and the `schema.name` of each queue, by its full name, `database.schema.name`."""
     if instance.engine is RestrictedVerbs:
         return {}
     named = yield from dashboard_queries.queue_names()
     return {full_name: (database, name) for full_name, (database, name, _) in named.items()}
 
 
-def _counted(instance: DiagnosedInstance, queues: int) -> int:
-    """Return the limit up to which each queue was counted, by the number of queues."""
+def _count_limit(instance: DiagnosedInstance, queues: int) -> int:
+    """Return the number of messages at which the count of a queue stops. With many queues it is smaller."""
     return COUNT_LIMIT if instance.engine is RestrictedVerbs else share_of(queues)
 
 
 def _disk(observed: ObservedInstance) -> list[Finding]:
+    """Return findings about the disk of a data folder; none for a URL."""
     if is_url(observed.target):
         return []
     used = shutil.disk_usage(observed.target)
@@ -477,7 +488,10 @@ def _disk(observed: ObservedInstance) -> list[Finding]:
 
 
 def _span(now: datetime, fields: PageQuery) -> tuple[datetime, timedelta]:
-    """Return end and length of the shown history. The end is the last whole sample, so that it rarely changes."""
+    """Return end and length of the history to show.
+
+    The end is the time of the last sample, so the picture changes only with a new sample.
+    """
     last_sample = datetime.fromtimestamp(now.timestamp() // SAMPLE_INTERVAL_S * SAMPLE_INTERVAL_S, tz=now.tzinfo)
     return last_sample, SPANS.get(fields.get("span", ""), SPANS["hour"])
 
@@ -489,10 +503,12 @@ def _rates(
     if instance.engine is RestrictedVerbs:
         return {}, {}
     counters = {counter.name: dict(counter.values) for counter in (yield from message_flows())}
-    return observed.came.update(counters["enqueued_messages"]), observed.left.update(counters["dequeued_messages"])
+    return observed.rates_in.update(counters["enqueued_messages"]), observed.rates_out.update(
+        counters["dequeued_messages"]
+    )
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split doctor's name of a queue into database and `schema.queue`, for a role that may not look them up."""
+    """Split `database.schema.queue` into database and `schema.queue`, for a role that may not read queue names."""
     database, _, queue = name.partition(".")
     return database, queue

@@ -31,7 +31,7 @@ class Reader:
     def __init__(self, url: str) -> None:
         self.instance = DiagnosedInstance(url, PROGRAM, is_thorough=False)
         self.access: list[Finding] = judge_access(self.instance)
-        self._unseen_at_opening = list(self.instance.unseen)
+        self._unseen_at_opening = list(self.instance.failed_queries)
         self._ends = time.monotonic() + LIFETIME_S
 
     @property
@@ -41,7 +41,7 @@ class Reader:
 
     def begin(self) -> DiagnosedInstance:
         """Forget what earlier pages could not see, and return the instance."""
-        self.instance.unseen = list(self._unseen_at_opening)
+        self.instance.failed_queries = list(self._unseen_at_opening)
         return self.instance
 
 

@@ -148,7 +148,7 @@ class ObservedInstance(CachedSource):
     def __init__(self, target: str) -> None:
         super().__init__(shown_name(target))
         self.target = target
-        self.came, self.left = Rates(), Rates()
+        self.rates_in, self.rates_out = Rates(), Rates()
         self._readers = ReaderPool(target)
         self._instance: Instance | None = None
         self._opening = threading.Lock()

@@ -97,7 +97,7 @@ def test_a_certificate_that_replaces_another_has_its_owner(site: Site, shop: Sit
     (instance,) = {one.instance for one in proved(site).values()}
     assert instance is not None
     assert known(site).greeted("certificate shop", instance) is None
-    assert "Nobody else claims anything" in site.certificate("accept", "shop-2")
+    assert "No other peer claims" in site.certificate("accept", "shop-2")
 
 
 def test_of_one_login_are_all_of_its_certificates(site: Site, shop: Site, tmp_path: Path) -> None:

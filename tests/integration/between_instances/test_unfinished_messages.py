@@ -248,7 +248,7 @@ def endpoints(site: Site) -> set[UUID]:
 def test_doctor_and_status_tell_of_it(pair: Pair, mallory: Stranger) -> None:
     assert "not complete" not in told(pair.east, "status").lower()
     mallory.begins(4, 2)
-    assert "Not complete of peer with certificate mallory: 4 messages of 4 conversations, 0.3 MB" in told(
+    assert "Incomplete messages from peer with certificate mallory: 4 in 4 conversations, 0.3 MB" in told(
         pair.east, "status"
     )
     assert "certificate mallory" not in told(pair.east, "doctor")  # they may be on their way

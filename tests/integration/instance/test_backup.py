@@ -258,7 +258,7 @@ def test_dump_and_restore_as_commands(make_url: Callable[[], str], tmp_path: Pat
     assert "pg_restore failed" in said("restore", tmp_path / "bad", "--instance", other, "--identifier", "keep")
     assert "There is no file" in said("restore", tmp_path / "none", "--instance", other, "--identifier", "keep")
     assert "is adopted" in said("restore", file, "--instance", other, "--identifier", "error")
-    assert "already: restore into another place" in said("restore", file, "--instance", other, "--identifier", "keep")
+    assert "already: name another --instance" in said("restore", file, "--instance", other, "--identifier", "keep")
     with sb.open(other, upkeep=None) as instance:
         database = instance.database("Shop")
         assert identifier(database) == was.broker

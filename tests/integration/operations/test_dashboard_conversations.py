@@ -139,7 +139,7 @@ def test_each_act_on_a_conversation(database: sb.Database, browser: Browser) -> 
     assert state(database, removed) is None
     assert f'"{removed}" is not found' in press(other, "move", group=str(uuid4()), handle=str(removed))
     assert "must be a number" in press(other, "timer", seconds="soon")
-    assert "must be an identifier" in press(other, "move", group="x")
+    assert "must be a UUID" in press(other, "move", group="x")
 
 
 def test_what_is_on_the_way_and_why(database: sb.Database, browser: Browser) -> None:

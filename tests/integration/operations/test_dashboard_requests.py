@@ -22,7 +22,7 @@ def test_what_is_not_there_is_said(database: sb.Database, browser: Browser) -> N
     for nowhere in ("nowhere", "i/0", "i/x/queues", "i/0/queues/more"):
         assert "no such page" in browser.text(nowhere, 404)
     assert browser.get("/static/nothing.css").status_code == 404
-    assert "must be an identifier" in browser.text("i/0/conversation", 404, handle="x' or 1=1")
+    assert "must be a conversation handle (a UUID)" in browser.text("i/0/conversation", 404, handle="x' or 1=1")
     assert MARKUP in browser.text("i/0/queue", 404, database=database.name, queue=MARKUP)
 
 

@@ -161,15 +161,15 @@ def test_a_server_that_answers_nothing_is_given_up(
 ) -> None:
     monkeypatch.setattr(diagnosed_instance, "ANSWER_TIMEOUT_S", 0.3)
     with diagnose(make_instance_url(), "servicebroker doctor") as opened:
-        assert opened.look("its role", is_standby(), None) is False
+        assert opened.query("its role", is_standby(), None) is False
         assert opened._connection is not None
         frozen = opened._connection.info.backend_pid
         os.kill(frozen, signal.SIGSTOP)
         try:
-            assert opened.look("its role", is_standby(), None) is None
-            (unseen,) = opened.unseen
+            assert opened.query("its role", is_standby(), None) is None
+            (unseen,) = opened.failed_queries
             assert (unseen.subject, unseen.is_cut) == ("its role", True)
-            assert opened.look("its role", is_standby(), None) is False  # by another connection
+            assert opened.query("its role", is_standby(), None) is False  # by another connection
         finally:
             os.kill(frozen, signal.SIGCONT)
 

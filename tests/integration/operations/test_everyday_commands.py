@@ -281,7 +281,7 @@ def test_a_mistake_is_one_sentence(
         'import servicebroker as sb\nstock = sb.Worker("NoQueue")\n@stock.on()\ndef f(tx, message): ...\n'
     )
     (tmp_path / "broken.py").write_text("def")
-    with pytest.raises(SystemExit) as ended, main.said_in_one_sentence():
+    with pytest.raises(SystemExit) as ended, main.errors_as_sentences():
         command(arguments, standalone_mode=True)
     said = capsys.readouterr()
     assert ended.value.code == 1, said.err

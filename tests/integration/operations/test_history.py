@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard
-from servicebroker.engine.diagnosis.history import Course, courses, sample, whole_course
+from servicebroker.engine.diagnosis.history import RateHistory, queue_histories, sample, total_history
 from servicebroker.store.running import run, run_alone
 from support import ORDER, STOCK_QUEUE, begin, eventually, open_dialog, query
 
@@ -66,13 +66,13 @@ def wait(database: sb.Database, seconds: int) -> None:
             )
 
 
-def course_of(database: sb.Database, span: timedelta = HOUR) -> Course:
+def history_of(database: sb.Database, span: timedelta = HOUR) -> RateHistory:
     with database.instance.connection() as connection:
-        return run(connection, courses(database.instance.clock(), span))[STOCK]
+        return run(connection, queue_histories(database.instance.clock(), span))[STOCK]
 
 
-def total(rates: list[float | None], course: Course) -> int:
-    return round(sum(rate or 0.0 for rate in rates) * course.width)
+def total(rates: list[float | None], history: RateHistory) -> int:
+    return round(sum(rate or 0.0 for rate in rates) * history.part_s)
 
 
 def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
@@ -85,16 +85,16 @@ def test_what_came_what_left_and_what_was_there(database: sb.Database) -> None:
     send(database, handle, 2)
     look(database)
     look(database)
-    found = course_of(database)
-    assert (total(found.came, found), total(found.left, found)) == (22, 15)
+    found = history_of(database)
+    assert (total(found.rates_in, found), total(found.rates_out, found)) == (22, 15)
     with database.instance.connection() as connection:
         now = database.instance.clock()
-        all_of_them = run(connection, whole_course(now, HOUR))
-        short = run(connection, courses(now, timedelta(minutes=1)))[STOCK]
-    assert total(all_of_them.came, all_of_them) == 22
+        all_of_them = run(connection, total_history(now, HOUR))
+        short = run(connection, queue_histories(now, timedelta(minutes=1)))[STOCK]
+    assert total(all_of_them.rates_in, all_of_them) == 22
     there = [depth for depth in short.depths if depth is not None]
-    assert (total(short.came, short), max(there) - there[-1]) == (22, 13)
-    assert found.came[0] is None, "nobody has watched an hour ago"
+    assert (total(short.rates_in, short), max(there) - there[-1]) == (22, 13)
+    assert found.rates_in[0] is None, "nobody has watched an hour ago"
 
 
 def test_a_depth_is_that_of_its_part(database: sb.Database) -> None:
@@ -106,11 +106,11 @@ def test_a_depth_is_that_of_its_part(database: sb.Database) -> None:
     look(database)
     wait(database, 60)
     look(database)
-    fine = course_of(database, timedelta(seconds=150))
+    fine = history_of(database, timedelta(seconds=150))
     assert [depth for depth in fine.depths if depth is not None][-3:] == [1, 0, 0]
     wait(database, 600)
     look(database)
-    coarse = course_of(database, timedelta(hours=2))
+    coarse = history_of(database, timedelta(hours=2))
     assert max(depth for depth in coarse.depths if depth is not None) == 1
 
 
@@ -141,8 +141,8 @@ def test_an_hour_is_kept_in_minutes_and_a_day_in_tens_of_them(database: sb.Datab
     for hours, finest in ((2, 60), (24, 600)):
         wait(database, hours * 3600)
         look(database)
-        found = course_of(database, timedelta(hours=hours + 3))
-        assert total(found.came, found) == 1060
+        found = history_of(database, timedelta(hours=hours + 3))
+        assert total(found.rates_in, found) == 1060
         assert max(depth for depth in found.depths if depth is not None) >= 1000, "a peak is kept too"
         steps = query(
             database, "select min(step) from servicebroker.history_samples where at < now() - interval '1 hour'"
@@ -162,9 +162,9 @@ def test_counters_that_begin_anew_are_no_negative_rate(database: sb.Database) ->
     execute(database, "update servicebroker.history set arrived = arrived + 100000, departed = departed + 100000")
     send(database, handle, 7)
     look(database)
-    found = course_of(database)
-    assert 0 < total(found.came, found) < 100
-    assert min(rate for rate in (*found.came, *found.left) if rate is not None) >= 0
+    found = history_of(database)
+    assert 0 < total(found.rates_in, found) < 100
+    assert min(rate for rate in (*found.rates_in, *found.rates_out) if rate is not None) >= 0
 
 
 def test_a_queue_that_is_dropped_has_no_history(database: sb.Database) -> None:

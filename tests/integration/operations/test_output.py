@@ -127,7 +127,7 @@ def test_a_row_of_several_lines_is_no_other_row(evil: sb.Instance) -> None:
 def test_an_unexpected_error_and_the_log(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
         "from servicebroker.cli import main, output, log\nimport logging, threading\n"
-        "output.clean_tracebacks()\nmain.warnings_of_our_own()\n"
+        "output.clean_tracebacks()\nmain.log_own_warnings()\n"
         f"evil = {EVIL!r}\nlogging.getLogger('servicebroker.x').warning('%s', evil)\n"
         "log.log_to_standard_error(as_json=False)\n"
         "try: raise ValueError(evil)\nexcept ValueError: logging.getLogger('x').exception('%s', evil)\n"

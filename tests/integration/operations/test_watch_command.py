@@ -41,14 +41,15 @@ def test_a_queue_is_watched_until_it_is_empty(database: sb.Database, run: Run) -
     database.send_batch(begin(database), ORDER, [b"1", b"2"])
     watching = in_thread(run, STOCK_QUEUE, "--json")
     database.receive(STOCK_QUEUE, wait=1)
-    looks = [json.loads(line) for line in watching.result(30).splitlines()]
-    assert (looks[-1]["messages"], looks[-1]["is_on"], looks[-1]["dead_letters"]) == (0, True, 0)
+    polls = [json.loads(line) for line in watching.result(30).splitlines()]
+    assert (polls[-1]["messages"], polls[-1]["is_on"], polls[-1]["dead_letters"]) == (0, True, 0)
 
 
 def test_a_queue_that_cannot_be_seen_is_not_empty() -> None:
-    opened: Any = SimpleNamespace(look=lambda subject, steps, otherwise: otherwise)
-    told, sentence, is_empty = watch._Queue(opened, 1, "Shop", "dbo.Q").look()
-    assert (told["messages"], told["is_on"], sentence, is_empty) == (None, None, "dbo.Q: messages not seen", False)
+    opened: Any = SimpleNamespace(query=lambda subject, steps, default: default)
+    poll = watch._Queue(opened, 1, "Shop", "dbo.Q").poll()
+    assert (poll.figures["messages"], poll.figures["is_on"]) == (None, None)
+    assert (poll.sentence, poll.is_over) == ("dbo.Q: number of messages unknown", False)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
     for number in range(2_000):  # from as many hosts
         journal.login("Authentication Failure", f"10.0.{number // 250}.{number % 250}:1", "", "no")
     assert len(lines(said)) <= 2 * process_log.MAX_DIFFERENT_LINES + process_log.MAX_KINDS
-    repeats.sum_up()
+    repeats.report_left_out()
     assert "1,980 lines like these were left out" in said.getvalue()
 
 

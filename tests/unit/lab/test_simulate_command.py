@@ -5,14 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from servicebroker.cli.main import alone
+from servicebroker.cli.main import single_command
 from servicebroker.protocol.outgoing import Outgoing
 from servicebroker_lab.simulation import command as simulate
 from servicebroker_lab.simulation import shrinking
 from servicebroker_lab.simulation.command import parse_seeds, portions, simulate_command
 from servicebroker_lab.simulation.run import Failure, run_many
 
-program = alone(simulate_command)
+program = single_command(simulate_command)
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3:5", range(3, 5)), ("7", range(7, 8))])

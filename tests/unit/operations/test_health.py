@@ -34,7 +34,7 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 def hangs(health: Health) -> None:
     health.begin(None)
-    health._beat_at = -module.BEAT_TIMEOUT_S
+    health._heartbeat_at = -module.HEARTBEAT_TIMEOUT_S
 
 
 def lacks_processes(health: Health) -> None:
@@ -63,15 +63,15 @@ def test_what_probes_are_told(happens: Callable[[Health], None], is_ending: bool
 
 def test_a_loop_that_may_wait_for_connections_has_longer() -> None:
     health = Health(never, TURN_TIMEOUT_S)
-    health._beat_at = time.monotonic() - 2 * CONNECTION_TIMEOUT_S - 1
+    health._heartbeat_at = time.monotonic() - 2 * CONNECTION_TIMEOUT_S - 1
     assert health.liveness() == ""
-    health._beat_at = time.monotonic() - TURN_TIMEOUT_S - 1
+    health._heartbeat_at = time.monotonic() - TURN_TIMEOUT_S - 1
     assert "has not turned" in health.liveness()
 
 
 def test_postgres_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(module, "_ask", lambda url: asked.append(url) or "")
+    monkeypatch.setattr(module, "_select_one", lambda url: asked.append(url) or "")
     health = Health(never)
     health.begin(NOWHERE)
     assert [health.readiness() for _ in range(10)] == [""] * 10
@@ -86,7 +86,7 @@ def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, capl
         silent.wait(10)
         return "role shop"
 
-    monkeypatch.setattr(module, "_ask", ask_silent)
+    monkeypatch.setattr(module, "_select_one", ask_silent)
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(module, "REUSE_S", -1.0)
     health = Health(never)
@@ -100,7 +100,7 @@ def test_a_silent_postgres_holds_one_probe(monkeypatch: pytest.MonkeyPatch, capl
     for _ in range(3):
         assert health.readiness() == module.NO_ANSWER
     assert caplog.text.count("role shop") == 1
-    monkeypatch.setattr(module, "_ask", lambda url: "")
+    monkeypatch.setattr(module, "_select_one", lambda url: "")
     while health.readiness():
         time.sleep(0.01)
 

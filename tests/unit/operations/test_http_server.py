@@ -63,7 +63,7 @@ def ask(port: int) -> int:
 
 
 def threads(before: int) -> Callable[[], bool]:
-    return lambda: threading.active_count() - before <= http_server.UNASKED.of_network
+    return lambda: threading.active_count() - before <= http_server.UNFINISHED.of_network
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nx: "], ids=["nothing", "half a request"])

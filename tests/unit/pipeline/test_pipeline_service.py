@@ -11,7 +11,7 @@ from servicebroker.cli import shutdown
 from servicebroker.cli.main import load
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/pipeline-service.md").read_text(encoding="utf-8")
-LONGEST = shutdown.PATIENCE_S + shutdown.GRACE_S  # seconds that a run may need to end
+LONGEST = shutdown.SHUTDOWN_TIMEOUT_S + shutdown.KILL_DELAY_S  # seconds that a run may need to end
 
 
 def blocks(kind):

@@ -1,4 +1,7 @@
-"""`servicebroker certificate`: who may connect to an instance, and with --database who its users are to others."""
+"""`servicebroker certificate`: certificates of the instance and its peers (transport security).
+
+With --database: the certificates of a database's users (dialog security), in `user_certificate.py`.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,11 @@ from servicebroker.store.running import run
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Certificates: the identity of this instance, and the peers that it lets in.",
+    help="Certificates: the identity of this instance, and the peers that may connect.",
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name in this instance.")]
+_COMPARE = "Compare its SHA-256 with the one that its owner sees: {}"
 
 
 @app.command()
@@ -51,7 +55,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certifica
 def create(
     operation: CreateTransportCertificate,
     instance: InstanceOption = DEFAULT_INSTANCE,
-    days: Annotated[int, typer.Option(help="How long it is valid.")] = VALIDITY_DAYS,
+    days: Annotated[int, typer.Option(metavar="DAYS", help="How many days the certificate is valid.")] = VALIDITY_DAYS,
     keys: KeysOption = None,
     database: DatabaseOption = None,
     user: UserOption = None,
@@ -62,27 +66,34 @@ def create(
         expiry_date = after(opened.clock().replace(microsecond=0), max(days, 0))
         if database is not None:
             of_user = CreateCertificate(name, authorization=user, subject=operation.subject, expiry_date=expiry_date)
-            made = user_certificate.create(opened, database, of_user)
-            say(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
+            created = user_certificate.create(opened, database, of_user)
+            say(f"Certificate {name} of {user or 'dbo'} is valid until {_format_time(created.facts.expiry_date)}.")
             return
         opened.run(replace(operation, expiry_date=expiry_date))
         folder = opened.key_folder()
-        found = _found(opened, name)
-    say(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")
+        certificate = _find(opened, name)
+    say(
+        f"Certificate {name} is valid until {_format_time(certificate.facts.expiry_date)}; its key is in {folder.path}."
+    )
     say(f"Next: servicebroker certificate export {name} {name}.pem, and import that file at each peer.")
 
 
 @app.command()
 def export(
     name: NameArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Standard output without it.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The file to write. Default: standard output.")
+    ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     database: DatabaseOption = None,
 ) -> None:
-    """Write a certificate, without its key, for others to import."""
+    """Write a certificate without its key, for peers to import."""
     with open_existing(instance) as opened:
-        found = _found(opened, name) if database is None else user_certificate.find(opened.database(database), name)
-        pem = as_pem(found.facts.der)
+        if database is None:
+            der = _find(opened, name).facts.der
+        else:
+            der = user_certificate.find(opened.database(database), name).facts.der
+        pem = as_pem(der)
     if file is None:
         say_document(pem.decode())
     else:
@@ -102,50 +113,51 @@ def import_(
         str | None, typer.Option(metavar="SERVICE", help="With --database: bind this remote service to the user.")
     ] = None,
     grant_send: Annotated[
-        str | None, typer.Option(metavar="SERVICE", help="With --database: let the user send to this service of ours.")
+        str | None, typer.Option(metavar="SERVICE", help="With --database: grant the user SEND on this local service.")
     ] = None,
 ) -> None:
-    """Let in the instance that has this certificate, or believe what is signed with it."""
+    """Import a peer's certificate: let the peer connect, or with --database trust the signatures of its dialogs."""
     name, login = operation.name, operation.authorization
     with open_existing(instance) as opened:
         if database is not None:
-            kept = user_certificate.import_(opened, database, name, file, user, to_service, grant_send)
-            say(f"A peer that signs with certificate {name} acts as {user} here, until {_day(kept.facts.expiry_date)}.")
-            say(f"Compare its SHA-256 with the one that its owner sees: {kept.facts.thumbprint.hex()}")
+            imported = user_certificate.import_(opened, database, name, file, user, to_service, grant_send)
+            until = _format_time(imported.facts.expiry_date)
+            say(f"A peer that signs with certificate {name} acts as user {user} until {until}.")
+            say(_COMPARE.format(imported.facts.thumbprint.hex()))
             return
         thumbprint = opened.run(replace(operation, file=file))
-        found = _found(opened, name)
-    until = _day(found.facts.expiry_date)
-    if found.may_connect:
-        say(f"The peer with certificate {name} is let in until {until}.")
+        certificate = _find(opened, name)
+    until = _format_time(certificate.facts.expiry_date)
+    if certificate.may_connect:
+        say(f"The peer with certificate {name} may connect until {until}.")
     else:
         say(f"The peer with certificate {name}, valid until {until}, needs CONNECT on the endpoint for {login}.")
-    say(f"Compare its SHA-256 with the one that its owner sees: {thumbprint.hex()}")
+    say(_COMPARE.format(thumbprint.hex()))
 
 
 @app.command("master-key")
 def master_key(
-    database: Annotated[str, typer.Option("--database", help="The database that gets it.")],
+    database: Annotated[str, typer.Option("--database", metavar="NAME", help="The broker database.")],
     instance: InstanceOption = DEFAULT_INSTANCE,
     keys: KeysOption = None,
 ) -> None:
-    """Make the master key of a database, under which the private keys of its users are kept.
+    """Create the master key of a database, which encrypts the private keys of its users.
 
-    Its password comes from SERVICEBROKER_MASTER_KEY_PASSWORD, or is asked for.
+    The password comes from SERVICEBROKER_MASTER_KEY_PASSWORD; without it the command prompts for one.
     """
     with open_existing(instance, keys) as opened:
         user_certificate.create_master_key(opened, database)
         folder = opened.key_folder()
-    say(f"Database {database} has a master key; the daemon opens it by the service master key in {folder.path}.")
+    say(f"Database {database} has a master key; the daemon opens it with the service master key in {folder.path}.")
 
 
 @app.command("list")
 def list_(
     instance: InstanceOption = DEFAULT_INSTANCE, database: DatabaseOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show the certificates of this instance and those of its peers, and which one is shown to them.
+    """Show the certificates of this instance and of its peers, and which one this instance presents to peers.
 
-    With --database those of its users, and which one conversations that begin take.
+    With --database: the certificates of its users, and which one new conversations use.
     """
     with open_existing(instance) as opened:
         now = opened.clock()
@@ -153,46 +165,46 @@ def list_(
             rows = user_certificate.listed(opened, database)
         else:
             with opened.connection() as connection:
-                endpoint, found = run(connection, find_endpoint()), run(connection, all_certificates())
+                endpoint, certificates = run(connection, find_endpoint()), run(connection, all_certificates())
                 membership = run(connection, find_membership())
-            used = choose_own(endpoint, found, now)
-            takes = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
+            presented = choose_own(endpoint, certificates, now)
+            uses_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
             rows = [
                 Row(
                     certificate.name,
                     "this instance" if certificate.is_own else "a peer",
                     certificate.is_own,
-                    takes and certificate == used,
+                    uses_certificates and certificate == presented,
                     certificate.by_password,
                     certificate.facts,
                 )
-                for certificate in found
+                for certificate in certificates
             ]
     if as_json:
-        say_json({"certificates": [row.told() for row in rows]})
+        say_json({"certificates": [row.to_json() for row in rows]})
         return
     if not rows:
         say("No certificates yet.")
     else:
         Terminal().print(_table(rows, now))
     if database is None and membership is not None and membership.expiry_date is not None:
-        until = _day(membership.expiry_date)
-        say(f"The domain lets this instance be {membership.account} until {until}, and renews that.")
+        until = _format_time(membership.expiry_date)
+        say(f"In its domain this instance is {membership.account} until {until}; the daemon renews that.")
 
 
 def _table(rows: list[Row], now: datetime) -> Listing:
     table = Listing("name", "of", "valid until", "used", "SHA-256")
     for row in rows:
         facts = row.facts
-        out = " (expired)" if facts.expiry_date <= now else " (not yet valid)" if facts.start_date > now else ""
+        suffix = " (expired)" if facts.expiry_date <= now else " (not yet valid)" if facts.start_date > now else ""
         used = "yes" if row.is_used else "under a password" if row.by_password else ""
-        table.row(row.name, row.whose, _day(facts.expiry_date) + out, used, facts.thumbprint.hex())
+        table.row(row.name, row.owner, _format_time(facts.expiry_date) + suffix, used, facts.thumbprint.hex())
     return table
 
 
 @app.command()
 def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Of several peers that claim to be one instance, believe the one with this certificate, and no other."""
+    """If several peers claim to be the same instance, accept only the peer with this certificate."""
     with open_existing(instance) as opened:
         accepted = opened.accept_certificate(name)
     for identifier in accepted.instances:
@@ -200,7 +212,7 @@ def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> N
     for address in accepted.addresses:
         say(f"The peer with certificate {name} is at {address}.")
     if accepted == ((), ()):
-        say(f"Nobody else claims anything of what the peer with certificate {name} is.")
+        say(f"No other peer claims an instance or an address of the peer with certificate {name}.")
 
 
 @app.command()
@@ -210,7 +222,9 @@ def budget(
         list[str] | None,
         typer.Option("--set", metavar="RESOURCE=AMOUNT", help=f"One of {', '.join(DEFAULT._fields)}; may be repeated."),
     ] = None,
-    default: Annotated[bool, typer.Option("--default", help="Restore the default of all others.")] = False,
+    default: Annotated[
+        bool, typer.Option("--default", help="Restore the default amount of all other resources.")
+    ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
@@ -219,12 +233,12 @@ def budget(
     with open_existing(instance) as opened:
         if default:
             opened.set_peer_budget(name, None)
-        found = opened.set_peer_budget(name, amounts)
+        new_budget = opened.set_peer_budget(name, amounts)
     if as_json:
-        say_json({"certificate": name, "budget": found._asdict(), "default": DEFAULT._asdict()})
+        say_json({"certificate": name, "budget": new_budget._asdict(), "default": DEFAULT._asdict()})
         return
     table = Listing("resource", "amount", "default", right={1, 2})
-    for resource, amount in found._asdict().items():
+    for resource, amount in new_budget._asdict().items():
         table.row(resource, f"{amount:,}", f"{DEFAULT._asdict()[resource]:,}")
     Terminal().print(table)
 
@@ -234,16 +248,16 @@ def budget(
 def drop(
     operation: DropTransportCertificate, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None
 ) -> None:
-    """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
+    """Remove a certificate. The peer may not connect any more; for an own certificate its key is removed, too."""
     with open_existing(instance, keys) as opened:
         opened.run(operation)
     say(f"Certificate {operation.name} is removed.")
 
 
-def _found(opened: Instance, name: str) -> TransportCertificate:
+def _find(opened: Instance, name: str) -> TransportCertificate:
     with opened.connection() as connection:
         return run(connection, find_certificate("find", name))
 
 
-def _day(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -32,7 +32,7 @@ PAGE_SIZE = 100  # messages that are read at a time: their bodies are in memory 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Dead letters, messages that failed too often: list, look, replay (requeue), export, discard.",
+    help="Dead letters, messages that failed too often: list, show, replay (requeue), export, discard.",
 )
 
 NumbersArgument = Annotated[

@@ -1,4 +1,4 @@
-"""`servicebroker doctor`: what is wrong with an instance, or why one conversation does not go on, and what to do."""
+"""`servicebroker doctor`: finds the problems of an instance, or of one conversation, with advice for each."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def doctor(
         UUID | None, typer.Option(metavar="HANDLE", help="Diagnose this conversation; needs --database.")
     ] = None,
     database: Annotated[
-        str | None, typer.Option("--database", "-d", metavar="D", help="The broker database of the conversation.")
+        str | None, typer.Option("--database", "-d", metavar="NAME", help="The broker database of the conversation.")
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Diagnose an instance: say what is wrong and what to do; exit code 1 if something is found."""
+    """Diagnose an instance: print problems, each with what to do. Exit code 1 if there are problems."""
     if (conversation is None) != (database is None):
         raise typer.BadParameter("--conversation and --database go together")
     try:
@@ -48,12 +48,12 @@ def doctor(
                 findings = judge_instance(opened, gather(opened))
                 findings = [*judge_access(opened), *findings]
             else:
-                findings = _look_at(opened, database or "", conversation)
-            findings += judge_unseen(opened.unseen)
+                findings = _diagnose_conversation(opened, database or "", conversation)
+            findings += judge_unseen(opened.failed_queries)
             if not is_url(instance) and (lost := EmbeddedServer.lost_log(instance)) is not None:
                 findings.append(judge_log(str(lost.path), str(lost.written or "")))
             if opened.engine is RestrictedVerbs and not as_json:
-                say("Seen by a restricted role: its own queues and conversations.", error=True)
+                say("The role is restricted: doctor has read its own queues and conversations only.", error=True)
     except InstanceError as problem:
         if not is_down(instance, problem):
             raise
@@ -63,7 +63,7 @@ def doctor(
         findings += judge_disk(instance, used.free, used.total)
     problems = sum(finding.severity > Severity.NOTE for finding in findings)
     if as_json:
-        say_json({"findings": [_told(finding) for finding in findings]})
+        say_json({"findings": [_to_json(finding) for finding in findings]})
     else:
         for finding in findings:
             say_state(finding.subject, finding.severity.name.lower(), f": {finding.problem}")
@@ -73,15 +73,15 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _told(finding: Finding) -> dict[str, str]:
+def _to_json(finding: Finding) -> dict[str, str]:
     severity = finding.severity.name.lower()
     return {"subject": finding.subject, "problem": finding.problem, "advice": finding.advice, "severity": severity}
 
 
-def _look_at(opened: DiagnosedInstance, database: str, handle: UUID) -> list[Finding]:
-    gathered = gather_own_conversation if opened.engine is RestrictedVerbs else gather_conversation
-    database_id = opened.look("the database", opened.engine.find_database(database, create=False), None)
+def _diagnose_conversation(opened: DiagnosedInstance, database: str, handle: UUID) -> list[Finding]:
+    gather_facts = gather_own_conversation if opened.engine is RestrictedVerbs else gather_conversation
+    database_id = opened.query("the database", opened.engine.find_database(database, create=False), None)
     if database_id is None:
         return []
-    facts = opened.look("the conversation", gathered(database_id, handle, opened.clock()), None)
+    facts = opened.query("the conversation", gather_facts(database_id, handle, opened.clock()), None)
     return [] if facts is None else judge_conversation(facts)

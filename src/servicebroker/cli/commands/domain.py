@@ -19,7 +19,7 @@ from servicebroker.store.server_clock import system_time
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Domains: instances that trust each other by AUTHENTICATION = WINDOWS. Without one made or joined, an "
+    help="Domains: instances that trust each other by AUTHENTICATION = WINDOWS. Unless it joins another one, an "
     "instance is in the domain of the operating-system user that runs it.",
 )
 

@@ -1,4 +1,4 @@
-"""`servicebroker init`, `check`, and `instance`: a copy in a file, another instance from it, one of its own server."""
+"""`servicebroker init`, `servicebroker check`, and `servicebroker instance dump | restore | adopt`."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.home import COPY, UPGRADED, find_home, settle
 from servicebroker.store.migrations import check_known
-from servicebroker.store.migrations import mend as make_anew
+from servicebroker.store.migrations import mend as recreate_views_and_functions
 from servicebroker.store.running import execute, in_transaction, run
 from servicebroker.store.server import check_server
 
 KEEP, NEW, ERROR = "keep", "new", "error"
-LOST = {  # losses of an original
+LOST = {  # the consequence for an original that is adopted as a copy
     NEW: "all its conversations and their messages will be lost.",
     ERROR: "all its conversations will get an Error.",
 }
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="An instance as a whole.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Instances: dump, restore, adopt a copy.")
 
 
 @app.callback()
-def whole() -> None:
-    """An instance as a whole."""
+def instances() -> None:
+    """Instances: dump, restore, adopt a copy."""
 
 
 IdentifierOption = Annotated[
     str | None,
     typer.Option(
         metavar="keep|new|error",
-        help="keep: it takes the original's place, which lost nothing; error: it does, and what came after the "
-        "dump is lost (ERROR_BROKER_CONVERSATIONS); new: it stands beside the original (NEW_BROKER).",
+        help="keep: the copy replaces the original and has all its messages; error: it replaces the original, whose "
+        "later messages are lost (ERROR_BROKER_CONVERSATIONS); new: both go on (NEW_BROKER).",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -60,10 +60,12 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The copy, as
 
 def init(
     instance: InstanceOption = DEFAULT_INSTANCE,
-    database: Annotated[str | None, typer.Option(help="A broker database to create, if it is missing.")] = None,
+    database: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A broker database to create if missing.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an instance, or bring the schema of an existing one up to date."""
+    """Create an instance, or upgrade the schema of an existing one."""
     with open_instance(instance) as opened:
         if database is not None:
             opened.database(database, create=True)
@@ -81,42 +83,50 @@ def check(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the consistency of everything stored; exit code 1 if something is wrong or could not be checked."""
+    """Check the consistency of the stored data; exit code 1 if there are problems or a check has failed."""
     must_exist(instance)
     if mend:
         _settle_upgraded(instance)
         with open_existing(instance) as opened, opened.connection() as connection:
-            make_anew(connection)
+            recreate_views_and_functions(connection)
     with diagnose(instance, "servicebroker check", is_thorough=True) as diagnosed:
         report = Report({}, [])
         for part in check_parts(diagnosed.clock()):
-            report = report.joined(diagnosed.look(part.subject, part.ask(), Report({}, [])))
-        unseen = [*diagnosed.unseen]
-        is_whole = diagnosed.tell_unseen()
+            report = report.joined(diagnosed.query(part.subject, part.ask(), Report({}, [])))
+        failures = [*diagnosed.failed_queries]
+        is_complete = diagnosed.report_failed_queries()
     analyzed, findings = report
     if as_json:
-        told = {"findings": [one._asdict() for one in findings], "unseen": [one._asdict() for one in unseen]}
-        say_json({"analyzed": analyzed, **told})
+        say_json(
+            {
+                "analyzed": analyzed,
+                "findings": [finding._asdict() for finding in findings],
+                "unseen": [failure._asdict() for failure in failures],
+            }
+        )
     else:
         for finding in findings:
             say(f"Msg {finding.number}: {finding.text}")
         for kind, count in analyzed.items():
             say(f"{kind} analyzed: {count:,}.")
         say(f"{counted(len(findings), 'problem')} found.")
-    if findings or not is_whole:
+    if findings or not is_complete:
         raise typer.Exit(1)
 
 
 def _settle_upgraded(instance: str) -> None:
-    """Make the server that pg_upgrade has moved an instance to its home; who may not is refused by what follows."""
-    with _reached(instance) as url, connect(url) as connection, suppress(psycopg.errors.InsufficientPrivilege):
+    """Record the server as the instance's own, if pg_upgrade has moved the instance there.
+
+    A role without the right to do so is ignored: the next step of the command reports it.
+    """
+    with _prepared(instance) as url, connect(url) as connection, suppress(psycopg.errors.InsufficientPrivilege):
         if find_home(connection) == UPGRADED:
             settle(connection)
 
 
 @app.command()
 def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Write a consistent copy into a file: conversations, messages and your own tables. The instance may be in use."""
+    """Write a consistent copy to a file: conversations, messages and your own tables. The instance may be in use."""
     if file.exists():
         raise InstanceError(f"'{file}' exists already: name another file.")
     must_exist(instance)
@@ -131,48 +141,52 @@ def restore(
     instance: InstanceOption,
     identifier: IdentifierOption = None,
     no_privileges: Annotated[
-        bool, typer.Option("--no-privileges", help="Leave out what was granted to roles of PostgreSQL.")
+        bool, typer.Option("--no-privileges", help="Do not restore privileges of PostgreSQL roles.")
     ] = False,
 ) -> None:
     """Restore an instance from a dump, all or nothing, and adopt it. The PostgreSQL version may differ."""
-    chosen = _chosen(identifier)
+    choice = _choose_identifier(identifier)
     if not file.is_file():
         raise InstanceError(f"There is no file '{file}'.")
     archive = copies.read(file)
     check_known(archive.migrations)
-    with _place(instance) as url:
-        _check_place(instance, url, [] if no_privileges else archive.roles)
+    with _restore_target(instance) as url:
+        _check_target(instance, url, [] if no_privileges else archive.roles)
         copies.restore(archive, url, privileges=not no_privileges)
         try:
-            _adopt(instance, chosen)
+            _adopt(instance, choice)
         except Exception as problem:
             if not is_url(instance):
                 raise
             raise InstanceError(
-                f"{problem} The copy was restored, and is not adopted: mend that, and run servicebroker instance adopt "
-                "before anything uses it."
+                f"{problem} The copy was restored, but not adopted. Remove the cause, and run servicebroker instance "
+                "adopt before any program uses the copy."
             ) from problem
 
 
-def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
-    """Refuse a server that cannot hold the copy, before anything is made there."""
+def _check_target(instance: str, url: str, roles: Sequence[str]) -> None:
+    """Refuse a server that cannot hold the copy, before anything is written there.
+
+    Raises:
+        InstanceError: the server is unsuitable, has an instance already, or lacks one of the roles.
+    """
     with connect(url) as connection:
         check_server(connection, url)
-        taken = execute(
-            connection, "instance.check_place.find_schema", "select from pg_namespace where nspname = 'servicebroker'"
+        has_instance = execute(
+            connection, "instance.check_target.find_schema", "select from pg_namespace where nspname = 'servicebroker'"
         )
-        known = execute(
+        known_roles = execute(
             connection,
-            "instance.check_place.find_roles",
+            "instance.check_target.find_roles",
             "select rolname from pg_roles where rolname = any ($1)",
             list(roles),
         )
-    if taken:
-        raise InstanceError(f"There is an instance in '{instance}' already: restore into another place.")
-    if missing := sorted(set(roles).difference(name for (name,) in known)):
+    if has_instance:
+        raise InstanceError(f"There is an instance in '{instance}' already: name another --instance.")
+    if missing := sorted(set(roles).difference(name for (name,) in known_roles)):
         raise InstanceError(
-            f"The copy holds rights of roles that the server does not have: {', '.join(missing)}. Create them, or "
-            "leave out what was granted to roles with --no-privileges."
+            f"The copy has privileges of roles that the server does not have: {', '.join(missing)}. Create these "
+            "roles, or restore without privileges by --no-privileges."
         )
 
 
@@ -180,27 +194,28 @@ def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
 def adopt(
     identifier: IdentifierOption = None, yes: YesOption = False, instance: InstanceOption = DEFAULT_INSTANCE
 ) -> None:
-    """Give the rows of a restored copy transaction ids of this server. Run this before anything uses the copy."""
-    chosen = _chosen(identifier)
-    if chosen != KEEP and not yes and not _is_copy(instance):
+    """Adapt a restored copy to this server's transaction ids. Run this before any program uses the copy."""
+    choice = _choose_identifier(identifier)
+    if choice != KEEP and not yes and not _is_copy(instance):
         must_exist(instance)
         typer.confirm(
-            f"'{instance}' looks like an original, not like a copy: {LOST[chosen]} Go on?",
+            f"'{instance}' looks like an original, not like a copy: {LOST[choice]} Go on?",
             abort=True,
         )
-    _adopt(instance, chosen)
+    _adopt(instance, choice)
 
 
 def _is_copy(instance: str) -> bool:
-    """Return whether the instance is known to be a copy, by its folder here or by the server that made it."""
-    with _reached(instance) as url, connect(url) as connection:
+    """Return whether the instance is known to be a copy: another server has written it, or its folder was copied."""
+    with _prepared(instance) as url, connect(url) as connection:
         return find_home(connection) == COPY or (not is_url(instance) and EmbeddedServer.is_copy(instance))
 
 
-def _chosen(identifier: str | None) -> str:
+def _choose_identifier(identifier: str | None) -> str:
+    """Return the value of --identifier; without one, prompt for it on a terminal."""
     if identifier is None:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("say --identifier keep, new or error")
+            raise typer.BadParameter("give --identifier keep, new or error")
         identifier = str(typer.prompt("Broker identifiers: keep, new or error"))
     if identifier not in (KEEP, NEW, ERROR):
         raise typer.BadParameter("--identifier is keep, new or error")
@@ -208,10 +223,10 @@ def _chosen(identifier: str | None) -> str:
 
 
 def _adopt(instance: str, identifier: str) -> None:
-    with _reached(instance) as url, connect(url) as connection:
+    with _prepared(instance) as url, connect(url) as connection:
         run(connection, check_alone())
-        changed = in_transaction(connection, adopting(beside=identifier == NEW))
-        make_anew(connection)
+        changed_rows = in_transaction(connection, adopting(beside=identifier == NEW))
+        recreate_views_and_functions(connection)
         names = run(connection, databases())
         if not is_url(instance):
             EmbeddedServer.settle(instance)
@@ -220,13 +235,13 @@ def _adopt(instance: str, identifier: str) -> None:
             if identifier != KEEP and name != SYSTEM_DATABASE:
                 database = opened.database(name)
                 database.alter(new_broker=identifier == NEW, error_broker_conversations=identifier == ERROR)
-    say(f"The instance is adopted. Rows that got a transaction number of this server: {changed:,}.")
+    say(f"The instance is adopted. Rows that got a transaction id of this server: {changed_rows:,}.")
     say(
         {
-            KEEP: "Its broker identifiers are those of the original, which must not run any more.",
-            NEW: "Each database has another broker identifier and no conversations. If the instance has a network "
+            KEEP: "It has the broker identifiers of the original, which must not run any more.",
+            NEW: "Each database has a new broker identifier and no conversations. If the instance has a network "
             "endpoint, it is stopped: give it a port of its own before you start it.",
-            ERROR: "Every conversation has its Error; the applications begin anew.",
+            ERROR: "Every conversation has ended with an Error; the applications begin new ones.",
         }[identifier]
     )
     say("Start each Spark pipeline with a new checkpoint.")
@@ -234,7 +249,7 @@ def _adopt(instance: str, identifier: str) -> None:
 
 @contextmanager
 def _server(target: str, *, takes_copies: bool = False) -> Iterator[str]:
-    """The URL of a server that exists."""
+    """Yield the URL of an existing server; join an embedded one for the block."""
     if is_url(target):
         yield target
         return
@@ -243,8 +258,8 @@ def _server(target: str, *, takes_copies: bool = False) -> Iterator[str]:
 
 
 @contextmanager
-def _place(target: str) -> Iterator[str]:
-    """The URL of a server; in a data folder without one it is made, and unmade when the block fails."""
+def _restore_target(target: str) -> Iterator[str]:
+    """Yield the URL of the server to restore into. A missing data folder is created, and removed if the block fails."""
     if is_url(target) or EmbeddedServer.exists(target):
         with _server(target) as url:
             yield url
@@ -254,8 +269,8 @@ def _place(target: str) -> Iterator[str]:
 
 
 @contextmanager
-def _reached(target: str) -> Iterator[str]:
-    """The URL of an instance that exists, its schema up to date, without a connection that stays."""
+def _prepared(target: str) -> Iterator[str]:
+    """Yield the URL of an existing instance, which may be a copy, after upgrading its schema."""
     must_exist(target)
     with _server(target, takes_copies=True) as url:
         prepare(url, takes_copies=True)

@@ -51,7 +51,7 @@ def load(
     size: Annotated[int, typer.Option(min=TIME_BYTES, max=1 << 24, help="Bytes of each body.")] = 200,
     as_json: JsonOption = False,
 ) -> None:
-    """Send and receive for some seconds in a database of its own, and print messages per second and latency."""
+    """Measure messages per second and latency, in a temporary broker database of the instance."""
     with open_existing(instance) as opened:
         set_up(opened)
         try:

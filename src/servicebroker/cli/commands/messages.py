@@ -146,7 +146,7 @@ def end(
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """End a conversation; messages of it that were not received here are dropped."""
+    """End a conversation, and drop its messages that this side has not received."""
     if description and error is None:
         raise typer.BadParameter("it is the text of an --error", param_hint="--description")
     with open_database(instance, database) as opened:
@@ -166,7 +166,7 @@ def receive(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Receive messages of one conversation group and print them; they leave the queue."""
+    """Receive messages of one conversation group, print them, and remove them from the queue."""
     with open_database(instance, database) as opened, opened.transaction() as transaction:
         messages = transaction.receive(queue, top=top, wait=wait)
         for message in messages:
@@ -183,7 +183,7 @@ def peek(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show messages of a queue without taking them, also while it is off."""
+    """Show messages of a queue without receiving them, even while the queue is off."""
     with open_database(instance, database) as opened:
         show(queued(opened, queue, conversation, top), as_json=as_json)
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from servicebroker.pipeline.run import Run
     from servicebroker.pipeline.sinks.maintenance import Status
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Queues into tables of a warehouse, through Spark.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Pipelines: write queues to tables of a warehouse, through Spark."
+)
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline file (TOML).")]
 WATCH_INTERVAL_S = 2.0  # of status --watch

@@ -26,7 +26,7 @@ RECEIVE_WAIT_S = 2.0  # that --receive waits for the message
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Poison messages: find those that fail, look at them, end their conversation, try again.",
+    help="Poison messages: list failing messages, inspect them, end their conversation, retry.",
 )
 
 
@@ -73,7 +73,7 @@ def inspect(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show messages of a queue without taking them, also while it is off."""
+    """Show messages of a queue without receiving them, even while the queue is off."""
     with open_database(instance, database) as opened:
         messages = _received(opened, queue, conversation) if receive else queued(opened, queue, conversation, top)
     show(messages, as_json=as_json)

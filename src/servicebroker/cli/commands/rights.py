@@ -24,7 +24,7 @@ from servicebroker.store.statements import Statement, Steps
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Rights of PostgreSQL roles that may use Service Broker and nothing else.",
+    help="Rights of PostgreSQL roles that may use Service Broker only.",
 )
 
 SqlOption = Annotated[bool, typer.Option("--sql", help="Print the statements, and run none.")]

@@ -1,4 +1,4 @@
-"""`servicebroker serve`: the daemon of an instance as a process."""
+"""`servicebroker serve`: runs the daemon, which exchanges messages with other instances and starts readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ from servicebroker.cli.existing_instance import must_exist
 from servicebroker.cli.health import health_served
 from servicebroker.cli.http_server import HOST_AND_PORT, parse_address, served
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import DEFAULT_INSTANCE, HealthOption, InstanceOption, KeysOption, PatienceOption, finite
+from servicebroker.cli.options import (
+    DEFAULT_INSTANCE,
+    HealthOption,
+    InstanceOption,
+    KeysOption,
+    ShutdownTimeoutOption,
+    finite,
+)
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -43,10 +50,10 @@ from servicebroker.model.wording import shown
 from servicebroker.protocol.queue_monitor import READER_INTERVAL_S
 from servicebroker.store.connection import is_url, urls_of_hosts
 
-MOST_PROCESSES = 32
+MAX_PROCESSES = 32
 CONNECT_RETRY_S = 2.0  # between attempts to reach a database that is down at the start
 _SEVERAL_HOSTS = (
-    "The URL names several hosts: this process serves whichever takes writes, also an old primary that is back. "
+    "The URL names several hosts: this process connects to any host that accepts writes, even to a former primary. "
     "Give each daemon the URL of its own server."
 )
 
@@ -77,20 +84,20 @@ def serve(
     activation_interval: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", callback=finite, help="Seconds between the starts of two readers of a queue under load."
+            metavar="SECONDS", callback=finite, help="Seconds between the starts of readers of a queue under load."
         ),
     ] = READER_INTERVAL_S,
     alert_command: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Command to run for each queue that poison detection disables, with the event as JSON on its input.",
+            help="The command to run when poison detection disables a queue; it gets the event as JSON on its input.",
         ),
     ] = None,
     alert_webhook: Annotated[
-        str | None, typer.Option(metavar="URL", help="A URL to which the same JSON is posted.")
+        str | None, typer.Option(metavar="URL", help="The URL to which the event is posted as JSON.")
     ] = None,
-    patience: PatienceOption = shutdown.PATIENCE_S,
+    patience: ShutdownTimeoutOption = shutdown.SHUTDOWN_TIMEOUT_S,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
@@ -100,8 +107,8 @@ def serve(
         typer.Option(
             metavar="N",
             min=1,
-            max=MOST_PROCESSES,
-            help="Processes that share the conversations. Default on more than four cores: as many as the load needs.",
+            max=MAX_PROCESSES,
+            help="Processes that share the conversations. Default: 1 on up to four cores, else as the load needs.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
@@ -111,9 +118,9 @@ def serve(
     alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)
     raise_limit()
-    ending = _Ending(patience)
-    with health_served(health, lambda: ending.asked) as program:
-        while not ending.asked:
+    stopping = _Shutdown(patience)
+    with health_served(health, lambda: stopping.is_requested) as probes:
+        while not stopping.is_requested:
             try:
                 must_exist(instance)
                 with open_instance(instance, keys=keys) as opened:
@@ -124,21 +131,23 @@ def serve(
                         opened.clock,
                         listener=listener,
                         keys=opened.key_folder(),
+                        # without --processes and for 1 the load decides the number of shares (partitions); with more
+                        # processes, or on many cores, each share but the first has a process of its own
                         shares=processes if processes != 1 else None,
                         in_processes=are_many_cores() if processes is None else processes > 1,
                     )
-                    ending.daemon = daemon
-                    program.begin(opened.url)
+                    stopping.daemon = daemon
+                    probes.begin(opened.url)
                     with contextlib.ExitStack() as running:
-                        running.enter_context(_measured(opened, metrics))
+                        running.enter_context(_metrics_served(opened, metrics))
                         running.enter_context(capturing_stdout())
-                        if not ending.asked and daemon.wait_for_promotion():
+                        if not stopping.is_requested and daemon.wait_for_promotion():
                             running.enter_context(alerts(opened, alert))
                             readers = activate(
                                 opened, procedures=procedures or (), interval=activation_interval, patience=patience
                             )
-                            ending.host = running.enter_context(readers)
-                        ending.again()  # for a signal that came before daemon and host existed
+                            stopping.host = running.enter_context(readers)
+                        stopping.repeat_request()  # for a signal that came before daemon and host existed
                         gc.freeze()  # imported modules are no garbage: collections need not visit them
                         daemon.run()
                     return
@@ -146,74 +155,76 @@ def serve(
                 if not is_url(instance):
                     raise
                 _log.warning("%s It is tried again every %g seconds.", problem, CONNECT_RETRY_S)
-                ending.wait(CONNECT_RETRY_S)
+                stopping.wait(CONNECT_RETRY_S)
 
 
 @contextlib.contextmanager
-def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
-    """Serve /metrics at HOST:PORT, if it is given."""
-    if metrics is None:
+def _metrics_served(instance: Instance, address: str | None) -> Iterator[None]:
+    """Serve /metrics at HOST:PORT during the block; None: do nothing."""
+    if address is None:
         yield
         return
     from prometheus_client import make_wsgi_app  # imported here: most daemons serve no metrics
 
-    host, port = parse_address("--metrics", metrics)
+    host, port = parse_address("--metrics", address)
     instance.events.subscribe(count_event)
-    with served(make_wsgi_app(registry(instance.url)), host, port) as found:
-        _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", found)
+    with served(make_wsgi_app(registry(instance.url)), host, port) as bound_port:
+        _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", bound_port)
         yield
 
 
 def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICATE") -> NetworkEndpoint:
-    """Return the endpoint of HOST:PORT; an empty host is every address of the machine.
+    """Return the endpoint at HOST:PORT; an empty host means all interfaces.
 
     Raises:
-        BrokerError: 5837 port, 5838 authentication, 402 no HOST:PORT.
+        BrokerError: 5837 wrong port, 5838 wrong authentication, 402 `text` is not HOST:PORT.
     """
-    found = HOST_AND_PORT.fullmatch(text)
-    if found is None:
+    match = HOST_AND_PORT.fullmatch(text)
+    if match is None:
         raise BrokerError(402, "--listen", shown(text), "HOST:PORT")
-    if not LOWEST_PORT <= int(found["port"]) <= HIGHEST_PORT:
+    if not LOWEST_PORT <= int(match["port"]) <= HIGHEST_PORT:
         raise BrokerError(5837)
     if encryption.upper() not in (DISABLED, SUPPORTED, REQUIRED):
         raise BrokerError(402, "--encryption", shown(encryption), "DISABLED, SUPPORTED or REQUIRED")
     methods, certificate = parse_authentication(authentication)
     if certificate is not None:
         raise BrokerError(5838, hint="A certificate is named by ALTER ENDPOINT; --listen takes the oldest valid one.")
-    host = found["v6"] or found["host"]
-    return NetworkEndpoint(STARTED, host, int(found["port"]), encryption.upper(), authentication=methods)
+    host = match["v6"] or match["host"]
+    return NetworkEndpoint(STARTED, host, int(match["port"]), encryption.upper(), authentication=methods)
 
 
-class _Ending:
-    """Shutdown at SIGTERM and SIGINT: finish the round, tell the peers, and give calls in progress their time.
+class _Shutdown:
+    """Shutdown at SIGTERM and SIGINT, with exit code 0.
 
-    A second signal ends them at once. The process ends with code 0.
+    The first signal stops the daemon, which finishes the transaction in progress and closes its connections to peers.
+    It also stops the host of activation procedures, whose calls in progress get `timeout_s`. The second signal
+    terminates these calls.
     """
 
-    def __init__(self, patience: float) -> None:
-        self.asked = False
+    def __init__(self, timeout_s: float) -> None:
+        self.is_requested = False
         self.daemon: Daemon | None = None
         self.host: Host | None = None
-        shutdown.at_signal(self._ask, self._hurry, patience=patience)
+        shutdown.at_signal(self._request, self._terminate_now, timeout_s=timeout_s)
 
-    def again(self) -> None:
-        """Ask daemon and host to end, if a signal came before they existed."""
-        if self.asked:
-            self._ask()
+    def repeat_request(self) -> None:
+        """Stop daemon and host if a signal came before they existed."""
+        if self.is_requested:
+            self._request()
 
     def wait(self, seconds: float) -> None:
+        """Wait for some seconds, or until a signal comes."""
         end = time.monotonic() + seconds
-        while not self.asked and time.monotonic() < end:
+        while not self.is_requested and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _ask(self) -> None:
-        self.asked = True
-        for told in (self.daemon, self.host):
-            if told is not None:  # not here: the thread that was interrupted may hold a lock that this takes
-                threading.Thread(
-                    target=told.stop if isinstance(told, Daemon) else told.request_stop, daemon=True
-                ).start()
+    def _request(self) -> None:
+        self.is_requested = True
+        for part in (self.daemon, self.host):
+            if part is not None:  # in a thread: `stop` takes a lock that the interrupted main thread may hold
+                stop = part.stop if isinstance(part, Daemon) else part.request_stop
+                threading.Thread(target=stop, daemon=True).start()
 
-    def _hurry(self) -> None:
+    def _terminate_now(self) -> None:
         if self.host is not None:
             self.host.hurry()

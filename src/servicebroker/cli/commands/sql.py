@@ -51,7 +51,7 @@ def sql(
     ] = [],  # noqa: B006 # typer reads it
     as_json: JsonOption = False,
 ) -> None:
-    """Run T-SQL: a script, a text, or typed batches. Exit code 1 after an error."""
+    """Run T-SQL: a script, the text of an option, or typed batches. Exit code 1 after an error."""
     try:
         sqlcmd = Sqlcmd(variables_of(variables))
     except ValueError as wrong:

@@ -13,7 +13,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.output import say, say_json
 from servicebroker.cli.printable_text import blocks
 from servicebroker.cli.tables import Listing, Terminal, states
-from servicebroker.engine.diagnosis.history import Course, courses
+from servicebroker.engine.diagnosis.history import RateHistory, queue_histories
 from servicebroker.engine.diagnosis.peer_findings import megabytes, peer_with
 from servicebroker.engine.diagnosis.queue_counts import (
     COUNT_LIMIT,
@@ -32,19 +32,22 @@ from servicebroker.engine.security.certificate_ages import find_used_certificate
 from servicebroker.model.wording import about_instance, counted
 
 SERVICES_SHOWN = 3  # of one queue; --json has all
-PEERS_SHOWN = 20  # by bytes of incomplete messages, the most first
+PEERS_SHOWN = 20  # the peers with the most bytes of incomplete messages
 
 
 def status(
     instance: InstanceOption = DEFAULT_INSTANCE,
     statements: Annotated[
         bool,
-        typer.Option("--statements", help="Show the statements of all processes instead, the slowest in total first."),
+        typer.Option("--statements", help="Show SQL statement totals of all processes instead, by total time."),
     ] = False,
     since: Annotated[
         timedelta | None,
         typer.Option(
-            "--since", metavar="TIME", parser=span, help="Show messages in and out in the last 10min, 1h, 7d instead."
+            "--since",
+            metavar="TIME",
+            parser=span,
+            help="Show message rates over the last TIME instead, such as 10min, 1h or 7d.",
         ),
     ] = None,
     watch: Annotated[
@@ -54,7 +57,7 @@ def status(
             metavar="SECONDS",
             callback=finite,
             min=0.1,
-            help="Refresh every so many seconds.",
+            help="Refresh after this many seconds, until Ctrl-C.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -63,46 +66,46 @@ def status(
     with diagnose(instance, "servicebroker status") as opened:
         while True:
             if statements:
-                _show_statements(opened.look("statements", statement_totals(), []), as_json=as_json)
+                _show_statements(opened.query("statements", statement_totals(), []), as_json=as_json)
             elif since is not None:
-                _show_history(opened.look("the history", courses(opened.clock(), since), {}), as_json=as_json)
+                _show_history(opened.query("the history", queue_histories(opened.clock(), since), {}), as_json=as_json)
             else:
                 _show(opened, instance, as_json=as_json)
-            is_whole = opened.tell_unseen()
+            is_complete = opened.report_failed_queries()
             if watch is None:
                 break
             time.sleep(watch)
             if not as_json:
                 Terminal().clear()
-    if not is_whole:
+    if not is_complete:
         raise typer.Exit(1)
 
 
 def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     """Show the current state of the instance."""
     now = opened.clock()
-    queues = opened.look("queues", queue_statuses(), [])
-    waiting = opened.look("the transmission queue", transmission_status(), Backlog(0, None, ""))
-    serving = opened.look("processes of the daemon", processes(), [])
-    links = opened.look("connections", connections(), [])
-    refused = opened.look("refusals", refusals(), [])
-    mirrors = opened.look("the role of the server", is_standby(), False)
-    unfinished = opened.look("unfinished messages", sum_by_peer(PEERS_SHOWN), [])
-    used = opened.look("certificates", find_used_certificates(now), [])
+    queues = opened.query("queues", queue_statuses(), [])
+    waiting = opened.query("the transmission queue", transmission_status(), Backlog(0, None, ""))
+    serving = opened.query("processes of the daemon", processes(), [])
+    links = opened.query("connections", connections(), [])
+    refused = opened.query("refusals", refusals(), [])
+    on_standby = opened.query("the role of the server", is_standby(), False)
+    unfinished = opened.query("unfinished messages", sum_by_peer(PEERS_SHOWN), [])
+    used = opened.query("certificates", find_used_certificates(now), [])
     expiring = [certificate for certificate in used if certificate.is_expiring(now)]
     if as_json:
-        told = {
-            "is_standby": mirrors,
+        document = {
+            "is_standby": on_standby,
             "queues": [queue._asdict() for queue in queues],
             "transmission_queue": waiting._asdict(),
             "processes": [process._asdict() for process in serving],
             "connections": [link._asdict() for link in links],
             "refused_connections": [refusal._asdict() for refusal in refused],
-            "unfinished_messages": [begun._asdict() for begun in unfinished],
+            "unfinished_messages": [of_peer._asdict() for of_peer in unfinished],
             "expiring_certificates": [certificate._asdict() for certificate in expiring],
-            "unseen": [one._asdict() for one in opened.unseen],
+            "unseen": [failure._asdict() for failure in opened.failed_queries],
         }
-        say_json(told)
+        say_json(document)
         return
     table = Listing(
         *("queue", "services", "messages", "oldest", "conversations"), right=(2, 3), title=f"Queues of {instance}"
@@ -110,22 +113,22 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     for queue in queues:
         table.row(
             f"{queue.database}.{queue.queue}",
-            _some(queue.services),
+            _shorten_services(queue.services),
             f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
             _age(queue.oldest, now),
             states(queue.conversations),
         )
     if queues:
         Terminal().print(table)
-    elif not any(one.subject == "queues" for one in opened.unseen):
+    elif not any(failure.subject == "queues" for failure in opened.failed_queries):
         say("No queues yet.")
-    if mirrors:
-        say("This server is a standby. What connects and what runs is known to its primary only: ask there.")
+    if on_standby:
+        say("This server is a standby. Only its primary knows connections and processes: run status there.")
     if waiting.messages:
         delayed = f"{counted(waiting.delayed, 'is', 'are')} delayed (servicebroker delayed list); "
         say(
             f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
-            f"{delayed if waiting.delayed else ''}the oldest because: {about_instance(waiting.status)}"
+            f"{delayed if waiting.delayed else ''}reason of the oldest: {about_instance(waiting.status)}"
         )
     if serving:
         say(f"Served by {counted(len(serving), 'process', 'processes')}: {', '.join(map(_process, serving))}")
@@ -135,19 +138,23 @@ def _show(opened: DiagnosedInstance, instance: str, *, as_json: bool) -> None:
     for refusal in refused:
         why = f"{refusal.number}, the last from {refusal.last_peer}: {refusal.text or 'see servicebroker doctor.'}"
         say(f"{counted(refusal.times, 'connection')} refused with {why}")
-    for begun in unfinished:
+    for of_peer in unfinished:
         say(
-            f"Not complete of {peer_with(begun.owner)}: {counted(begun.messages, 'message')} of "
-            f"{counted(begun.conversations, 'conversation')}, {megabytes(begun.bytes)} MB, "
-            f"the last of it {_age(begun.last_time, now)} ago"
+            f"Incomplete messages from {peer_with(of_peer.owner)}: {of_peer.messages:,} in "
+            f"{counted(of_peer.conversations, 'conversation')}, {megabytes(of_peer.bytes)} MB, "
+            f"the last part {_age(of_peer.last_time, now)} ago"
         )
-    for old in expiring:
-        over = "has expired" if old.expires <= now else "expires"
-        where = f" of {old.user} in {old.database}" if old.database else ""
-        say(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
+    for certificate in expiring:
+        expires = "has expired" if certificate.expires <= now else "expires"
+        owner = f" of {certificate.user} in {certificate.database}" if certificate.database else ""
+        say(
+            f"Certificate {certificate.name}{owner} {expires} on {certificate.expires:%Y-%m-%d}: "
+            "see servicebroker doctor."
+        )
 
 
 def _process(process: ProcessStatus) -> str:
+    """Return a process of the daemon in words: its id, memory, and how often it was replaced."""
     memory = [] if process.memory is None else [f"{process.memory >> 20} MB"]
     replaced = [f"replaced {counted(process.replaced, 'time')}"] if process.replaced else []
     return f"{process.process_id} ({', '.join(memory + replaced)})" if memory or replaced else str(process.process_id)
@@ -158,7 +165,7 @@ def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
         say_json({"statements": [total._asdict() for total in totals]})
         return
     if not totals:
-        say("No statements yet: a process adds what it has run every half minute.")
+        say("No statements yet: each process reports its totals every 30 s.")
         return
     table = Listing("statement", "calls", "seconds", "ms each", right=(1, 2, 3))
     for total in totals:
@@ -167,44 +174,50 @@ def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
     Terminal().print(table)
 
 
-def _show_history(found: dict[tuple[str, str], Course], *, as_json: bool) -> None:
-    """Show the history of each queue; in JSON by the names of the metrics."""
+def _show_history(histories: dict[tuple[str, str], RateHistory], *, as_json: bool) -> None:
+    """Show the history of each queue, by (database, queue). JSON uses the names of the metrics.
+
+    The queue '' is the transmission queue.
+    """
     if as_json:
-        told = [
+        rows = [
             {
                 "database": database,
                 "queue": queue,
-                "since": course.since,
-                "seconds": course.width,
-                "servicebroker_enqueued_messages_per_second": course.came,
-                "servicebroker_dequeued_messages_per_second": course.left,
-                "servicebroker_queue_messages": course.depths,
+                "since": history.since,
+                "seconds": history.part_s,
+                "servicebroker_enqueued_messages_per_second": history.rates_in,
+                "servicebroker_dequeued_messages_per_second": history.rates_out,
+                "servicebroker_queue_messages": history.depths,
             }
-            for (database, queue), course in found.items()
+            for (database, queue), history in histories.items()
         ]
-        say_json({"history": told})
+        say_json({"history": rows})
         return
-    if not found:
-        say("No history yet: a process that has the instance open, or serves it, writes it.")
+    if not histories:
+        say("No history yet: applications and the daemon write it while they have the instance open.")
         return
-    table = Listing("queue", "in", "out", "most at once", right=(1, 2, 3))
+    table = Listing("queue", "in", "out", "peak depth", right=(1, 2, 3))
     table.add_column("in, by time", no_wrap=True)
-    for (database, queue), course in found.items():
-        came, left = (round(sum(rate or 0.0 for rate in rates) * course.width) for rates in (course.came, course.left))
-        most = max((depth for depth in course.depths if depth is not None), default=0)
-        name = f"{database}.{queue}" if queue else "on the way"
-        table.row(name, f"{came:,}", f"{left:,}", f"{most:,}", blocks(course.came))
+    for (database, queue), history in histories.items():
+        added, removed = (
+            round(sum(rate or 0.0 for rate in rates) * history.part_s)
+            for rates in (history.rates_in, history.rates_out)
+        )
+        peak = max((depth for depth in history.depths if depth is not None), default=0)
+        name = f"{database}.{queue}" if queue else "(transmission queue)"
+        table.row(name, f"{added:,}", f"{removed:,}", f"{peak:,}", blocks(history.rates_in))
     Terminal().print(table)
 
 
-def _some(services: list[str]) -> list[str]:
-    """Return the first services, and how many more there are."""
+def _shorten_services(services: list[str]) -> list[str]:
+    """Return the first services, and the number of the others."""
     more = len(services) - SERVICES_SHOWN
     return services if more <= 1 else [*services[:SERVICES_SHOWN], f"and {more:,} more"]
 
 
 def _age(since: datetime | None, now: datetime) -> str:
-    """Return the time since then, in the largest unit that fits."""
+    """Return how long ago `since` was, in the largest unit that fits; '' for None."""
     if since is None:
         return ""
     seconds = max(0, int((now - since).total_seconds()))

@@ -1,4 +1,4 @@
-"""`servicebroker trail`: the life of conversations, written while it happens."""
+"""`servicebroker trail`: an optional event log of conversations, written in the transactions that change them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.model.wording import counted
 from servicebroker.store.running import in_transaction, run
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Trails: a log of what happens to conversations.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Trails: event logs of conversations.")
 
-_LOCK_TIMEOUT_S = 30.0  # to lock each table for a moment
+_LOCK_TIMEOUT_S = 30.0  # to get a short lock on each table; transactions that use the table hold it up
 
 
 @app.command()
@@ -36,23 +36,25 @@ def on(
     share: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="A share of the conversations, 0 to 1. Default: all, but 0 with --conversation."
+            min=0.0,
+            max=1.0,
+            help="The sampled fraction of conversations, 0 to 1. Default: 1, or 0 with --conversation alone.",
         ),
     ] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
-    """Write a trail: of all conversations, of those of some services, of a share of them, or of some conversations."""
+    """Record the events of all conversations, or of those that the options choose."""
     if share is None:
         share = 0.0 if conversation and not service else 1.0
     with open_existing(instance) as opened:
         _switch(opened, TrailSettings(True, share, service or [], conversation or []))
         with opened.connection() as connection:
-            say(_said(run(connection, trail.settings())))
+            say(_describe(run(connection, trail.settings())))
 
 
 @app.command()
 def off(instance: InstanceOption = DEFAULT_INSTANCE) -> None:
-    """Stop writing trails. Written ones are kept for their time."""
+    """Stop recording events. Recorded events stay until their retention time ends."""
     with open_existing(instance) as opened:
         _switch(opened, TrailSettings(False, 1.0, [], []))
     say("The trail is off.")
@@ -60,10 +62,10 @@ def off(instance: InstanceOption = DEFAULT_INSTANCE) -> None:
 
 @app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
-    """Show which conversations have a trail."""
+    """Show which conversations are recorded."""
     with open_existing(instance) as opened, opened.connection() as connection:
-        found = run(connection, trail.settings())
-    say_json(found._asdict()) if as_json else say(_said(found))
+        settings = run(connection, trail.settings())
+    say_json(settings._asdict()) if as_json else say(_describe(settings))
 
 
 @app.command()
@@ -72,7 +74,7 @@ def show(
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the trail of a conversation."""
+    """Show the recorded events of a conversation."""
     with open_existing(instance) as opened, opened.connection() as connection:
         events = run(connection, trail.life(conversation))
         settings = run(connection, trail.settings())
@@ -80,65 +82,68 @@ def show(
         say_json({"events": [event._asdict() for event in events]})
         return
     for event in events:
-        where = f"{event.at:%Y-%m-%d %H:%M:%S.%f} UTC {event.handle}"
-        say(f"{where} {told(event)} [transaction {event.transaction}]")
+        time_and_side = f"{event.at:%Y-%m-%d %H:%M:%S.%f} UTC {event.handle}"
+        say(f"{time_and_side} {describe_event(event)} [transaction {event.transaction}]")
     if not events:
-        say(f"The trail has no event of it. {_said(settings)}")
+        say(f"The trail has no event of this conversation. {_describe(settings)}")
 
 
 def record_conversation(opened: Instance, handle: UUID) -> None:
-    """Record the events of a conversation, in addition to what is recorded already.
+    """Record the events of one more conversation.
 
     Raises:
         BrokerError: 8426 no such conversation.
     """
     with opened.connection() as connection:
-        wanted = run(connection, trail.with_conversation(handle))
-    _switch(opened, wanted)
+        settings = run(connection, trail.with_conversation(handle))
+    _switch(opened, settings)
 
 
-def told(event: Event) -> str:
+def describe_event(event: Event) -> str:
     """Return an event in words."""
-    happened = trail.EVENT_WORDS.get(event.what, event.what)
+    kind = trail.EVENT_WORDS.get(event.what, event.what)
     if event.messages:
-        which = f"message {event.first}"
+        messages = f"message {event.first}"
         if event.last != event.first:
-            which = f"{counted(event.messages, 'message')}, {event.first} to {event.last}"
-        kind = f" of type {event.message_type}" if event.message_type else ""
-        return f"{which}{kind}: {happened}" + (f", {event.detail}" if event.detail else "")
+            messages = f"{counted(event.messages, 'message')}, {event.first} to {event.last}"
+        of_type = f" of type {event.message_type}" if event.message_type else ""
+        return f"{messages}{of_type}: {kind}" + (f", {event.detail}" if event.detail else "")
     if event.what == "S":
         before, _, after = event.detail.partition(" ")
         return f"state {before} -> {after}"
     if event.what == "T":
-        return f"timer set for {event.detail}" if event.detail else "timer fired, or was taken away"
-    return f"{happened} {event.detail}".rstrip() if event.what == "M" else f"{happened}, state {event.detail}"
+        return f"timer set for {event.detail}" if event.detail else "timer fired, or was cancelled"
+    return f"{kind} {event.detail}".rstrip() if event.what == "M" else f"{kind}, state {event.detail}"
 
 
-def _said(settings: TrailSettings) -> str:
+def _describe(settings: TrailSettings) -> str:
+    """Return in words whether the trail is on, and which conversations it records."""
     if not settings.is_on:
         return "The trail is off."
-    share = "every conversation" if settings.share == 1 else f"a share of {settings.share:g} of the conversations"
-    told = [f"{share} of {', '.join(settings.services)}" if settings.services else share] if settings.share else []
-    told += [f"conversation {handle}" for handle in settings.conversations]
-    return f"The trail is on: {', '.join(told) or 'of nothing'}."
+    fraction = "every conversation" if settings.share == 1 else f"{settings.share * 100:g} % of the conversations"
+    recorded = []
+    if settings.share:
+        recorded.append(f"{fraction} of {', '.join(settings.services)}" if settings.services else fraction)
+    recorded += [f"conversation {handle}" for handle in settings.conversations]
+    return f"The trail is on: {', '.join(recorded) or 'no conversation'}."
 
 
-def _switch(opened: Instance, wanted: TrailSettings) -> None:
-    """Store the settings, and change the tables one after the other; each waits for current writers."""
+def _switch(opened: Instance, settings: TrailSettings) -> None:
+    """Store the settings, then change the tables one after the other. Each change waits for a short lock."""
     with opened.connection() as connection:
-        in_transaction(connection, trail.switch(wanted))
+        in_transaction(connection, trail.switch(settings))
         statements = run(connection, trail.partitions(opened.clock()))
         statements += [change.statement for change in run(connection, trail.changes())]
         for statement in statements:
-            ends = time.monotonic() + _LOCK_TIMEOUT_S
+            deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while True:
                 try:
                     in_transaction(connection, trail.briefly(statement))
                     break
                 except psycopg.errors.LockNotAvailable:
-                    if time.monotonic() > ends:
+                    if time.monotonic() > deadline:
                         raise InstanceError(
                             f"An open transaction has used a table for more than {_LOCK_TIMEOUT_S:.0f} s (see "
-                            "servicebroker doctor). When it ends, the instance's upkeep completes this change."
+                            "servicebroker doctor). When it ends, the instance's maintenance completes this change."
                         ) from None
                     time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""`servicebroker certificate ... --database DB`: the certificates of users, for secure conversations.
+"""`servicebroker certificate ... --database NAME`: certificates of users, for dialog security.
 
-What importing one takes besides, the user, its binding or its permission, is made in the same command.
+Importing a peer's certificate also creates its user, the remote service binding and the permission, if asked for.
 """
 
 from __future__ import annotations
@@ -27,29 +27,39 @@ from servicebroker.model.security.dialog_security import choose
 from servicebroker.operations.certificates import CreateCertificate
 from servicebroker.store.running import run
 
-PASSWORD = "SERVICEBROKER_MASTER_KEY_PASSWORD"  # the name of the variable
+PASSWORD_VARIABLE = "SERVICEBROKER_MASTER_KEY_PASSWORD"
 
 DatabaseOption = Annotated[
-    str | None, typer.Option("--database", help="A certificate of a user of this database, for secure conversations.")
+    str | None,
+    typer.Option("--database", metavar="NAME", help="Certificates of users of this database, for dialog security."),
 ]
-UserOption = Annotated[str | None, typer.Option("--user", help="Whose it is; made when it is missing. Default: dbo.")]
+UserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--user", metavar="NAME", help="The user that owns the certificate; created if missing. Default: dbo."
+    ),
+]
 
 
 class Row(NamedTuple):
-    """A listed certificate. `is_used`: this is the one that is used, if the user has several."""
+    """A row of `certificate list`.
+
+    `owner` is a user, this instance, or a peer. `is_own`: the private key is here. `is_used`: of the owner's
+    certificates, new conversations or connections use this one. `by_password`: a password encrypts its private key.
+    """
 
     name: str
-    whose: str
+    owner: str
     is_own: bool
     is_used: bool
     by_password: bool
     facts: Facts
 
-    def told(self) -> dict[str, object]:
-        """Return the result as JSON values, for programs."""
+    def to_json(self) -> dict[str, object]:
+        """Return the row as values for JSON."""
         return {
             "name": self.name,
-            "of": self.whose,
+            "of": self.owner,
             "is_own": self.is_own,
             "is_used": self.is_used,
             "by_password": self.by_password,
@@ -61,29 +71,42 @@ class Row(NamedTuple):
 
 
 def listed(opened: Instance, database: str) -> list[Row]:
-    """The certificates of the users of a database, by user and name."""
+    """Return the certificates of the users of a database, ordered by user and name."""
     broker_database = opened.database(database)
     with opened.connection() as connection:
-        found = run(connection, find_certificates_by_user(broker_database.database_id))
+        certificates_by_user = run(connection, find_certificates_by_user(broker_database.database_id))
     now, rows = opened.clock(), []
-    for user, certificates in found.items():
+    for user, certificates in certificates_by_user.items():
         used = choose(certificates, now)
         for certificate in certificates:
-            own, locked = certificate.key.encryption != NONE, certificate.key.encryption == BY_PASSWORD
-            rows.append(Row(certificate.name, f"user {user}", own, certificate == used, locked, certificate.facts))
+            encryption = certificate.key.encryption
+            rows.append(
+                Row(
+                    certificate.name,
+                    f"user {user}",
+                    is_own=encryption != NONE,
+                    is_used=certificate == used,
+                    by_password=encryption == BY_PASSWORD,
+                    facts=certificate.facts,
+                )
+            )
     return rows
 
 
 def create_master_key(opened: Instance, database: str) -> None:
-    """Make the master key of a database; its password comes from the environment, or is asked for."""
-    password = os.environ.get(PASSWORD)
+    """Create the master key of a database. Its password comes from the environment, else from a prompt."""
+    password = os.environ.get(PASSWORD_VARIABLE)
     if password is None:
         password = typer.prompt("Password of the master key", hide_input=True, confirmation_prompt=True)
     opened.database(database).create_master_key(password)
 
 
 def create(opened: Instance, database: str, operation: CreateCertificate) -> UserCertificate:
-    """Make a certificate of a user, with its private key under the master key of the database."""
+    """Create a certificate of a user. The master key of the database encrypts its private key.
+
+    Raises:
+        BrokerError: 15581 the database has no master key.
+    """
     broker_database = opened.database(database)
     ensure_user(broker_database, operation.authorization)
     try:
@@ -99,14 +122,20 @@ def create(opened: Instance, database: str, operation: CreateCertificate) -> Use
 def import_(
     opened: Instance, database: str, name: str, file: Path, user: str | None, to_service: str | None, send: str | None
 ) -> UserCertificate:
-    """Import a peer's certificate for the user that stands for the peer here.
+    """Import a peer's certificate for the local user as which the peer acts.
 
-    `to_service` is the remote service that has it, and gets a remote service binding; `send` is a service of ours to
-    which it may send.
+    Args:
+        opened: the instance.
+        database: the broker database of the user.
+        name: the name of the certificate.
+        file: the exported certificate.
+        user: the local user; created if it is missing.
+        to_service: the remote service of the peer, bound to the user by a remote service binding.
+        send: a local service to which the user gets SEND.
     """
     broker_database = opened.database(database)
     if user is None:
-        raise BrokerError(402, "--user", "missing", "the user that stands for the peer", hint="Any name that is free.")
+        raise BrokerError(402, "--user", "missing", "the user as which the peer acts", hint="Use any unused name.")
     ensure_user(broker_database, user)
     broker_database.create_certificate(name, authorization=user, file=file)
     if to_service is not None:
@@ -117,17 +146,17 @@ def import_(
 
 
 def find(broker_database: Database, name: str) -> UserCertificate:
-    """The certificate of that name.
+    """Return the certificate with this name.
 
     Raises:
-        BrokerError: 15151 there is none.
+        BrokerError: 15151 there is no such certificate.
     """
     with broker_database.instance.connection() as connection:
         return run(connection, find_certificate("find", broker_database.database_id, name))
 
 
 def ensure_user(broker_database: Database, user: str | None) -> None:
-    """The user; made, without a login, when it is missing."""
+    """Create the user, without a login, if it is missing. None does nothing."""
     if user is None:
         return
     try:

@@ -1,9 +1,9 @@
-"""`servicebroker watch`: one queue or one conversation, look after look, a line for each."""
+"""`servicebroker watch`: polls one queue or one conversation, and prints a line for each poll."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
@@ -23,7 +23,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import STATE_WORDS
 from servicebroker.model.wording import counted
 
-INTERVAL_S = 2.0  # between two looks: the counters of a server lag by up to a second
+INTERVAL_S = 2.0  # between two polls: the counters of a server lag by up to a second
 
 
 def watch(
@@ -40,11 +40,11 @@ def watch(
             metavar="SECONDS",
             callback=finite,
             min=0.1,
-            help="Seconds between two polls.",
+            help="Seconds between polls.",
         ),
     ] = INTERVAL_S,
     until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when the queue is empty, or the conversation is over.")
+        bool, typer.Option("--until-empty", help="End when the queue is empty, or the conversation has ended.")
     ] = False,
     instance: InstanceOption = DEFAULT_INSTANCE,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each poll.")] = False,
@@ -52,27 +52,27 @@ def watch(
     """Watch a queue (depth, age, rates, failures) or a conversation (states, and why it waits) until Ctrl-C."""
     handle = _handle(target)
     with diagnose(instance, "servicebroker watch") as opened:
-        database_id = opened.look("the database", opened.engine.find_database(database, create=False), None)
+        database_id = opened.query("the database", opened.engine.find_database(database, create=False), None)
         if database_id is None:
-            opened.tell_unseen()
+            opened.report_failed_queries()
             raise typer.Exit(1)
         watched: _Queue | _Conversation
         if handle is not None:
             watched = _Conversation(opened, database_id, handle)
         else:
-            found = opened.look("the queue", find_queue_now("find", database_id, target), None)
-            if found is None:
-                opened.tell_unseen()
+            queue = opened.query("the queue", find_queue_now("find", database_id, target), None)
+            if queue is None:
+                opened.report_failed_queries()
                 raise typer.Exit(1)
-            watched = _Queue(opened, found.queue_id, database, ".".join(names.split_queue_name(target)))
+            watched = _Queue(opened, queue.queue_id, database, ".".join(names.split_queue_name(target)))
         while True:
-            told, sentence, is_over = watched.look()
-            opened.tell_unseen()
+            poll = watched.poll()
+            opened.report_failed_queries()
             if as_json:
-                say_json({"time": opened.clock(), **told})
-            elif sentence:
-                say(f"{opened.clock():%H:%M:%S} {sentence}")
-            if is_over and until_empty:
+                say_json({"time": opened.clock(), **poll.figures})
+            elif poll.sentence:
+                say(f"{opened.clock():%H:%M:%S} {poll.sentence}")
+            if poll.is_over and until_empty:
                 return
             time.sleep(every)
 
@@ -85,98 +85,112 @@ def _handle(target: str) -> UUID | None:
         return None
 
 
+class _Poll(NamedTuple):
+    """The result of one poll: its figures for --json, and the line to print, '' for none.
+
+    `is_over`: the queue is empty, or the conversation has ended.
+    """
+
+    figures: dict[str, Any]
+    sentence: str
+    is_over: bool
+
+
 class _Queue:
-    """A queue, with the counters of the look before."""
+    """A queue, with its counters at the previous poll."""
 
     def __init__(self, opened: DiagnosedInstance, queue_id: int, database: str, name: str) -> None:
         self._opened = opened
         self._queue_id = queue_id
         self._database = database
         self._name = name  # with its schema
-        self._before: tuple[float, float, float] | None = None  # the time, messages that came, messages that left
+        self._previous: tuple[float, float, float] | None = None  # time in seconds, messages added, messages removed
 
-    def look(self) -> tuple[dict[str, Any], str, bool]:
-        """Return the queue's figures, a sentence with them, and True if it is empty.
-
-        A figure that could not be seen is None, and such a queue does not count as empty.
-        """
-        queue_id, name, look = self._queue_id, self._name, self._opened.look
-        seen = look("the queue", dashboard_queries.queue_look(self._database, name), None)
-        depths = look("its messages", queue_depths([queue_id]), None)
+    def poll(self) -> _Poll:
+        """Query the queue. A figure whose query failed is None; without a depth the queue does not count as empty."""
+        queue_id, name, query = self._queue_id, self._name, self._opened.query
+        details = query("the queue", dashboard_queries.queue_look(self._database, name), None)
+        depths = query("its messages", queue_depths([queue_id]), None)
         depth = None if depths is None else depths.get(queue_id, Depth(0, None))
-        came, left = self._rates()
-        is_on, failing, dead = (None, None, None) if seen is None else (seen.is_on, seen.failing, seen.set_aside)
+        in_rate, out_rate = self._rates()
+        is_on, failing, dead_letters = (
+            (None, None, None) if details is None else (details.is_on, details.failing, details.set_aside)
+        )
         oldest = None if depth is None else depth.oldest
-        told = {
+        figures = {
             "queue": name,
             "is_on": is_on,
             "messages": None if depth is None else depth.messages,
             "oldest": oldest,
-            "in_per_second": came,
-            "out_per_second": left,
+            "in_per_second": in_rate,
+            "out_per_second": out_rate,
             "failing": failing,
-            "dead_letters": dead,
+            "dead_letters": dead_letters,
         }
         parts = ["OFF"] if is_on is False else []
-        parts.append(_many(depth))
+        parts.append(_describe_depth(depth))
         if oldest is not None:
             age = max(0, int((self._opened.clock() - oldest).total_seconds()))
             parts.append(f"the oldest for {age} s")
-        if came is not None and left is not None:
-            parts.append(f"in {came:,.1f}/s, out {left:,.1f}/s")
+        if in_rate is not None and out_rate is not None:
+            parts.append(f"in {in_rate:,.1f}/s, out {out_rate:,.1f}/s")
         if failing:
             parts.append(f"{failing} failing")
-        if dead:
-            parts.append(counted(dead, "dead letter"))
-        return told, f"{name}: {', '.join(parts)}", depth is not None and not depth.messages
+        if dead_letters:
+            parts.append(counted(dead_letters, "dead letter"))
+        return _Poll(figures, f"{name}: {', '.join(parts)}", depth is not None and not depth.messages)
 
     def _rates(self) -> tuple[float | None, float | None]:
-        """Return messages in and out per second since the look before; None at the first look."""
+        """Return messages in and out per second since the previous poll; None at the first poll."""
         now = time.monotonic()
-        flows = self._opened.look("counters", message_flows(), [])
+        flows = self._opened.query("counters", message_flows(), [])
         if not flows:
             return None, None
         key = (self._database.lower(), self._name.lower())
-        came, left = (
-            sum(value for labels, value in counter.values if tuple(one.lower() for one in labels) == key)
+        added, removed = (
+            sum(value for labels, value in counter.values if tuple(label.lower() for label in labels) == key)
             for counter in flows[:2]
         )
-        before, self._before = self._before, (now, came, left)
-        if before is None:
+        previous, self._previous = self._previous, (now, added, removed)
+        if previous is None:
             return None, None
-        passed = max(now - before[0], 1e-3)
-        return max(0.0, came - before[1]) / passed, max(0.0, left - before[2]) / passed
+        elapsed_s = max(now - previous[0], 1e-3)
+        return max(0.0, added - previous[1]) / elapsed_s, max(0.0, removed - previous[2]) / elapsed_s
 
 
-def _many(depth: Depth | None) -> str:
+def _describe_depth(depth: Depth | None) -> str:
     """Return the number of messages in words."""
     if depth is None:
-        return "messages not seen"
+        return "number of messages unknown"
     return f"over {COUNT_LIMIT:,} messages" if depth.messages >= COUNT_LIMIT else counted(depth.messages, "message")
 
 
 class _Conversation:
-    """A conversation, as seen at the look before."""
+    """A conversation, with its sentence at the previous poll."""
 
     def __init__(self, opened: DiagnosedInstance, database_id: int, handle: UUID) -> None:
         self._opened = opened
         self._database_id = database_id
         self._handle = handle
-        self._before = ""
+        self._previous = ""
 
-    def look(self) -> tuple[dict[str, Any], str, bool]:
-        """Return the conversation's state, a sentence if it has changed, and True if the conversation is over."""
+    def poll(self) -> _Poll:
+        """Query the conversation and the reasons why it waits. The sentence is '' if nothing has changed."""
         try:
-            side = self._opened.look("the conversation", dashboard_queries.endpoint(self._handle), None)
-        except BrokerError as gone:
-            return {"conversation_handle": self._handle, "state": None, "findings": []}, f"{gone.text}", True
+            side = self._opened.query("the conversation", dashboard_queries.endpoint(self._handle), None)
+        except BrokerError as unknown_handle:
+            return _Poll(
+                {"conversation_handle": self._handle, "state": None, "findings": []}, unknown_handle.text, True
+            )
         if side is None:
-            return {}, "", False
+            return _Poll({}, "", False)
         now = self._opened.clock()
-        facts = self._opened.look("why", gather_conversation(self._database_id, self._handle, now), None)
+        facts = self._opened.query(
+            "facts about the conversation", gather_conversation(self._database_id, self._handle, now), None
+        )
         findings = [] if facts is None else judge_conversation(facts)
         problems = [f"{finding.subject}: {finding.problem}" for finding in findings]
-        told = {
+        figures = {
             "conversation_handle": self._handle,
             "state": side.state,
             "sent": side.send_sequence,
@@ -184,8 +198,8 @@ class _Conversation:
             "findings": problems,
         }
         role = "initiator" if side.is_initiator else "target"
-        words = f"{role} {side.service} with {side.far_service}: {STATE_WORDS[side.state]}"
-        sentence = " ".join([f"{words}.", *problems])
-        is_changed = sentence != self._before
-        self._before = sentence
-        return told, sentence if is_changed else "", side.state == "CD"
+        state = f"{role} {side.service} with {side.far_service}: {STATE_WORDS[side.state]}."
+        sentence = " ".join([state, *problems])
+        is_changed = sentence != self._previous
+        self._previous = sentence
+        return _Poll(figures, sentence if is_changed else "", side.state == "CD")

@@ -1,4 +1,4 @@
-"""`servicebroker worker`: runs the workers of a module, in threads or as tasks, in one process or several."""
+"""`servicebroker worker`: runs the workers of a module, in threads or as asyncio tasks, in one process or several."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from servicebroker.cli.options import (
     HealthOption,
     InstanceOption,
     KeysOption,
-    PatienceOption,
+    ShutdownTimeoutOption,
 )
-from servicebroker.cli.programs import POLL_S, Running, end
+from servicebroker.cli.programs import POLL_S, ProcessGroup, end
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.workers import Worker
 from servicebroker.store.connection import is_url
 
-_SPARE_CONNECTIONS = 4  # beside those of readers
-_UNWATCHED = {"__pycache__", "node_modules", "site-packages"}  # folders, beside those that begin with a dot
+_SPARE_CONNECTIONS = 4  # beside one for each running handler
+_UNWATCHED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}  # beside those that begin with a dot
 
 _log = logging.getLogger("servicebroker.worker")
 
@@ -51,14 +51,14 @@ def worker(
     concurrency: Annotated[
         int,
         typer.Option(
-            min=1, help="Messages of each worker at a time, in each process; a worker may have its own number."
+            min=1, help="Messages of each worker at a time, in each process, unless the worker has its own number."
         ),
     ] = 4,
     processes: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a Python file below this folder changes.")
     ] = False,
-    patience: PatienceOption = shutdown.PATIENCE_S,
+    patience: ShutdownTimeoutOption = shutdown.SHUTDOWN_TIMEOUT_S,
     keys: KeysOption = None,
     health: HealthOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
@@ -66,31 +66,31 @@ def worker(
     """Run the workers of a module until SIGTERM or Ctrl-C; messages in progress are finished."""
     log_to_standard_error(as_json=as_json)
     must_exist(instance)
-    over = threading.Event()
+    stop_requested = threading.Event()
     if processes > 1 or reload:
-        hurries = threading.Event()
-        shutdown.at_signal(over.set, hurries.set, patience=patience)
+        kill_requested = threading.Event()
+        shutdown.at_signal(stop_requested.set, kill_requested.set, timeout_s=patience)
         if not reload:
-            find_workers(target)
-        with health_served(health, over.is_set) as program:
-            _supervise(target, processes, patience, over, hurries, program, instance, reloads=reload)
+            find_workers(target)  # raises an error in this process, before children are started
+        with health_served(health, stop_requested.is_set) as probes:
+            _supervise(target, processes, patience, stop_requested, kill_requested, probes, instance, reloads=reload)
         return
     workers = find_workers(target)
-    shutdown.at_signal(over.set, shutdown.kill_all, patience=patience)
-    connections = sum(reader.concurrency or concurrency for reader in workers) + _SPARE_CONNECTIONS
-    with health_served(health, over.is_set) as program:
+    shutdown.at_signal(stop_requested.set, shutdown.kill_all, timeout_s=patience)
+    connections = sum(worker.concurrency or concurrency for worker in workers) + _SPARE_CONNECTIONS
+    with health_served(health, stop_requested.is_set) as probes:
         if workers[0].is_async:
-            opening = AsyncInstance(instance, connections=connections, keys=keys)
-            asyncio.run(_run_async(opening, database, workers, concurrency, over, program))
+            unopened = AsyncInstance(instance, connections=connections, keys=keys)
+            asyncio.run(_run_async(unopened, database, workers, concurrency, stop_requested, probes))
             return
         with (
             Instance(instance, connections=connections, keys=keys) as opened,
             opened.database(database).working(*workers, concurrency=concurrency),
         ):
-            _tell(workers, database, concurrency)
-            program.begin(opened.url)
-            over.wait()
-            _log.info("Ending: what is in progress is finished first.")
+            _log_start(workers, database, concurrency)
+            probes.begin(opened.url)
+            stop_requested.wait()
+            _log.info("Stopping after the messages in progress.")
 
 
 async def _run_async(
@@ -98,111 +98,119 @@ async def _run_async(
     database: str,
     workers: list[Worker],
     concurrency: int,
-    over: threading.Event,
-    program: Health,
+    stop_requested: threading.Event,
+    probes: Health,
 ) -> None:
     async with instance as opened:
-        found = await opened.database(database)
-        async with found.working(*workers, concurrency=concurrency):
-            _tell(workers, database, concurrency)
-            program.begin(opened.url)
-            while not over.is_set():  # a signal sets it, from outside of the loop
-                program.beat()
+        broker_database = await opened.database(database)
+        async with broker_database.working(*workers, concurrency=concurrency):
+            _log_start(workers, database, concurrency)
+            probes.begin(opened.url)
+            while not stop_requested.is_set():  # polled: a signal handler sets it, outside of the event loop
+                probes.record_heartbeat()
                 await asyncio.sleep(POLL_S)
-            _log.info("Ending: what is in progress is finished first.")
+            _log.info("Stopping after the messages in progress.")
 
 
-def _tell(workers: list[Worker], database: str, concurrency: int) -> None:
-    for reader in workers:
-        rate = f", at most {reader.rate}" if reader.rate else ""
-        _log.info("Reading %s of %s, %d at a time%s.", reader.queue, database, reader.concurrency or concurrency, rate)
+def _log_start(workers: list[Worker], database: str, concurrency: int) -> None:
+    for worker in workers:
+        rate = f", at most {worker.rate}" if worker.rate else ""
+        _log.info("Reading %s of %s, %d at a time%s.", worker.queue, database, worker.concurrency or concurrency, rate)
 
 
 def find_workers(target: str) -> list[Worker]:
-    """Return the worker of `module:name`, or all workers of a module. A module may be given by its file.
+    """Return the worker `module:name`, or all workers of a module. The module may be the path of a .py file.
 
     Raises:
-        InstanceError: there is none, or the module cannot be imported.
+        InstanceError: there is no such worker, or the module cannot be imported.
     """
-    place, _, name = target.partition(":")
-    module = _imported(place)
-    found = {key: value for key, value in vars(module).items() if isinstance(value, Worker)}
-    if name and name not in found:
-        near = get_close_matches(name, found, 1) or list(found)
-        has = f"Did you mean '{near[0]}'?" if near else 'Make one there: stock = servicebroker.Worker("StockQueue").'
-        raise InstanceError(f"The module '{place}' has no worker '{name}'. {has}")
-    workers = [found[name]] if name else list(dict.fromkeys(found.values()))
+    module_or_file, _, name = target.partition(":")
+    module = _import(module_or_file)
+    workers_by_name = {key: value for key, value in vars(module).items() if isinstance(value, Worker)}
+    if name and name not in workers_by_name:
+        similar = get_close_matches(name, workers_by_name, 1) or list(workers_by_name)
+        advice = (
+            f"Did you mean '{similar[0]}'?"
+            if similar
+            else 'Make one there: stock = servicebroker.Worker("StockQueue").'
+        )
+        raise InstanceError(f"The module '{module_or_file}' has no worker '{name}'. {advice}")
+    workers = [workers_by_name[name]] if name else list(dict.fromkeys(workers_by_name.values()))
     if not workers:
         raise InstanceError(
-            f"The module '{place}' has no worker. Make one there: stock = servicebroker.Worker(\"StockQueue\")."
+            f"The module '{module_or_file}' has no worker. "
+            'Make one there: stock = servicebroker.Worker("StockQueue").'
         )
-    if len({reader.is_async for reader in workers}) > 1:
+    if len({worker.is_async for worker in workers}) > 1:
         raise InstanceError(
-            f"The module '{place}' has workers of both forms, async def and def: run each by name, {place}:NAME."
+            f"The module '{module_or_file}' has workers of both forms, async def and def: run each by name, "
+            f"{module_or_file}:NAME."
         )
     return workers
 
 
-def _imported(place: str) -> ModuleType:
-    path = Path(place)
-    folder, module = (path.absolute().parent, path.stem) if path.suffix == ".py" else (Path.cwd(), place)
+def _import(module_or_file: str) -> ModuleType:
+    path = Path(module_or_file)
+    folder, module = (path.absolute().parent, path.stem) if path.suffix == ".py" else (Path.cwd(), module_or_file)
     sys.path.insert(0, str(folder))
     try:
         return import_module(module)
     except Exception as problem:
         if isinstance(problem, ModuleNotFoundError) and problem.name == module:
             raise InstanceError(f"There is no module '{module}' in '{folder}'.") from None
-        raise InstanceError(f"'{place}' cannot be imported ({type(problem).__name__}: {problem}).") from problem
+        raise InstanceError(
+            f"'{module_or_file}' cannot be imported ({type(problem).__name__}: {problem})."
+        ) from problem
 
 
 def _supervise(
     target: str,
     processes: int,
-    patience: float,
-    over: threading.Event,
-    hurries: threading.Event,
-    program: Health,
+    timeout_s: float,
+    stop_requested: threading.Event,
+    kill_requested: threading.Event,
+    probes: Health,
     instance: str,
     *,
     reloads: bool,
 ) -> None:
-    """Keep `processes` processes running, each a worker with the same options; restart them when a file changes."""
-    command = [sys.executable, "-m", "servicebroker.cli.main", *_options_of_a_process(), "--processes", "1"]
-    program.begin(instance if is_url(instance) else None)
-    while not over.is_set():
-        running = Running(f"The worker {target}", command, {HEALTH_VARIABLE: ""}, processes, processes)
-        program.is_working = partial(_runs, running, processes)
-        before = dict(_changed()) if reloads else {}
+    """Keep `processes` child processes running, each with this command's options. Restart them when a file changes."""
+    command = [sys.executable, "-m", "servicebroker.cli.main", *_child_options(), "--processes", "1"]
+    probes.begin(instance if is_url(instance) else None)
+    while not stop_requested.is_set():
+        children = ProcessGroup(f"The worker {target}", command, {HEALTH_VARIABLE: ""}, processes, processes)
+        probes.is_working = partial(_are_all_running, children, processes)
+        files_at_start = dict(_file_times()) if reloads else {}
         try:
-            while not over.is_set() and not (reloads and dict(_changed()) != before):
-                running.mind()
-                program.beat()
-                over.wait(POLL_S)
+            while not stop_requested.is_set() and not (reloads and dict(_file_times()) != files_at_start):
+                children.update()
+                probes.record_heartbeat()
+                stop_requested.wait(POLL_S)
         finally:
-            end([running], patience, hurries.is_set)
-        if not over.is_set():
+            end([children], timeout_s, kill_requested.is_set)
+        if not stop_requested.is_set():
             _log.info("A file has changed: the worker %s restarts.", target)
 
 
-def _options_of_a_process() -> list[str]:
-    """Return this command's options for a child process: only the parent watches files and answers probes."""
-    given, options = iter(sys.argv[1:]), []
-    for argument in given:
+def _child_options() -> list[str]:
+    """Return this command's arguments for a child, without --reload and --health: only the parent needs these."""
+    arguments, options = iter(sys.argv[1:]), []
+    for argument in arguments:
         if argument == "--health":
-            next(given, None)  # its value
+            next(arguments, None)  # skip its value
         elif argument != "--reload" and not argument.startswith("--health="):
             options.append(argument)
     return options
 
 
-def _runs(program: Running, processes: int) -> bool:
-    return program.count == processes
+def _are_all_running(children: ProcessGroup, processes: int) -> bool:
+    return children.count == processes
 
 
-def _changed() -> Iterator[tuple[str, int]]:
-    """Yield the Python files below this folder with their times of change."""
+def _file_times() -> Iterator[tuple[str, int]]:
+    """Yield the path and the modification time, in nanoseconds, of each Python file below the current folder."""
     for folder, folders, files in os.walk("."):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNWATCHED]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNWATCHED_FOLDERS]
         for name in files:
             if name.endswith(".py"):
                 path = os.path.join(folder, name)

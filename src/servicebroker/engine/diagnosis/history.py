@@ -19,30 +19,30 @@ SQL = SqlFile(__file__)
 
 SAMPLE_INTERVAL_S = 10.0  # seconds between two samples
 RETENTION: Final = {10: timedelta(hours=1), 60: timedelta(days=1), 600: timedelta(days=30)}  # by step, in seconds
-MAX_PARTS = 60  # of a course that is longer than as many samples
+MAX_PARTS = 60  # of a history; a shorter one has a part for each sample
 _SAMPLED_QUEUES = 1000  # queues of one sample, those with the most changes; the others follow later
 
 
-class Course(NamedTuple):
-    """The rates of a queue, from `since` on, in equal parts of `width` seconds.
+class RateHistory(NamedTuple):
+    """The rates of one queue, or of all queues, from `since` on, in equal parts of `part_s` seconds.
 
-    `came` and `left` are messages per second in each part; None in a part without samples. `depths` is the highest
-    depth in each.
+    `rates_in` and `rates_out` have the messages per second of each part, and `depths` its highest depth. A part
+    without samples has None in each.
     """
 
     since: datetime
-    width: float
-    came: list[float | None]
-    left: list[float | None]
+    part_s: float
+    rates_in: list[float | None]
+    rates_out: list[float | None]
     depths: list[int | None]
 
 
 class Change(NamedTuple):
-    """The changes in one part: messages in and out, the highest depth, and the depth at its end."""
+    """The changes of a queue in one part: messages in and out, the highest depth, and the depth at its end."""
 
     part: int
-    came: int
-    left: int
+    added: int
+    removed: int
     peak: int
     messages: int
 
@@ -75,14 +75,16 @@ def sample() -> Steps[None]:
         yield SQL("sample.forget", (kept_step, at - kept))
 
 
-def courses(now: datetime, span: timedelta, queue_id: int | None = None) -> Steps[dict[tuple[str, str], Course]]:
+def queue_histories(
+    now: datetime, span: timedelta, queue_id: int | None = None
+) -> Steps[dict[tuple[str, str], RateHistory]]:
     """Return the rates of the last `span`, by database and `schema.name`, of all queues with samples.
 
     The transmission queue has two empty names; with `queue_id` only that queue is returned.
     """
     period = _Period.of(now, span)
     rows = yield Statement(
-        "history.courses",
+        "history.queue_histories",
         f"{_CHANGES} select coalesce(d.name, ''), coalesce(q.schema_name || '.' || q.name, ''), c.part, "
         "sum(c.came)::bigint, sum(c.departed)::bigint, max(c.peak), (array_agg(c.messages order by c.at desc))[1] "
         "from changes c left join servicebroker.queues q using (queue_id) "
@@ -91,17 +93,20 @@ def courses(now: datetime, span: timedelta, queue_id: int | None = None) -> Step
         (*period.read, queue_id),
     )
     watched = yield from _watched(period)
-    found: dict[tuple[str, str], list[Change]] = {}
+    changes_by_queue: dict[tuple[str, str], list[Change]] = {}
     for database, queue, *change in rows:
-        found.setdefault((database, queue), []).append(Change(*change))
-    return {name: course(period.since, period.width, period.parts, watched, some) for name, some in found.items()}
+        changes_by_queue.setdefault((database, queue), []).append(Change(*change))
+    return {
+        name: history_of(period.since, period.part_s, period.parts, watched, changes)
+        for name, changes in changes_by_queue.items()
+    }
 
 
-def whole_course(now: datetime, span: timedelta) -> Steps[Course]:
+def total_history(now: datetime, span: timedelta) -> Steps[RateHistory]:
     """Return the rates of all queues of applications together."""
     period = _Period.of(now, span)
     rows = yield Statement(
-        "history.whole_course",
+        "history.total_history",
         f"{_CHANGES}, parts as (select part, sum(came) as came, sum(departed) as departed, "
         "sum(sum(more)) over (order by part) as messages "
         f"from changes where queue_id <> {TRANSMISSION_QUEUE} group by 1) "
@@ -111,7 +116,7 @@ def whole_course(now: datetime, span: timedelta) -> Steps[Course]:
         (*period.read, None),
     )
     watched = yield from _watched(period)
-    return course(period.since, period.width, period.parts, watched, [Change(*row) for row in rows])
+    return history_of(period.since, period.part_s, period.parts, watched, [Change(*row) for row in rows])
 
 
 # One row per sample of a queue, with the changes since the sample before; part -1 is the state before $1.
@@ -136,52 +141,54 @@ _CHANGES = (
 
 
 class _Period(NamedTuple):
-    """`parts` parts of `width` seconds from `since` on, for which samples of that step are read."""
+    """`parts` parts of `part_s` seconds, from `since` on. The samples that are read are `step` seconds apart."""
 
     since: datetime
-    width: float
+    part_s: float
     parts: int
     step: int
 
     @classmethod
     def of(cls, now: datetime, span: timedelta) -> _Period:
         parts = max(1, min(MAX_PARTS, int(span.total_seconds() / SAMPLE_INTERVAL_S)))
-        width = span.total_seconds() / parts
+        part_s = span.total_seconds() / parts
         fine = [step for step, kept in RETENTION.items() if kept >= span] or [max(RETENTION)]
-        return cls(now - span, width, parts, max([fine[0], *(step for step in fine if step <= width)]))
+        return cls(now - span, part_s, parts, max([fine[0], *(step for step in fine if step <= part_s)]))
 
     @property
     def read(self) -> tuple[datetime, int, datetime, float]:
         """The parameters of the statement; the last but one is the time from which finer samples are read, too."""
-        recent = self.since + timedelta(seconds=self.width * self.parts - 2 * self.step)
-        return self.since, self.step, recent, self.width
+        recent = self.since + timedelta(seconds=self.part_s * self.parts - 2 * self.step)
+        return self.since, self.step, recent, self.part_s
 
 
 def _watched(period: _Period) -> Steps[frozenset[int]]:
     """Return the parts that have samples."""
     rows = yield SQL("watched", period.read)
     # a sample covers the time since the one before: several parts, if those are shorter than the step
-    reach = max(1, round(period.step / period.width))
+    reach = max(1, round(period.step / period.part_s))
     return frozenset(part - back for (part,) in rows for back in range(reach))
 
 
-def course(since: datetime, width: float, parts: int, watched: Collection[int], changes: Iterable[Change]) -> Course:
-    """Return the course of these changes; `watched` are the parts that have samples."""
+def history_of(
+    since: datetime, part_s: float, parts: int, watched: Collection[int], changes: Iterable[Change]
+) -> RateHistory:
+    """Return the history with these changes. `watched` are the parts that have samples; part -1 is before `since`."""
     by_part = {change.part: change for change in changes}
-    there = by_part[-1].messages if -1 in by_part else None
-    came: list[float | None] = []
-    left: list[float | None] = []
+    depth = by_part[-1].messages if -1 in by_part else None
+    rates_in: list[float | None] = []
+    rates_out: list[float | None] = []
     depths: list[int | None] = []
     for part in range(parts):
         change = by_part.get(part)
         if change is not None:
-            came.append(change.came / width)
-            left.append(change.left / width)
+            rates_in.append(change.added / part_s)
+            rates_out.append(change.removed / part_s)
             depths.append(change.peak)
-            there = change.messages
+            depth = change.messages
         else:
-            known = part in watched
-            came.append(0.0 if known else None)
-            left.append(0.0 if known else None)
-            depths.append(there if known else None)
-    return Course(since, width, came, left, depths)
+            is_watched = part in watched
+            rates_in.append(0.0 if is_watched else None)
+            rates_out.append(0.0 if is_watched else None)
+            depths.append(depth if is_watched else None)
+    return RateHistory(since, part_s, rates_in, rates_out, depths)

@@ -21,7 +21,7 @@ def demo(
     ] = Path("demo-data"),
     as_json: JsonOption = False,
 ) -> None:
-    """Send every line of a file as a message and land them in a Delta table through Spark, exactly once."""
+    """Send every line of a file as a message, and write them to a Delta table through Spark, exactly once."""
     from servicebroker.cli.commands.demo.run import run_demo, say_nothing, show  # Spark takes a second to import
 
     try:

@@ -1,4 +1,4 @@
-"""The course of a queue and a conversation's timeline, from changes and events, and how they are drawn."""
+"""The history of a queue and a conversation's timeline, from changes and events, and how they are drawn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import servicebroker
 from servicebroker.cli.printable_text import blocks
 from servicebroker.dashboard.charts import VIEW_HEIGHT, VIEW_WIDTH, depth_chart, flow_chart, spark
 from servicebroker.dashboard.statement_names import VERBS, readable
-from servicebroker.dashboard.timeline import drawn
-from servicebroker.engine.diagnosis.history import Change, Course, course
+from servicebroker.dashboard.timeline import timeline_rows
+from servicebroker.engine.diagnosis.history import Change, RateHistory, history_of
 from servicebroker.engine.diagnosis.trail import Event
 from servicebroker.model.names import END_DIALOG
 
@@ -22,16 +22,16 @@ SINCE = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def test_rates_are_of_parts_and_depths_go_on() -> None:
-    found = course(SINCE, 10.0, 5, {1, 2, 3}, [Change(-1, 0, 0, 9, 4), Change(2, 30, 20, 25, 14)])
-    assert found.came == [None, 0.0, 3.0, 0.0, None]
-    assert found.left == [None, 0.0, 2.0, 0.0, None]
+    found = history_of(SINCE, 10.0, 5, {1, 2, 3}, [Change(-1, 0, 0, 9, 4), Change(2, 30, 20, 25, 14)])
+    assert found.rates_in == [None, 0.0, 3.0, 0.0, None]
+    assert found.rates_out == [None, 0.0, 2.0, 0.0, None]
     assert found.depths == [None, 4, 25, 14, None]
 
 
 def test_what_nobody_has_watched_is_not_known() -> None:
-    found = course(SINCE, 10.0, 3, {0, 1, 2}, [])
+    found = history_of(SINCE, 10.0, 3, {0, 1, 2}, [])
     assert found.depths == [None, None, None]
-    assert found.came == [0.0, 0.0, 0.0]
+    assert found.rates_in == [0.0, 0.0, 0.0]
 
 
 def test_a_chart_has_gaps_and_stays_within_its_frame() -> None:
@@ -47,13 +47,13 @@ def test_a_chart_has_gaps_and_stays_within_its_frame() -> None:
     ("highest", "top"), [(0.0, 1), (0.3, 1), (1, 1), (1.5, 2), (3, 5), (7, 10), (10, 10), (10.1, 20), (999, 1000)]
 )
 def test_an_axis_ends_at_a_round_number(highest: float, top: float) -> None:
-    chart = flow_chart(Course(SINCE, 600.0, [0.0, highest, None], [0.0, None, None], [None] * 3))
+    chart = flow_chart(RateHistory(SINCE, 600.0, [0.0, highest, None], [0.0, None, None], [None] * 3))
     assert chart.top == top
 
 
 def test_a_chart_has_the_times_of_its_axis_and_all_values() -> None:
-    course_ = Course(SINCE, 600.0, [1.0, None], [2.0, 0.5], [7, None])
-    chart = flow_chart(course_)
+    history = RateHistory(SINCE, 600.0, [1.0, None], [2.0, 0.5], [7, None])
+    chart = flow_chart(history)
     assert [at.minute for at in chart.times] == [0, 5, 10, 15, 20]
     told = json.loads(chart.values)
     assert (told["since"], told["width"]) == (SINCE.timestamp(), 600)
@@ -61,7 +61,7 @@ def test_a_chart_has_the_times_of_its_axis_and_all_values() -> None:
         "In per second": [1.0, None],
         "Out per second": [2.0, 0.5],
     }
-    assert [line["values"] for line in json.loads(depth_chart(course_).values)["lines"]] == [[7, None]]
+    assert [line["values"] for line in json.loads(depth_chart(history).values)["lines"]] == [[7, None]]
 
 
 NEAR, FAR = UUID(int=1), UUID(int=2)
@@ -77,7 +77,7 @@ NEAR, FAR = UUID(int=1), UUID(int=2)
         (NEAR, "S", "CO DI", None, (True, "", "conversing \u2192 disconnected inbound", False)),
         (NEAR, "S", "CO ER", None, (True, "", "conversing \u2192 error", True)),
         (NEAR, "B", "SO", None, (True, "", "began, started outbound", False)),
-        (NEAR, "T", "", None, (True, "", "timer fired, or was taken away", False)),
+        (NEAR, "T", "", None, (True, "", "timer fired, or was cancelled", False)),
     ],
 )
 def test_how_events_stand_in_a_timeline(
@@ -88,8 +88,8 @@ def test_how_events_stand_in_a_timeline(
         Event(SINCE + timedelta(seconds=second), 7, handle, what, *numbers, message_type or "", detail)
         for second in (0, 2)
     )
-    rows = drawn([first, second], NEAR)
-    assert [(row.is_near, row.arrow, row.text, row.is_failure) for row in rows] == [shown] * 2
+    rows = timeline_rows([first, second], NEAR)
+    assert [(row.is_this_side, row.arrow, row.text, row.is_failure) for row in rows] == [shown] * 2
     assert [row.pause_s for row in rows] == [None, 2.0]
 
 
