@@ -201,7 +201,7 @@ class ActivatedSession(Instance):
             self._settle()
 
     def _settle(self) -> None:
-        self.own.ahead.clear()
+        self.own.queued.clear()
         self.roll_back()
         release_group_locks(self.own)
 

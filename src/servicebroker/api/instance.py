@@ -326,8 +326,8 @@ class Instance(Network, Rights):
         assert self._pool is not None
         if self._process != forked.process_id:
             return
-        connection.ahead.clear()  # an interruption may have left a BEGIN there
-        connection.waiting.verbs = None
+        connection.queued.clear()  # an interruption may have left a BEGIN there
+        connection.pending.verbs = None
         left = connection if session_locks.may_keep_locks(connection) else self._pool.keep(connection)
         if left is not None:
             self._put(self._pool, left)

@@ -89,12 +89,12 @@ class PostgresStore(Store):
         """Run a transaction: BEGIN travels with the first statement, and COMMIT waits for the disk only if it must."""
         connection, self._must_last, self._is_beside = self._connection, False, False
         self._answers = {}
-        connection.ahead.append(QueuedCommand(b"begin"))
+        connection.queued.append(QueuedCommand(b"begin"))
         try:
             yield
             run_command(connection, b"commit" if self._must_last else b"set local synchronous_commit = off; commit")
         except BaseException:
-            connection.ahead.clear()
+            connection.queued.clear()
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 connection.rollback()
             raise

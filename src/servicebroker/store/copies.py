@@ -1,7 +1,7 @@
-"""Dump an instance into a file, and restore it, with PostgreSQL's own programs of the embedded server.
+"""Dump an instance into a file, and restore it, with pg_dump, pg_restore and psql of the embedded server.
 
-A dump works for other versions of PostgreSQL: pg_restore's script goes to psql without the setting that servers before
-17 do not know. A restore is one transaction.
+A restore is one transaction. A dump can be restored into another version of PostgreSQL: `restore` removes SET
+transaction_timeout from the script, because servers before 17 refuse it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from servicebroker.store.cluster import programs
 
 _GRANTS = re.compile(r"\d+; \d+ \d+ (DEFAULT )?ACL ")
 _STATEMENT = re.compile(r"GRANT |REVOKE |ALTER DEFAULT PRIVILEGES |(SET|RESET) SESSION AUTHORIZATION\b")
-# lock functions depend on the database: `store/lock_functions.py` grants them when the copy is adopted
+# rights on these functions are not restored: `servicebroker instance adopt`, which makes the copy an instance of its
+# own, grants them (`store/lock_functions.py`)
 _LOCK_FUNCTION = re.compile(r" ON FUNCTION pg_catalog\.pg_(try_)?advisory_\w+\(integer, integer\) ")
 _NAME = r'("(?:[^"]|"")+"|[^\s";]+)'
 _ROLES = re.compile(
@@ -31,7 +32,7 @@ _HEADER_LINES = 40  # lines that may contain the setting
 
 
 class Archive(NamedTuple):
-    """A dump that pg_dump has written.
+    """A file of pg_dump with an instance.
 
     Attributes:
         migrations: the numbers of the schema's migrations.
@@ -82,33 +83,36 @@ def read(file: Path) -> Archive:
 def restore(archive: Archive, url: str, *, privileges: bool) -> None:
     """Restore a dump into an empty PostgreSQL database, in one transaction.
 
-    Without `privileges` grants to roles are left out; the rights of public are restored.
+    Without `privileges`, grants to roles are skipped. Grants to PUBLIC are restored.
 
     Raises:
         InstanceError: it failed, and nothing was restored.
     """
-    grants = [one for one in archive.grants if privileges or not (_roles(one) or one.startswith("RESET SESSION"))]
-    quiet = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-", f"--dbname={url}")
-    script = [str(programs() / "pg_restore"), "--no-owner", "--no-privileges", "--file=-", str(archive.file)]
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as answered:
-        reading = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=said)
-        making = subprocess.Popen(
-            [programs() / "psql", *quiet], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=answered
+    grants = [
+        grant for grant in archive.grants if privileges or not (_roles(grant) or grant.startswith("RESET SESSION"))
+    ]
+    options = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file=-", f"--dbname={url}")
+    command = [str(programs() / "pg_restore"), "--no-owner", "--no-privileges", "--file=-", str(archive.file)]
+    with tempfile.TemporaryFile() as restore_errors, tempfile.TemporaryFile() as psql_errors:
+        pg_restore = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=restore_errors)
+        psql = subprocess.Popen(
+            [programs() / "psql", *options], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=psql_errors
         )
-        assert reading.stdout is not None
-        assert making.stdin is not None
-        with reading, making, suppress(BrokenPipeError), making.stdin as statements:
+        assert pg_restore.stdout is not None
+        assert psql.stdin is not None
+        with pg_restore, psql, suppress(BrokenPipeError), psql.stdin as statements:
             statements.write(b"BEGIN;\n")
-            _copy(reading.stdout, statements)
-            if not reading.wait():  # a truncated script is never committed
-                statements.write("".join(f"{one}\n" for one in (*grants, "COMMIT;")).encode())
-        for program, done, errors in (("psql", making, answered), ("pg_restore", reading, said)):
-            if done.returncode:
+            _copy(pg_restore.stdout, statements)
+            if not pg_restore.wait():  # a truncated script is never committed
+                statements.write("".join(f"{statement}\n" for statement in (*grants, "COMMIT;")).encode())
+        for name, process, errors in (("psql", psql, psql_errors), ("pg_restore", pg_restore, restore_errors)):
+            if process.returncode:
                 errors.seek(0)
-                raise InstanceError(f"{program} failed, and nothing was restored: {_gist(errors.read().decode())}")
+                raise InstanceError(f"{name} failed, and nothing was restored: {_one_line(errors.read().decode())}")
 
 
 def _copy(script: IO[bytes], statements: IO[bytes]) -> None:
+    """Copy a script, without the setting that servers before 17 do not know."""
     for _ in range(_HEADER_LINES):
         line = script.readline()
         if line == _UNKNOWN_BEFORE_17:
@@ -118,17 +122,17 @@ def _copy(script: IO[bytes], statements: IO[bytes]) -> None:
 
 
 def _roles(grant: str) -> list[str]:
-    """Return the roles that a statement about rights names, except PUBLIC."""
-    found = _ROLES.findall(grant)
-    return [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in found if name != "PUBLIC"]
+    """Return the roles in a statement that grants or revokes rights, except PUBLIC."""
+    names = _ROLES.findall(grant)
+    return [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in names if name != "PUBLIC"]
 
 
 def _script(file: Path, entries: Sequence[str]) -> str:
-    """Return the script of these entries of a dump's list."""
-    with tempfile.NamedTemporaryFile("w", suffix=".list") as chosen:
-        chosen.write("".join(f"{entry}\n" for entry in entries))
-        chosen.flush()
-        return _run("pg_restore", "--no-owner", f"--use-list={chosen.name}", "--file=-", str(file))
+    """Return the SQL of some entries of the dump's table of contents."""
+    with tempfile.NamedTemporaryFile("w", suffix=".list") as list_file:
+        list_file.write("".join(f"{entry}\n" for entry in entries))
+        list_file.flush()
+        return _run("pg_restore", "--no-owner", f"--use-list={list_file.name}", "--file=-", str(file))
 
 
 def _run(program: str, *arguments: str) -> str:
@@ -137,13 +141,13 @@ def _run(program: str, *arguments: str) -> str:
     Raises:
         InstanceError: it failed.
     """
-    done = subprocess.run(
+    result = subprocess.run(
         [programs() / program, *arguments], capture_output=True, text=True, errors="replace", check=False
     )
-    if done.returncode:
-        raise InstanceError(f"{program} failed: {_gist(done.stderr)}")
-    return done.stdout
+    if result.returncode:
+        raise InstanceError(f"{program} failed: {_one_line(result.stderr)}")
+    return result.stdout
 
 
-def _gist(errors: str) -> str:
+def _one_line(errors: str) -> str:
     return " ".join(errors.split())

@@ -1,7 +1,9 @@
-"""Prepared statements on our own connections, without the driver's cursors, which cost as much as a short statement.
+"""Prepared statements on connections of servicebroker, without cursors of the driver.
 
-The driver's own protocol steps do the communication, so Ctrl-C and lost connections behave as with a cursor. The steps
-are generators: a blocking connection runs them, and an asyncio connection (aio/direct.py) does.
+A cursor costs as much time as a short statement.
+
+The driver's protocol steps do the communication, so Ctrl-C and lost connections behave as with a cursor. The steps are
+generators, which both a blocking connection and an asyncio connection (aio/direct.py) can run.
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ T = TypeVar("T")
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 POLL_INTERVAL_S = 0.1  # seconds, the driver's default
-_MAX_SPARE_S = 60.0  # seconds that a connection stays at hand before its pool sees it, which replaces old ones
+_MAX_SPARE_S = 60.0  # seconds until a spare connection returns to its pool, which checks it and replaces old ones
 SPOIL_COMMAND = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
 _MAX_PREPARED = 500  # on each connection
-_MAX_SEEN = 5000  # hashes of statements that were run once
+_MAX_REMEMBERED = 5000  # hashes of statements that were run once
 
 
 class QueuedCommand(NamedTuple):
     """A deferred BEGIN or COMMIT, sent with the next statement.
 
-    `done` is called when a COMMIT has succeeded; it is sent only once. Without `done` the command is a BEGIN. It is
-    sent before each next statement until it succeeds, so that no statement runs outside of the transaction.
+    A COMMIT has `done`, which is called when it has succeeded. A COMMIT is sent only once. A BEGIN has no `done`. If it
+    fails, it is sent again with the next statement, so that no statement runs outside of the transaction.
     """
 
     command: bytes
@@ -60,13 +62,18 @@ class QueuedCommand(NamedTuple):
 
 @dataclass
 class PendingVerbs:
-    """Deferred verbs of a connection: they run before its next statement, whichever code runs that."""
+    """Deferred verbs (SEND, ...) of a connection, which run before its next statement, also one of the application."""
 
     verbs: Callable[[], Steps[None]] | None = None
 
 
 class DescribedRows(NamedTuple):
-    """The result of a statement; `columns` is None if it returns no rows. `touched` rows were returned or changed."""
+    """The result of a statement.
+
+    Attributes:
+        columns: the names of the columns; None for a statement without a result set.
+        touched: the number of rows that were returned or changed.
+    """
 
     columns: tuple[str, ...] | None
     rows: list[Row]
@@ -76,20 +83,20 @@ class DescribedRows(NamedTuple):
 class PreparedStatements:
     """The prepared statements of a connection, run after its deferred commands and verbs."""
 
-    def __init__(self, ahead: list[QueuedCommand], waiting: PendingVerbs) -> None:
-        self._ahead = ahead
-        self._waiting = waiting
+    def __init__(self, queued: list[QueuedCommand], pending: PendingVerbs) -> None:
+        self._queued = queued
+        self._pending = pending
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
-        self._seen: set[int] = set()
-        self._made = 0
-        self._transformer: Any = None  # cached, since it remembers how to load each type
+        self._remembered: set[int] = set()
+        self._last_number = 0
+        self._transformer: Any = None  # cached, because it caches the loaders of types
 
     def steps(
         self, connection: AnyConnection, sql: str, parameters: tuple[object, ...], then: bytes = b""
     ) -> PQGen[list[Row]]:
-        """Return protocol steps for a statement with $1, $2, ..., prepared at its first use; they return its rows.
+        """Return protocol steps that run a statement with $1, $2, ..., and return its rows.
 
-        `then` is a command that is sent right after it.
+        The statement is prepared at its first use. `then` is a command that is sent with it, to run after it.
         """
         result, transformer = yield from self._result_steps(connection, sql, parameters, then)
         if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
@@ -99,10 +106,10 @@ class PreparedStatements:
     def described_steps(
         self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]
     ) -> PQGen[DescribedRows]:
-        """Run a statement that is prepared at its second use; return column names and row count, too.
+        """Return protocol steps that run a statement, and return its rows, column names and row count.
 
-        Most statements of a long script occur once. Times that Python cannot represent are an error here: they are
-        values of the application.
+        The statement is prepared at its second use, because most statements of a long script occur once. A time that
+        Python cannot represent raises an error, because it is a value of the application.
         """
         result, transformer = yield from self._result_steps(connection, sql, parameters, is_rare=True)
         count = result.command_tuples or 0
@@ -112,30 +119,30 @@ class PreparedStatements:
         return DescribedRows(columns, transformer.load_rows(0, result.ntuples, tuple), count)
 
     def before(self, connection: AnyConnection) -> PQGen[None]:
-        """Return protocol steps for everything that is deferred until the next statement."""
-        yield from self._verbs_that_wait(connection)
-        yield from ahead_steps(connection, self._ahead)
+        """Return protocol steps that run the deferred verbs and commands."""
+        yield from self._pending_steps(connection)
+        yield from queued_steps(connection, self._queued)
 
-    def _verbs_that_wait(self, connection: AnyConnection) -> PQGen[None]:
-        """Run deferred verbs. If one is refused, or they are interrupted, the transaction can no longer commit."""
-        if self._waiting.verbs is None:
+    def _pending_steps(self, connection: AnyConnection) -> PQGen[None]:
+        """Run the deferred verbs. If a verb fails, or the verbs are interrupted, the transaction can only roll back."""
+        if self._pending.verbs is None:
             return
-        verbs, self._waiting.verbs, was_cut = self._waiting.verbs(), None, True
+        verbs, self._pending.verbs, was_interrupted = self._pending.verbs(), None, True
         try:
             statement = next(verbs)
             while True:
                 statement = verbs.send((yield from self._counted(connection, statement)))
         except StopIteration:
-            was_cut = False
+            was_interrupted = False
         except Exception:
-            was_cut = False
+            was_interrupted = False
             if connection.pgconn.transaction_status == TransactionStatus.INTRANS:
                 with contextlib.suppress(psycopg.Error):
                     yield from command_steps(connection, SPOIL_COMMAND.encode())
             raise
         finally:
-            if was_cut:
-                self._waiting.verbs = _spoil
+            if was_interrupted:
+                self._pending.verbs = _spoil
 
     def _counted(self, connection: AnyConnection, statement: Statement) -> PQGen[list[Row]]:
         counts, began = counts_of(connection), perf_counter()
@@ -153,12 +160,12 @@ class PreparedStatements:
         *,
         is_rare: bool = False,
     ) -> PQGen[tuple[PGresult, Any]]:
-        if self._waiting.verbs is not None:
-            yield from self._verbs_that_wait(connection)
+        if self._pending.verbs is not None:
+            yield from self._pending_steps(connection)
         transformer = self._transformer = self._transformer or Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types = tuple(transformer.types or ())
-        begins = bool(self._ahead)
+        begins = bool(self._queued)
         try:
             result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
         except psycopg.errors.InvalidSqlStatementName:  # the application ran DISCARD ALL
@@ -172,7 +179,7 @@ class PreparedStatements:
                 ) from None
             result = yield from self._run(connection, sql, types, values, transformer.formats, then, is_rare)
         except psycopg.errors.FeatureNotSupported:  # possibly the columns of its table have changed
-            self._give_up(sql, types)
+            self._forget(sql, types)
             raise
         if result.status == ExecStatus.TUPLES_OK:
             transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
@@ -194,16 +201,16 @@ class PreparedStatements:
             send = partial(pgconn.send_query_params, sql.encode(), values, types, formats, Format.BINARY)
         else:
             if name is None:
-                yield from ahead_steps(connection, self._ahead)
+                yield from queued_steps(connection, self._queued)
                 name = yield from self._prepare(connection, sql, types)
             send = partial(pgconn.send_query_prepared, name, values, formats, Format.BINARY)
-        if self._ahead or then:
+        if self._queued or then:
             return (yield from self._run_between(connection, send, then))
         send()
         return _checked(connection, (yield from generators.execute(pgconn)))
 
-    def _give_up(self, sql: str, types: tuple[int, ...]) -> None:
-        """Stop using a prepared statement; it is the first to be deallocated beyond the limit."""
+    def _forget(self, sql: str, types: tuple[int, ...]) -> None:
+        """Stop using a prepared statement. It becomes the oldest one, which `_prepare` deallocates first."""
         name = self._names.pop((sql, types), None)
         if name is not None:
             unused = name.decode(), types
@@ -211,45 +218,45 @@ class PreparedStatements:
             self._names.move_to_end(unused, last=False)
 
     def _is_new(self, sql: str, types: tuple[int, ...]) -> bool:
-        """Check whether a statement occurs for the first time, as far as it is remembered."""
-        seen = hash((sql, types))
-        if seen in self._seen:
+        """Check whether a statement is not among the remembered ones, and remember it."""
+        key = hash((sql, types))
+        if key in self._remembered:
             return False
-        if len(self._seen) >= _MAX_SEEN:
-            self._seen.clear()
-        self._seen.add(seen)
+        if len(self._remembered) >= _MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered.add(key)
         return True
 
     def _run_between(self, connection: AnyConnection, send: Callable[[], None], then: bytes) -> PQGen[PGresult]:
-        """Send everything in one round trip. After a failure the server skips the rest."""
-        ahead = self._ahead.copy()
-        self._ahead.clear()
+        """Send the deferred commands, the statement and `then` in one round trip, up to the first failure."""
+        queued = self._queued.copy()
+        self._queued.clear()
         pgconn = connection.pgconn
         pgconn.enter_pipeline_mode()
         try:
-            for command, _ in ahead:
+            for command, _ in queued:
                 pgconn.send_query_params(command, None)
             send()
             if then:
                 pgconn.send_query_params(then, None)
             pgconn.pipeline_sync()
-            results = yield from _replies(pgconn, ahead)
+            results = yield from _replies(pgconn, queued)
             if results[-1].status == ExecStatus.FATAL_ERROR:
-                self._ahead += _to_begin(ahead[len(results) - 1 :])
+                self._queued += _to_begin(queued[len(results) - 1 :])
         finally:
             try:  # noqa: SIM105 # `suppress` is three calls more for each RECEIVE
                 pgconn.exit_pipeline_mode()
             except psycopg.Error:  # a lost connection has left pipeline mode
                 pass
         _checked(connection, results)
-        return results[len(ahead)]
+        return results[len(queued)]
 
     def _prepare(self, connection: AnyConnection, sql: str, types: tuple[int, ...]) -> PQGen[bytes]:
         if len(self._names) >= _MAX_PREPARED:
             _, oldest = self._names.popitem(last=False)
             yield from command_steps(connection, b"deallocate " + oldest)
-        self._made += 1
-        name = b"servicebroker_%d" % self._made
+        self._last_number += 1
+        name = b"servicebroker_%d" % self._last_number
         connection.pgconn.send_prepare(name, sql.encode(), types)
         _checked(connection, (yield from generators.execute(connection.pgconn)))
         self._names[sql, types] = name
@@ -257,12 +264,12 @@ class PreparedStatements:
 
 
 class DirectConnection(psycopg.Connection[Row]):
-    """A psycopg connection of ours with a cache of its prepared statements.
+    """A psycopg connection with a cache of its prepared statements.
 
     Attributes:
-        ahead: commands to send before the next statement, whoever runs that.
-        waiting: deferred verbs to run before it, too.
-        due: the time at which the pool has to check it again.
+        queued: deferred commands, sent before the next statement, also one of the application.
+        pending: deferred verbs, run before that statement, too.
+        due: the `time.monotonic()` at which the pool has to check the connection again.
         interval: seconds between two checks for signals during a wait; a thread without signals needs none.
     """
 
@@ -270,14 +277,16 @@ class DirectConnection(psycopg.Connection[Row]):
         super().__init__(pgconn, tuple_row)
         forked.protect(self)
         adapt(self.adapters)
-        self.ahead: list[QueuedCommand] = []
-        self.waiting = PendingVerbs()
+        self.queued: list[QueuedCommand] = []
+        self.pending = PendingVerbs()
         self.due = 0.0
         self.interval = POLL_INTERVAL_S
-        self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
+        self.prepared_statements = PreparedStatements(self.queued, self.pending)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
-        """Run a statement with $1, $2, ..., prepared at its first use, then the command `then`. Returns the rows.
+        """Run a statement with $1, $2, ..., then the command `then`. Returns the rows of the statement.
+
+        The statement is prepared at its first use.
 
         Raises:
             psycopg.Error: as from a cursor.
@@ -286,19 +295,19 @@ class DirectConnection(psycopg.Connection[Row]):
             return super().wait(self.prepared_statements.steps(self, sql, parameters, then))
 
     def run_described(self, sql: str, parameters: tuple[object, ...]) -> DescribedRows:
-        """Run a statement as `run_prepared`, and return column names and row count, too."""
+        """Run a statement, and return its rows, column names and row count. It is prepared at its second use."""
         with self.lock:
             return super().wait(self.prepared_statements.described_steps(self, sql, parameters))
 
     def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
-        """Run protocol steps after the deferred ones; the driver runs everything through this method."""
-        if self.ahead or self.waiting.verbs is not None:
+        """Run the deferred verbs and commands, then `gen`. The driver calls this method for every exchange."""
+        if self.queued or self.pending.verbs is not None:
             gen = behind(self, gen)
         return super().wait(gen, interval or self.interval, timeout)
 
 
 class Due(Protocol):
-    """A connection with the time at which its pool has to check it again."""
+    """A connection that its pool has to check again at `due` (`time.monotonic()`)."""
 
     due: float
     pgconn: PGconn
@@ -308,9 +317,9 @@ C = TypeVar("C", bound=Due)
 
 
 class SpareConnection(Generic[C]):
-    """The last returned connection, for the next caller: asking the pool costs a third of a SEND.
+    """The connection that was returned last, kept for the next caller: a request to the pool costs a third of a SEND.
 
-    While a caller asks the pool, no connection is kept here, so no caller waits in vain. Any thread may use it.
+    While a caller waits for the pool, no connection is kept, so that the pool can give it to that caller. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -320,73 +329,73 @@ class SpareConnection(Generic[C]):
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
-        """Return the connection. None: the caller has to ask the pool and then call `asked`."""
+        """Return the spare connection. If there is none, the caller has to ask the pool and then call `asked`."""
         with self._lock:
             taken, self._connection = self._connection, None
             if taken is None:
                 self._asking += 1
         return taken
 
-    def asked(self, given: C | None) -> None:
-        """Note the end of a request to the pool, and the connection that it returned."""
+    def asked(self, connection: C | None) -> None:
+        """Record the end of a request to the pool, and the connection that the pool returned."""
         with self._lock:
             self._asking -= 1
-        if given is not None:
-            given.due = monotonic() + _MAX_SPARE_S
+        if connection is not None:
+            connection.due = monotonic() + _MAX_SPARE_S
 
     def keep(self, connection: C) -> C | None:
-        """Keep the connection. Returns one for the pool: the earlier connection at hand, or this one."""
+        """Keep the connection as the spare one. Returns the connection to give back to the pool, if any."""
         if connection.pgconn.transaction_status != TransactionStatus.IDLE or monotonic() > connection.due:
             return connection
         with self._lock:
             if self._asking or self._is_closed:
                 return connection
-            before, self._connection = self._connection, connection
-        return before
+            previous, self._connection = self._connection, connection
+        return previous
 
-    def let_go(self, *, for_good: bool = False) -> C | None:
-        """Return the connection at hand, if any, for the pool. `for_good`: keep no later one either."""
+    def remove(self, *, and_close: bool = False) -> C | None:
+        """Remove and return the spare connection, if any. `and_close`: keep no other one from now on."""
         with self._lock:
-            self._is_closed |= for_good
-            left, self._connection = self._connection, None
-        return left
+            self._is_closed |= and_close
+            removed, self._connection = self._connection, None
+        return removed
 
 
 class DirectPool(ConnectionPool[DirectConnection]):
-    """A pool of such connections that keeps the last returned one at hand."""
+    """A pool of direct connections, with a spare one outside of it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._at_hand: SpareConnection[DirectConnection] = SpareConnection()
-        self.keep = self._at_hand.keep
+        self._spare: SpareConnection[DirectConnection] = SpareConnection()
+        self.keep = self._spare.keep
         super().__init__(*arguments, **options)
 
     def getconn(self, timeout: float | None = None) -> DirectConnection:
-        """Take the connection at hand, else one of the pool."""
-        if (connection := self._at_hand.take()) is not None:
+        """Take the spare connection, or one of the pool."""
+        if (connection := self._spare.take()) is not None:
             return connection
         try:
             connection = super().getconn(timeout)
         finally:
-            self._at_hand.asked(connection)
+            self._spare.asked(connection)
         return connection
 
     def check(self) -> None:
-        """Check the pool, including the connection at hand."""
-        if (left := self._at_hand.let_go()) is not None:
-            self.putconn(left)
+        """Check the connections of the pool, and the spare one."""
+        if (spare := self._spare.remove()) is not None:
+            self.putconn(spare)
         super().check()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Close the pool, including the connection at hand."""
-        if (left := self._at_hand.let_go(for_good=True)) is not None:
-            self.putconn(left)
+        """Close the pool and the spare connection."""
+        if (spare := self._spare.remove(and_close=True)) is not None:
+            self.putconn(spare)
         super().close(timeout)
 
     def drop(self, *stops: Callable[[], None]) -> None:
-        """Stop the work that uses the pool, and close it, without waiting.
+        """Stop the work that uses the pool, and close the pool, in a thread.
 
-        A finalizer calls this, and may run while its thread holds a lock of the pool or of that work. At the end of
-        the interpreter it does nothing: a thread that begins then never runs, and its starter would wait for ever.
+        A finalizer calls this, possibly while its thread holds a lock of the pool or of that work. While the
+        interpreter ends, this does nothing: a thread that is started then never runs, and `start` would wait for ever.
         """
         if sys.is_finalizing():
             return
@@ -405,18 +414,18 @@ def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
         connection.wait(command_steps(connection, command))
 
 
-def send_ahead(connection: DirectConnection) -> None:
-    """Run the deferred commands and verbs now, since no statement follows."""
-    if connection.ahead or connection.waiting.verbs:
+def send_queued(connection: DirectConnection) -> None:
+    """Run the deferred verbs and commands without a statement after them."""
+    if connection.queued or connection.pending.verbs:
         with connection.lock:
             connection.wait(nothing())
 
 
 def wait_for_notifications(connection: DirectConnection, seconds: float) -> list[str]:
-    """Return the payloads of notifications, once some have come, or none after `seconds`.
+    """Wait until notifications arrive, at most `seconds`, and return their payloads.
 
-    The driver rounds a wait down to milliseconds, and takes the processor for the rest of the last one. It has already
-    read notifications that came with the answer of a statement, and the socket does not announce these again.
+    The driver's own wait is not used: it rounds down to milliseconds, and spins for the rest. Notifications that came
+    with the result of a statement were read by the driver already. So these are returned first, without a wait.
     """
     payloads = _arrived(connection)
     if not payloads:
@@ -437,30 +446,31 @@ def run_query(cursor: psycopg.RawCursor[Any], sql: bytes, parameters: tuple[obje
 
 
 def command_steps(connection: AnyConnection, command: bytes) -> PQGen[None]:
-    """Return the protocol steps of `run_command`."""
+    """Return protocol steps that run a statement without parameters and rows."""
     connection.pgconn.send_query(command)
     _checked(connection, (yield from generators.execute(connection.pgconn)))
 
 
-def ahead_steps(connection: AnyConnection, ahead: list[QueuedCommand]) -> PQGen[None]:
-    """Run the deferred commands, one after the other."""
-    while ahead:
-        first = ahead.pop(0)
+def queued_steps(connection: AnyConnection, queued: list[QueuedCommand]) -> PQGen[None]:
+    """Run deferred commands, each in a round trip of its own."""
+    while queued:
+        first = queued.pop(0)
         try:
             yield from command_steps(connection, first.command)
         except psycopg.Error:
-            ahead[:0] = _to_begin([first])
+            queued[:0] = _to_begin([first])
             raise
         if first.done:
             first.done()
 
 
-def _to_begin(refused: Sequence[QueuedCommand]) -> list[QueuedCommand]:
-    return [one for one in refused if not one.done]
+def _to_begin(failed: Sequence[QueuedCommand]) -> list[QueuedCommand]:
+    """Return the BEGINs among failed commands, which are sent again."""
+    return [command for command in failed if not command.done]
 
 
 def behind(connection: AnyConnection, steps: PQGen[T]) -> PQGen[T]:
-    """Return the steps, after everything that is deferred on a connection of ours."""
+    """Return protocol steps that run the deferred verbs and commands of the connection, if any, before `steps`."""
     statements: PreparedStatements | None = getattr(connection, "prepared_statements", None)
     if statements is not None:
         yield from statements.before(connection)
@@ -474,33 +484,33 @@ def nothing() -> PQGen[None]:
 
 
 def _spoil() -> Steps[None]:
-    """Fail the transaction of interrupted verbs, so that their first half is not committed."""
+    """Fail the transaction of interrupted verbs, so that a part of them is not committed."""
     yield Statement("direct.spoil", SPOIL_COMMAND)
 
 
 def is_direct(connection: AnyConnection) -> bool:
-    """Check whether statements can be run directly now: not while the application has a pipeline open."""
+    """Check whether statements can run without a cursor now: not while the application has a pipeline open."""
     return connection.pgconn.pipeline_status == PipelineStatus.OFF
 
 
 def is_idle(connection: AnyConnection) -> bool:
-    """Check whether no transaction is open, nor deferred until the next statement."""
-    return connection.pgconn.transaction_status == TransactionStatus.IDLE and not getattr(connection, "ahead", ())
+    """Check whether the connection has neither an open transaction nor a deferred BEGIN."""
+    return connection.pgconn.transaction_status == TransactionStatus.IDLE and not getattr(connection, "queued", ())
 
 
 def _load(connection: AnyConnection, result: PGresult, transformer: Any) -> list[Row]:
-    """Return the rows of a result that the transformer has; times that Python cannot represent are clamped."""
+    """Return the rows of the transformer's result. Times that Python cannot represent are clamped."""
     try:
         rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
     except psycopg.DataError:  # clamp only now, because the driver's loaders are several times as fast
-        clamping: Any = Transformer(clamped_context(connection))
-        clamping.set_pgresult(result, set_loaders=True, format=Format.BINARY)
-        rows = clamping.load_rows(0, result.ntuples, tuple)
+        clamping_transformer: Any = Transformer(clamped_context(connection))
+        clamping_transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
+        rows = clamping_transformer.load_rows(0, result.ntuples, tuple)
     return rows
 
 
-def _replies(pgconn: PGconn, ahead: Sequence[QueuedCommand]) -> PQGen[list[PGresult]]:
-    """Return the server's replies to a pipeline, up to the first failure; calls `done` of each successful COMMIT."""
+def _replies(pgconn: PGconn, queued: Sequence[QueuedCommand]) -> PQGen[list[PGresult]]:
+    """Return the server's replies to a pipeline, up to the first failure. Calls `done` of each successful COMMIT."""
     yield from generators.send(pgconn)
     results: list[PGresult] = []
     while True:
@@ -514,17 +524,17 @@ def _replies(pgconn: PGconn, ahead: Sequence[QueuedCommand]) -> PQGen[list[PGres
             return results
         if result.status == ExecStatus.PIPELINE_ABORTED:
             continue
-        done = ahead[len(results)].done if len(results) < len(ahead) else None
+        done = queued[len(results)].done if len(results) < len(queued) else None
         results.append(result)
         if done and result.status == ExecStatus.COMMAND_OK:
             done()
 
 
 def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult:
-    """Return the last result.
+    """Return the last result, unless it is an error.
 
     Raises:
-        psycopg.Error: an error of PostgreSQL.
+        psycopg.Error: the error of PostgreSQL.
     """
     result = results[-1]
     if result.status == ExecStatus.FATAL_ERROR:
@@ -533,14 +543,14 @@ def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult
 
 
 def adapt(adapters: AdaptersMap) -> None:
-    """Register our own loader of uuid, and our dumpers of lists."""
+    """Register the faster loader of uuid and dumpers of lists that this module has."""
     adapters.register_loader("uuid", _UuidLoader)
     adapters.register_dumper(list, _ListDumper)
     adapters.register_dumper(Bodies, _BodiesDumper)
 
 
 class _ListDumper(ListDumper):
-    """Dumps elements of one type together, which takes a third of the time. An application's own dumper is called."""
+    """Dumps elements of one type together, in a third of the time. A dumper of the application takes precedence."""
 
     def dump(self, obj: list[Any]) -> Buffer | None:
         types = set(map(type, obj))
@@ -551,7 +561,7 @@ class _ListDumper(ListDumper):
 
 
 def _quoted(texts: list[str]) -> str | None:
-    """Return the elements in quotes; None if one has a character that needs more than that."""
+    """Return the elements in quotes; None if an element has a character to escape."""
     text = '","'.join(texts)
     if "\\" in text or "\0" in text or text.count('"') != 2 * (len(texts) - 1):
         return None
@@ -561,14 +571,14 @@ def _quoted(texts: list[str]) -> str | None:
 _WRITERS: dict[type, Callable[[list[Any]], str | None]] = {
     int: lambda numbers: ",".join(map(str, numbers)),
     bool: lambda flags: ",".join(["t" if flag else "f" for flag in flags]),
-    UUID: lambda ids: ",".join([one.hex for one in ids]),
+    UUID: lambda ids: ",".join([identifier.hex for identifier in ids]),
     datetime: lambda times: _quoted(list(map(str, times))),
     str: _quoted,
 }
 
 
 class _BodiesDumper(Dumper):
-    """Dumps one dimension from 1, each element as length and bytes; the length -1 means NULL."""
+    """Dumps an array of one dimension. Each element is its length and its bytes; the length -1 means NULL."""
 
     format = Format.BINARY
     oid = 1001  # bytea[]
@@ -585,7 +595,7 @@ _HEAD = struct.Struct("!iiIii")  # dimensions, has NULLs, type of the elements (
 
 
 class _UuidLoader(Loader):
-    """Loads a UUID once for equal bytes: the rows of one RECEIVE have few conversations."""
+    """Loads UUIDs through a cache: the rows of one RECEIVE have few different conversations."""
 
     format = Format.BINARY
 

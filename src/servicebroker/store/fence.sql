@@ -22,7 +22,7 @@ return (select key from servicebroker_fence.caller);
 -- the rows of model/security/permissions.py that the functions below need
 delete from servicebroker.needs;
 insert into servicebroker.needs (statement, place, class, permission, number, brought_by, of_roles, denied_to)
-values {needs};
+values {permission_rows};
 
 -- ---------------------------------------------------------------- permissions
 
@@ -103,7 +103,7 @@ begin
     if most.max_messages is null and most.max_bytes is null then return null; end if;
     select count(*) as messages, coalesce(sum(octet_length(t.message_body)), 0) as bytes into more
       from (select message_body from servicebroker.transmission_queue
-             where conversation_handle = handle limit greatest(most.max_messages, {waiting_counted})) t;
+             where conversation_handle = handle limit greatest(most.max_messages, {max_counted_rows})) t;
     messages := messages + more.messages;
     bytes := bytes + more.bytes;
     select p.queue_id, p.priority, p.conversation_group_id, p.conversation_handle into target
@@ -114,7 +114,7 @@ begin
         execute format(
             'select count(*) as messages, coalesce(sum(octet_length(q.message_body)), 0) as bytes from ('
             'select message_body from servicebroker.queue_%s where priority = $1 and conversation_group_id = $2 '
-            'and conversation_handle = $3 limit greatest($4, {waiting_counted})) q', target.queue_id)
+            'and conversation_handle = $3 limit greatest($4, {max_counted_rows})) q', target.queue_id)
           into more using target.priority, target.conversation_group_id, target.conversation_handle, most.max_messages;
         messages := messages + more.messages;
         bytes := bytes + more.bytes;
@@ -342,7 +342,7 @@ begin
     select l.refusal, l.kept into refusal, kept from servicebroker.lock_group_of(handle) l;
     if refusal is not null then return; end if;
     select e.state, e.lifetime into timed from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
-    if timed.state not in ({timed}) then refusal := array['8458', timed.state];
+    if timed.state not in ({states_with_timer}) then refusal := array['8458', timed.state];
     elsif clock_timestamp() + make_interval(secs => seconds) > timed.lifetime then refusal := array['8410'];
     else
         update servicebroker.conversation_endpoints set dialog_timer = clock_timestamp() + make_interval(secs => seconds)
@@ -596,7 +596,7 @@ begin
     perform nextval('servicebroker.received_in_sql');
     return query execute format(
         'select r.*, null::text[] from servicebroker.receive_%s($1, clock_timestamp(), $2, $3) r', queue_id)
-        using coalesce(top, {all}), handle, in_group;
+        using coalesce(top, {all_rows}), handle, in_group;
 end $$;
 
 -- Return the rows of the queue's function `receive_groups`, or one row with a refusal.
@@ -616,7 +616,7 @@ begin
     perform nextval('servicebroker.received_in_sql');
     return query execute format(
         'select r.*, null::text[] from servicebroker.receive_groups_%s($1, clock_timestamp(), $2, $3) r', queue_id)
-        using coalesce(top, {all}), coalesce(groups, 1), coalesce(leaves, false);
+        using coalesce(top, {all_rows}), coalesce(groups, 1), coalesce(leaves, false);
 end $$;
 
 -- The second half of `receive_groups` with `leaves`: delete these messages of one group, and return their number.
@@ -711,7 +711,7 @@ begin
       from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id)
      where e.conversation_handle = handle;
     if not found then refusal := array['8426', handle::text];
-    elsif moved.state not in ({moved}) then refusal := array['8438', moved.state];
+    elsif moved.state not in ({states_that_move}) then refusal := array['8438', moved.state];
     else
         perform from servicebroker.conversation_groups g  -- both rows, in the order in which everybody locks several
           where g.conversation_group_id in (to_group, moved.conversation_group_id)
@@ -821,8 +821,8 @@ begin
     end if;
     becomes := case
         when cleanup then null
-        when own.lifetime <= clock_timestamp() and own.state in ({failing}) then 'CD'
-        else case own.state {ending} end
+        when own.lifetime <= clock_timestamp() and own.state in ({states_that_fail}) then 'CD'
+        else case own.state {states_after_end} end
     end;
     if not cleanup and becomes is null then
         refusal := array['8427', own.state];
@@ -853,8 +853,8 @@ begin
             when own.far_handle is null or peer.conversation_handle is null then not is_error and exists (
                 select from servicebroker.transmission_queue t
                  where t.conversation_handle = handle and t.message_sequence_number = 0)
-            when is_error then peer.state in ({takes_error})
-            else peer.state in ({takes_end})
+            when is_error then peer.state in ({states_that_accept_error})
+            else peer.state in ({states_that_accept_end})
         end;
         if is_told then
             update servicebroker.conversation_endpoints
@@ -1124,7 +1124,7 @@ begin
         -- next RECEIVE inserts it again
         'select from servicebroker.conversation_endpoints e where e.conversation_handle = f.conversation_handle and ('
         'f.message_type_id = {timer_id} and e.dialog_timer is not null or f.message_type_id = {error_id} '
-        'and e.state = any (%2$L::text[]))) for update skip locked))', queue_id, array[{failing}]);
+        'and e.state = any (%2$L::text[]))) for update skip locked))', queue_id, array[{states_that_fail}]);
 end $$;
 
 create or replace function servicebroker_fence.set_aside(
@@ -1184,7 +1184,7 @@ end $$;
 
 -- The number of rows at which a count stops, for a caller who asks for `most`.
 create or replace function servicebroker.counted(most integer) returns integer language sql immutable
-return least(greatest(most, 0), {counted_at_most});
+return least(greatest(most, 0), {max_counted_rows});
 
 -- The queues that the caller may receive from, with their state. Messages are counted up to `most`.
 create or replace function servicebroker_fence.own_queues(most integer, me uuid default servicebroker_fence.me())

@@ -1,4 +1,8 @@
-"""SEND, RECEIVE and the rest as functions of the server: `verbs.sql` for owners, `fence.sql` for restricted roles."""
+"""SQL functions for SEND, RECEIVE and the other statements of Service Broker, filled in from templates.
+
+`verbs.sql` has the functions of the schema's owner. `fence.sql` has those of restricted roles, the "fence": SECURITY
+DEFINER functions that check the permissions of the caller.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +43,15 @@ from servicebroker.store import locks
 DELIVERY_CHANNEL = "servicebroker_delivery"  # notified after SENDs that must be delivered
 MONITORS_CHANNEL = "servicebroker_activation"  # notified after changes for queue monitors
 
-AUDIT_KEPT = timedelta(days=365)  # of audit records
+AUDIT_RETENTION = timedelta(days=365)
 
-TRACE_BYTES = 25  # of a trace context
-MAX_ERROR_CHARACTERS = 1000  # characters of the error with which a message failed
-MAXIMUM_FAILURES = 1_000_000_000  # of one message; higher counts would overflow the column
-MAX_COUNTED_ROWS = 100_000  # rows counted for a user
+TRACE_CONTEXT_BYTES = 25  # the size of a W3C trace context in binary form
+MAX_ERROR_CHARACTERS = 1000  # kept of the error with which a message failed
+MAX_FAILURE_COUNT = 1_000_000_000  # failures of one message; a higher count would overflow the column
+MAX_COUNTED_ROWS = 100_000  # rows: a count that a user reads stops at this number, because counting takes time
 
-# the statements of restricted roles that check permissions
-FENCED_VERBS = (
+# the statements for which the functions of restricted roles check permissions
+FENCED_STATEMENTS = (
     *("CONNECT", "BEGIN DIALOG", "BEGIN CONVERSATION TIMER", "SEND", "RECEIVE", "GET CONVERSATION GROUP"),
     *("MOVE CONVERSATION", "END CONVERSATION", "END ENDED CONVERSATION WITH CLEANUP"),
 )
@@ -64,18 +68,18 @@ def fence() -> str:
 
 
 def audit() -> str:
-    """Return the statements that create or recreate the triggers that record definitions."""
+    """Return the statements that create or recreate the triggers of the audit, which record changed definitions."""
     return _filled("audit.sql")
 
 
 def trail() -> str:
-    """Return the statements that create or recreate the functions of the trail's triggers."""
+    """Return the statements that create or recreate the trigger functions of the trail, an optional log of messages."""
     return _template("trail.sql")
 
 
 def _filled(name: str) -> str:
     values = _values()
-    return re.sub(r"\{([a-z_]+)\}", lambda slot: str(values[slot[1]]), _template(name))
+    return re.sub(r"\{([a-z_]+)\}", lambda placeholder: str(values[placeholder[1]]), _template(name))
 
 
 def _template(name: str) -> str:
@@ -83,9 +87,9 @@ def _template(name: str) -> str:
 
 
 def _values() -> dict[str, object]:
-    numbers = {need.number for statement in FENCED_VERBS for need in NEEDS[statement]}
+    numbers = {need.number for statement in FENCED_STATEMENTS for need in NEEDS[statement]}
     for name in ("verbs.sql", "fence.sql"):
-        numbers |= {int(one) for one in re.findall(r"(?:refuse\(|array\[')(\d+)\b", _template(name))}
+        numbers |= {int(number) for number in re.findall(r"(?:refuse\(|array\[')(\d+)\b", _template(name))}
     return {
         "texts": _literal(json.dumps({number: _for_format(RULES[number].text) for number in sorted(numbers)})),
         "group_lock": locks.CONVERSATION_GROUP,
@@ -107,9 +111,9 @@ def _values() -> dict[str, object]:
         "maximum_handles": MAXIMUM_HANDLES,
         "maximum_schedule": MAX_NAME,
         "maximum_rule": MAX_RULE,
-        "waiting_counted": MAX_COUNTED_ROWS,
+        "max_counted_rows": MAX_COUNTED_ROWS,
         "maximum_description": MAXIMUM_DESCRIPTION,
-        "all": 2**31 - 1,
+        "all_rows": 2**31 - 1,  # a LIMIT that means no limit
         "dbo": DBO_ID,
         "guest": GUEST_ID,
         "public": PUBLIC_ID,
@@ -120,49 +124,51 @@ def _values() -> dict[str, object]:
         "first_user_id": names.FIRST_USER_ID,
         "lowest_request": f"''{all_groups()[0]}''",
         "highest_request": f"''{all_groups()[1]}''",
-        "needs": ", ".join(_needs()),
-        "timed": _quoted(state for state, event in TRANSITIONS if event is Event.TIMER),
-        "moved": _quoted(state for state, event in TRANSITIONS if event is Event.MOVE),
-        "failing": _quoted(
-            s for (s, event), to in TRANSITIONS.items() if event is Event.ERROR_ARRIVED and to is EndpointState.ERROR
+        "permission_rows": ", ".join(_permission_rows()),
+        # states of an endpoint, and the state after END CONVERSATION
+        "states_with_timer": _quoted(state for state, event in TRANSITIONS if event is Event.TIMER),
+        "states_that_move": _quoted(state for state, event in TRANSITIONS if event is Event.MOVE),
+        "states_that_fail": _quoted(
+            state
+            for (state, event), to in TRANSITIONS.items()
+            if event is Event.ERROR_ARRIVED and to is EndpointState.ERROR
         ),
-        "ending": " ".join(
+        "states_after_end": " ".join(
             f"when '{state.value}' then '{to.value if to else ''}'"
             for (state, event), to in TRANSITIONS.items()
             if event is Event.END
         ),
-        "takes_end": _quoted(state for state, event in TRANSITIONS if event is Event.END_DIALOG_ARRIVED),
-        "takes_error": _quoted(state for state, event in TRANSITIONS if event is Event.ERROR_ARRIVED),
+        "states_that_accept_end": _quoted(state for state, event in TRANSITIONS if event is Event.END_DIALOG_ARRIVED),
+        "states_that_accept_error": _quoted(state for state, event in TRANSITIONS if event is Event.ERROR_ARRIVED),
         "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         "error": names.ERROR,
         "error_id": names.ERROR_ID,
         "timer_id": names.DIALOG_TIMER_ID,
         "end_dialog": names.END_DIALOG,
         "error_namespace": ERROR_NAMESPACE,
-        "trace_bytes": TRACE_BYTES,
+        "trace_bytes": TRACE_CONTEXT_BYTES,
         "error_kept": MAX_ERROR_CHARACTERS,
         "traceback_kept": MAXIMUM_TRACEBACK,
-        "maximum_failures": MAXIMUM_FAILURES,
+        "maximum_failures": MAX_FAILURE_COUNT,
         "maximum_pause": int(MAXIMUM_PAUSE_S),
-        "counted_at_most": MAX_COUNTED_ROWS,
         "delayed": _literal(DELAYED),
         "queue_off": _literal(TARGET_QUEUE_OFF),
         "queue_disabled": BROKER_QUEUE_DISABLED,
-        "audit_kept": f"interval '{AUDIT_KEPT.days} days'",
-        # settings that a caller may have: names of its own before ours, other rules for the strings in our functions
+        "audit_kept": f"interval '{AUDIT_RETENTION.days} days'",
+        # A caller's own settings would change the objects and strings that the functions mean.
         "pinned": "set search_path = pg_catalog, pg_temp set standard_conforming_strings = on",
     }
 
 
-def _needs() -> Iterable[str]:
-    """Return the rows of `NEEDS` that are checked here, each with all rights that imply the needed one."""
-    for statement in FENCED_VERBS:
-        for place, need in enumerate(NEEDS[statement]):
+def _permission_rows() -> Iterable[str]:
+    """Return a row of SQL for each permission that a statement needs, with all permissions that imply it."""
+    for statement in FENCED_STATEMENTS:
+        for position, need in enumerate(NEEDS[statement]):
             rights = bringing(need.kind, need.permission)
             brought_by = _quoted(f"{kind.value} {permission}" for kind, permission in sorted(rights))
             allowed, denied = (f"array{roles}::integer[]" for roles in fixed_roles_with(rights))
             yield (
-                f"('{statement}', {place}, {need.kind.value}, '{need.permission}', {need.number}, "
+                f"('{statement}', {position}, {need.kind.value}, '{need.permission}', {need.number}, "
                 f"array[{brought_by}], {allowed}, {denied})"
             )
 
@@ -178,4 +184,4 @@ def _literal(text: str) -> str:
 
 def _for_format(text: str) -> str:
     """Turn a text with {0} into one with %1$s."""
-    return re.sub(r"\{(\d)\}", lambda slot: f"%{int(slot[1]) + 1}$s", text)
+    return re.sub(r"\{(\d)\}", lambda placeholder: f"%{int(placeholder[1]) + 1}$s", text)

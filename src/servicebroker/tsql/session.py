@@ -17,7 +17,7 @@ import psycopg
 from servicebroker.api.transaction import release_group_locks
 from servicebroker.model.client_kind import entered_by
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.direct import send_ahead
+from servicebroker.store.direct import send_queued
 from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
 from servicebroker.tsql.date_texts import DATE_ORDER
@@ -127,7 +127,7 @@ class Session:
             machine.context.roll_back()
         machine.transactions.release_guard()
         if self._shared_connection is not None and machine.transactions.has_begun():
-            send_ahead(machine.connection)
+            send_queued(machine.connection)
         try:
             applocks.release_all(machine)
             machine.queries.close()

@@ -20,7 +20,7 @@ from servicebroker.dashboard import Dashboard
 from servicebroker.engine.security.budgets import RoleBudget
 from servicebroker.store.clamped_times import EARLIEST, LATEST
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.sql_verbs import MAX_COUNTED_ROWS, MAX_ERROR_CHARACTERS, MAXIMUM_FAILURES
+from servicebroker.store.sql_verbs import MAX_COUNTED_ROWS, MAX_ERROR_CHARACTERS, MAX_FAILURE_COUNT
 from support import as_role, far_handle, let_in, query
 
 ROLE = "bounded"
@@ -99,7 +99,7 @@ def test_what_cannot_be_is_refused(fence: Fence, function: str, name: str, value
 
 def test_what_has_failed_has_failed_by_now(fence: Fence) -> None:
     """The clock of the caller may be fast."""
-    fence.track(first="2345-01-01", failures=MAXIMUM_FAILURES, after="3155759999", number=2**63 - 1)
+    fence.track(first="2345-01-01", failures=MAX_FAILURE_COUNT, after="3155759999", number=2**63 - 1)
     fence.set_aside(first="2345-01-01", enqueued="2345-01-01", error="e" * 10_000, traceback="t" * 300_000)
     (failed,), (kept,) = stored(fence)
     now = datetime.now(UTC)

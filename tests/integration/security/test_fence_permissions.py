@@ -34,7 +34,7 @@ from servicebroker.model.security.permissions import (
 )
 from servicebroker.store import locks
 from servicebroker.store.running import run
-from servicebroker.store.sql_verbs import FENCED_VERBS
+from servicebroker.store.sql_verbs import FENCED_STATEMENTS
 from support import eventually, in_thread, query, queue_number, refused
 
 
@@ -59,7 +59,7 @@ def test_the_verbs_for_triggers_ask_for_permissions_too(town: Town) -> None:
         owner.execute(begin, ("//bank/Alice",))  # the owner has servicebroker.begin_dialog
 
 
-@pytest.mark.parametrize("statement", FENCED_VERBS)
+@pytest.mark.parametrize("statement", FENCED_STATEMENTS)
 def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str, seeded_random: random.Random) -> None:
     database, chance = town.database, seeded_random
     user = User(database.database_id, "Bank", 70_001, "somebody")
@@ -122,10 +122,10 @@ def test_the_needs_of_the_server_are_those_of_the_model(town: Town) -> None:
     )
     assert rows == [
         (statement, need.kind.value, need.permission, need.number)
-        for statement in sorted(FENCED_VERBS)
+        for statement in sorted(FENCED_STATEMENTS)
         for need in NEEDS[statement]
     ]
-    assert all(need.or_else is None for statement in FENCED_VERBS for need in NEEDS[statement])
+    assert all(need.or_else is None for statement in FENCED_STATEMENTS for need in NEEDS[statement])
 
 
 def test_the_body_of_an_error_is_that_of_the_model(town: Town, seeded_random: random.Random) -> None:

@@ -367,7 +367,7 @@ def test_a_refused_argument_leaves_the_transaction_usable(database: sb.Database)
 def test_what_an_interruption_leaves_is_not_sent_by_the_next_borrower(database: sb.Database) -> None:
     initiator, _ = open_dialog(database)
     with database.instance.connection() as connection:
-        connection.ahead.append(QueuedCommand(b"begin"))  # as __enter__ does, and Ctrl-C before the block began
+        connection.queued.append(QueuedCommand(b"begin"))  # as __enter__ does, and Ctrl-C before the block began
     for _ in range(database.instance._pool.get_stats()["pool_size"]):
         database.send(initiator, ORDER, b"1")
     assert {body for (body,) in query(database, f"select message_body from {view(database)}")} == {b"1"}
@@ -393,7 +393,7 @@ def test_without_a_begin_nothing_is_done(database: sb.Database, log: str) -> Non
     """A cancellation may have met BEGIN itself, and the application may go on after it."""
     handle = begin(database)
     with database.instance.connection() as connection:
-        connection.ahead.append(QueuedCommand(b"begin nonsense"))
+        connection.queued.append(QueuedCommand(b"begin nonsense"))
         for _ in range(2):
             with pytest.raises(psycopg.errors.SyntaxError):
                 database.join(connection).send(handle, ORDER, b"1")  # type: ignore[arg-type]

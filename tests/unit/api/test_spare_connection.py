@@ -64,9 +64,9 @@ def test_what_is_not_free_is_the_pools_business(at_hand: SpareConnection[Any], s
 
 def test_what_lies_there_goes_back_to_the_pool(at_hand: SpareConnection[Any]) -> None:
     given = connection()
-    assert at_hand.let_go() is None
+    assert at_hand.remove() is None
     assert at_hand.keep(given) is None
-    assert at_hand.let_go() is given
+    assert at_hand.remove() is given
     assert at_hand.keep(given) is None
-    assert at_hand.let_go(for_good=True) is given
+    assert at_hand.remove(and_close=True) is given
     assert at_hand.keep(given) is given

@@ -201,7 +201,7 @@ class AsyncActivatedSession(AsyncInstance):
             await finish(self._settle())
 
     async def _settle(self) -> None:
-        self.own.ahead.clear()
+        self.own.queued.clear()
         await self.roll_back()
         await release_group_locks(self.own)
 

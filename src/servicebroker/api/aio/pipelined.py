@@ -17,7 +17,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
 from servicebroker.operations.operation import Operation
 from servicebroker.operations.send import Send, SendBatch
-from servicebroker.store.aio.direct import AsyncDirectConnection, send_ahead
+from servicebroker.store.aio.direct import AsyncDirectConnection, send_queued
 from servicebroker.store.direct import is_direct, is_idle
 from servicebroker.store.server_errors import in_our_words
 from servicebroker.store.statements import Steps
@@ -42,10 +42,10 @@ async def send_what_waits(connection: AsyncDirectConnection) -> None:
         BrokerError: one of them was refused; nothing of the transaction can be committed any more.
         InstanceError: their queue was dropped, or PostgreSQL has refused them for a reason of ours.
     """
-    if not connection.waiting.verbs:
+    if not connection.pending.verbs:
         return
     try:
-        await send_ahead(connection)
+        await send_queued(connection)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
         raise InstanceError(QUEUE_WAS_DROPPED) from None
     except psycopg.Error as problem:
@@ -77,7 +77,7 @@ class AsyncPipeline:
         send = checked_send(place, operation, self._database.instance.maximum_body, self._database.instance.clock)
         self._waiting.append(send)
         self._bytes += len(send.content or b"")
-        self._connection.waiting.verbs = self._leave
+        self._connection.pending.verbs = self._leave
         return place
 
     def sent(self, number: int) -> int:
@@ -144,7 +144,7 @@ class AsyncWaitingDialogs:
             await send_what_waits(self._connection)
         self._engine = engine
         self._dialogs[dialog.identity.handle] = dialog
-        self._connection.waiting.verbs = self._leave
+        self._connection.pending.verbs = self._leave
         return [dialog.identity.handle]
 
     async def _send(self, engine: OwnerVerbs, dialog: DeferredDialog, operation: Send[int] | SendBatch) -> list[Any]:
@@ -155,9 +155,9 @@ class AsyncWaitingDialogs:
         if size > MOST_BYTES or len(send.contents) > MOST_SENDS:
             return []
         if self._sends and not dialog.travels_with(self._sends[0].dialog):
-            self._connection.waiting.verbs = self._leave_with_messages
+            self._connection.pending.verbs = self._leave_with_messages
             await send_what_waits(self._connection)
-            self._connection.waiting.verbs = self._leave
+            self._connection.pending.verbs = self._leave
         dialog.messages += len(send.contents)
         self._sends.append(send)
         self._messages += len(send.contents)
@@ -175,20 +175,20 @@ class AsyncWaitingDialogs:
 
     def take(self) -> Steps[None]:
         """Return the steps of what waits. The caller runs them; nothing waits any more."""
-        self._connection.waiting.verbs = None
+        self._connection.pending.verbs = None
         return self._steps([*self._dialogs.values()])
 
     def drop(self) -> None:
         """Forget what waits, since it is undone."""
         if self._dialogs:
-            self._connection.waiting.verbs = None
+            self._connection.pending.verbs = None
             self._clear()
 
     def _may_wait(self) -> bool:
         if tracing.is_on() or self._instance.events.watches_conversations or not is_direct(self._connection):
             return False
         status = self._connection.pgconn.transaction_status
-        is_to_begin = status == TransactionStatus.IDLE and bool(self._connection.ahead)
+        is_to_begin = status == TransactionStatus.IDLE and bool(self._connection.queued)
         return is_to_begin or status == TransactionStatus.INTRANS
 
     def _leave(self) -> Steps[None]:

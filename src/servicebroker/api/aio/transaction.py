@@ -28,10 +28,10 @@ from servicebroker.operations.send import Send
 from servicebroker.store.aio import session_locks
 from servicebroker.store.aio.concurrency import current_work, finish
 from servicebroker.store.aio.connection import ENCODING, one_line
-from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_ahead
+from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_queued
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import QueuedCommand, is_direct, is_idle
-from servicebroker.store.server_errors import in_our_words
+from servicebroker.store.server_errors import explain_error
 from servicebroker.store.statements import Statement, Steps, with_savepoint
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         self.instance.check_process()
         connection = self.connection
         try:
-            await session_locks.settle(connection)
+            await session_locks.release_stale(connection)
             encoding = connection.info.parameter_status("client_encoding") or ENCODING
             if encoding != ENCODING and is_direct(connection):
                 async with _in_utf8(connection, encoding):
@@ -80,7 +80,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         if connection.autocommit and is_idle(connection):
             return await run_alone(connection, steps)
         result = await run(connection, steps)
-        await session_locks.note_transaction(connection)
+        await session_locks.record_transaction(connection)
         return result
 
     @asynccontextmanager
@@ -149,7 +149,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
         self._owner = current_work()
         self.instance.open_transactions[self._owner] += 1
-        self.connection.ahead.append(_BEGIN)
+        self.connection.queued.append(_BEGIN)
         return self
 
     async def __aexit__(
@@ -167,9 +167,9 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             return
         if kind is not None:
             self._drop_what_waits()
-        if self.connection.ahead and not self.connection.waiting.verbs:  # no statement was run
-            self.connection.ahead.pop()
-            await finish(send_ahead(self.connection))  # perhaps the COMMIT of the previous transaction
+        if self.connection.queued and not self.connection.pending.verbs:  # no statement was run
+            self.connection.queued.pop()
+            await finish(send_queued(self.connection))  # perhaps the COMMIT of the previous transaction
             if self._has_worked:
                 self.database.instance.tally.add(ROLLBACKS)
             return
@@ -200,8 +200,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             raise psycopg.errors.InFailedSqlTransaction
         try:
             new = self._new
-            if new is not None and new.is_one_statement and connection.ahead and connection.ahead[-1] is _BEGIN:
-                connection.ahead.pop()
+            if new is not None and new.is_one_statement and connection.queued and connection.queued[-1] is _BEGIN:
+                connection.queued.pop()
                 await run_alone(connection, new.take())
             else:
                 await run_command(connection, b"commit")
@@ -232,7 +232,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         finally:
             self._pipeline = before
             if self.connection.closed or self.connection.pgconn.transaction_status == TransactionStatus.INERROR:
-                self.connection.waiting.verbs = None  # the transaction can commit nothing
+                self.connection.pending.verbs = None  # the transaction can commit nothing
             await finish(self._send_what_waits())
 
     async def _begin_in(self, begin: BeginDialog, group: UUID) -> UUID:
@@ -315,16 +315,16 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     def _can_wait(self) -> bool:
         is_open = self.connection.pgconn.transaction_status == TransactionStatus.INTRANS
-        is_free = is_direct(self.connection) and not self.connection.waiting.verbs
+        is_free = is_direct(self.connection) and not self.connection.pending.verbs
         return is_open and is_free and not session_locks.may_keep_locks(self.connection)
 
     def _put_commit_ahead(self) -> None:
         poison, connection = self.database.instance.poison, self.connection
         poison.commit_deferred(connection, self._taken)
-        connection.ahead.append(QueuedCommand(b"commit", lambda: poison.commit_confirmed(connection)))
+        connection.queued.append(QueuedCommand(b"commit", lambda: poison.commit_confirmed(connection)))
 
     async def _clean_up(self, *, committed: bool, known: bool) -> None:
-        self.connection.waiting.verbs = None
+        self.connection.pending.verbs = None
         if not committed and not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 await self.connection.rollback()
@@ -397,8 +397,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     def _leave_to_parent(self, kind: type[BaseException] | None) -> None:
         """End in a forked child without using the connection: the transaction is the parent's."""
-        self.connection.ahead.clear()
-        self.connection.waiting.verbs = None
+        self.connection.queued.clear()
+        self.connection.pending.verbs = None
         if kind is None:
             self.database.instance.check_process()
 
@@ -430,7 +430,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 def raise_broker_error(problem: psycopg.Error) -> NoReturn:
     """Raise the BrokerError or InstanceError that corresponds to an error of PostgreSQL, or else that error."""
-    broker_error = in_our_words(problem)
+    broker_error = explain_error(problem)
     if broker_error is None:
         raise problem
     raise broker_error from problem
@@ -489,6 +489,6 @@ class _Translated(AbstractAsyncContextManager[None]):
 
 def translate(problem: psycopg.Error, *, runs_application_sql: bool = True) -> None:
     """Raise the broker's error for one of PostgreSQL, if there is one."""
-    said = in_our_words(problem, only_of_the_transaction=runs_application_sql)
+    said = explain_error(problem, transaction_only=runs_application_sql)
     if said is not None:
         raise said from problem

@@ -74,7 +74,7 @@ class AsyncGroupTurn(AsyncTurn):
         An earlier turn may have received them, or ended their conversation.
         """
         commands = [SAVEPOINT] if is_first else [_RELEASE, SAVEPOINT]
-        self.transaction.connection.ahead += [QueuedCommand(command, _nothing) for command in commands]
+        self.transaction.connection.queued += [QueuedCommand(command, _nothing) for command in commands]
         if not await self._take():
             await super().undo()  # a later RECEIVE takes the remaining messages
             return False

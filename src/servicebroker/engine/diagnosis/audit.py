@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from servicebroker.model.client_kind import client_kind
 from servicebroker.store.sql_files import SqlFile
-from servicebroker.store.sql_verbs import AUDIT_KEPT
+from servicebroker.store.sql_verbs import AUDIT_RETENTION
 from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
@@ -66,6 +66,6 @@ def forget_old(now: datetime) -> Steps[int]:
         "delete from servicebroker.audit where audit_id = any (array(select audit_id from servicebroker.audit "
         "where at < least($1, clock_timestamp() - interval '1 s') - make_interval(secs => $2) "
         f"order by at limit {_DELETE_BATCH_ROWS})) returning 1",
-        (now, AUDIT_KEPT.total_seconds()),
+        (now, AUDIT_RETENTION.total_seconds()),
     )
     return len(rows)

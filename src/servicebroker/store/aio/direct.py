@@ -1,4 +1,4 @@
-"""Our own connections under asyncio: prepared statements as in ../direct.py, and cancellation without loss."""
+"""Connections in asyncio: prepared statements as in ../direct.py, and cancellation without lost results."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ T = TypeVar("T")
 
 _CANCEL_ATTEMPTS = 4  # attempts to cancel a statement
 _CANCEL_TIMEOUT_S = 1.0  # seconds that the server has for each attempt
-_VIEW_ATTRIBUTE = "servicebroker_view"  # the attribute of the connection that caches its view for threads
+_VIEW_ATTRIBUTE = "servicebroker_view"  # the attribute of the connection that caches its `_BlockingView`
 
 
 class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
-    """A psycopg connection of ours with a cache of its prepared statements.
+    """A psycopg connection with a cache of its prepared statements.
 
     Attributes:
-        ahead: commands to send before the next statement, whoever runs that.
-        waiting: deferred verbs to run before it, too.
-        due: the time at which the pool has to check it again.
+        queued: deferred commands, sent before the next statement, also one of the application.
+        pending: deferred verbs, run before that statement, too.
+        due: the `time.monotonic()` at which the pool has to check the connection again.
         interval: seconds between two checks of the socket during a wait.
     """
 
@@ -52,14 +52,16 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         super().__init__(pgconn, tuple_row)
         forked.protect(self)
         adapt(self.adapters)
-        self.ahead: list[QueuedCommand] = []
-        self.waiting = PendingVerbs()
+        self.queued: list[QueuedCommand] = []
+        self.pending = PendingVerbs()
         self.due = 0.0
         self.interval = POLL_INTERVAL_S
-        self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
+        self.prepared_statements = PreparedStatements(self.queued, self.pending)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...], then: bytes = b"") -> list[Row]:
-        """Run a statement with $1, $2, ..., prepared at its first use, then the command `then`. Returns the rows.
+        """Run a statement with $1, $2, ..., then the command `then`. Returns the rows of the statement.
+
+        The statement is prepared at its first use.
 
         Raises:
             psycopg.Error: as from a cursor.
@@ -68,49 +70,50 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
             return await _completed(self, self.prepared_statements.steps(self, sql, parameters, then))
 
     async def wait(self, gen: PQGen[T], interval: float | None = None, timeout: float | None = None) -> T:
-        """Run protocol steps after the deferred ones. If a cancellation comes too late, the result is returned."""
+        """Run the deferred verbs and commands, then `gen`. If a cancellation comes too late, return the result."""
         return await _completed(self, behind(self, gen), interval or self.interval, timeout=timeout)
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
-    """A pool of such connections that obeys every cancellation, and keeps the last returned connection at hand."""
+    """A pool of direct connections, with a spare one outside of it, whose `getconn` swallows no cancellation."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._at_hand: SpareConnection[AsyncDirectConnection] = SpareConnection()
-        self.keep = self._at_hand.keep
+        self._spare: SpareConnection[AsyncDirectConnection] = SpareConnection()
+        self.keep = self._spare.keep
         super().__init__(*arguments, **options)
 
     async def getconn(self, timeout: float | None = None) -> AsyncDirectConnection:
-        """Take the connection at hand, else one of the pool.
+        """Take the spare connection, or one of the pool.
 
-        The driver's method uses asyncio.wait_for, which may swallow a cancellation in Python 3.11.
+        The driver's method uses asyncio.wait_for, which may swallow a cancellation in Python 3.11. Then the task is
+        cancelled again.
         """
-        if (connection := self._at_hand.take()) is not None:
+        if (connection := self._spare.take()) is not None:
             return connection
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
         try:
             connection = await super().getconn(timeout)
         finally:
-            self._at_hand.asked(connection)
+            self._spare.asked(connection)
         if task and task.cancelling() > before:
             cancel_later()
         return connection
 
     async def check(self) -> None:
-        """Check the pool, including the connection at hand."""
-        if (left := self._at_hand.let_go()) is not None:
-            await self.putconn(left)
+        """Check the connections of the pool, and the spare one."""
+        if (spare := self._spare.remove()) is not None:
+            await self.putconn(spare)
         await super().check()
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Close the pool, including the connection at hand."""
-        if (left := self._at_hand.let_go(for_good=True)) is not None:
-            await self.putconn(left)
+        """Close the pool and the spare connection."""
+        if (spare := self._spare.remove(and_close=True)) is not None:
+            await self.putconn(spare)
         await super().close(timeout)
 
     def drop(self, *stops: Callable[[], None]) -> None:
-        """Stop the work that uses the pool, and leave the pool to the end of its event loop."""
+        """Stop the work that uses the pool. The pool itself ends with its event loop."""
         for stop in stops:
             stop()
 
@@ -121,7 +124,7 @@ class _BlockingView(DirectConnection):
     def __init__(self, connection: AsyncDirectConnection) -> None:
         super().__init__(connection.pgconn)
         self.handlers = _handlers(connection)
-        self.ahead, self.waiting = connection.ahead, connection.waiting
+        self.queued, self.pending = connection.queued, connection.pending
         self.prepared_statements = connection.prepared_statements
         self.prepare_threshold = None
         self.autocommit = True
@@ -130,19 +133,19 @@ class _BlockingView(DirectConnection):
 
 @contextlib.contextmanager
 def blocking(connection: AsyncDirectConnection) -> Iterator[DirectConnection]:
-    """Lend the connection to a thread until the block ends, as a blocking connection object on the same socket.
+    """Return a blocking connection object on the same socket, for a thread, until the block ends.
 
-    No task may use it meanwhile.
+    No task may use the connection meanwhile.
     """
-    remembered, theirs = connection.__dict__, _handlers(connection)
-    view: _BlockingView = remembered.get(_VIEW_ATTRIBUTE) or remembered.setdefault(
+    attributes, original_handlers = connection.__dict__, _handlers(connection)
+    view: _BlockingView = attributes.get(_VIEW_ATTRIBUTE) or attributes.setdefault(
         _VIEW_ATTRIBUTE, _BlockingView(connection)
     )
     connection.pgconn.notice_handler, connection.pgconn.notify_handler = view.handlers
     try:
         yield view
     finally:
-        connection.pgconn.notice_handler, connection.pgconn.notify_handler = theirs
+        connection.pgconn.notice_handler, connection.pgconn.notify_handler = original_handlers
 
 
 def _handlers(connection: AsyncDirectConnection) -> tuple[Any, Any]:
@@ -156,22 +159,22 @@ async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) 
         await _completed(connection, behind(connection, command_steps(connection, command)))
 
 
-async def send_ahead(connection: AsyncDirectConnection) -> None:
-    """Run the deferred commands and verbs now, since no statement follows."""
-    if connection.ahead or connection.waiting.verbs:
+async def send_queued(connection: AsyncDirectConnection) -> None:
+    """Run the deferred verbs and commands without a statement after them."""
+    if connection.queued or connection.pending.verbs:
         async with connection.lock:
             await _completed(connection, behind(connection, nothing()))
 
 
 async def wait_for_notifications(connection: AsyncDirectConnection, seconds: float) -> list[str]:
-    """Return the payloads of notifications, once some have come, or none after `seconds`."""
+    """Wait until notifications arrive, at most `seconds`, and return their payloads."""
     return [notice.payload async for notice in connection.notifies(timeout=seconds, stop_after=1)]
 
 
 async def run_query(
     cursor: psycopg.AsyncRawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool
 ) -> None:
-    """Run a statement on a cursor, possibly of a connection of the application."""
+    """Run a statement on a cursor, also one of the application. If a cancellation comes too late, it is postponed."""
     try:
         await cursor.execute(sql, parameters, prepare=prepare)
     except asyncio.CancelledError:
@@ -183,17 +186,21 @@ async def run_query(
 async def _completed(
     connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = POLL_INTERVAL_S, **limits: Any
 ) -> T:
-    """Return the result of the steps. A cancellation stops the statement in the server, unless it comes too late."""
+    """Run protocol steps and return their result.
+
+    A cancellation cancels the statement in the server. If the statement has completed, its result is returned, and the
+    cancellation is raised at the next await.
+    """
     results: list[T] = []
 
-    def noted() -> PQGen[None]:
+    def keep_result() -> PQGen[None]:
         results.append((yield from steps))
 
-    noting = noted()
+    recording_steps = keep_result()
     try:
-        await waiting.wait_async(noting, connection.pgconn.socket, interval, **limits)
+        await waiting.wait_async(recording_steps, connection.pgconn.socket, interval, **limits)
     except asyncio.CancelledError:
-        await finish(_stop(connection, noting))
+        await finish(_stop(connection, recording_steps))
         if not results:
             raise
         cancel_later()
@@ -201,7 +208,7 @@ async def _completed(
 
 
 async def _stop(connection: psycopg.AsyncConnection[Any], steps: PQGen[None]) -> None:
-    """Cancel the running statement, or else close the connection, so that the server rolls it back."""
+    """Cancel the running statement. If that fails, close the connection, so that the server rolls back."""
     if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
         return
     try:

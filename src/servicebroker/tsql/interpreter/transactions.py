@@ -86,16 +86,16 @@ class Transactions:
     def begin(self, name: str = "", *, snapshot: bool = False) -> None:
         """Run BEGIN TRANSACTION. Inside a transaction it only adds to the count."""
         if self.count == 0:
-            self.connection.ahead.append(QueuedCommand(_BEGIN_COMMANDS[snapshot]))
+            self.connection.queued.append(QueuedCommand(_BEGIN_COMMANDS[snapshot]))
             self.is_snapshot = snapshot
             self._outermost_name = name.lower()
         self.count += 1
 
     def change_isolation(self, *, snapshot: bool) -> None:
         """Change the isolation level of a transaction whose BEGIN has not been sent yet."""
-        self.connection.ahead[:] = [
+        self.connection.queued[:] = [
             QueuedCommand(_BEGIN_COMMANDS[snapshot]) if piggybacked.command in _BEGIN_COMMANDS else piggybacked
-            for piggybacked in self.connection.ahead
+            for piggybacked in self.connection.queued
         ]
         self.is_snapshot = snapshot
 
@@ -125,7 +125,7 @@ class Transactions:
                 self._commit_dialogs()
             else:
                 should_send = self.has_begun() and not outcome
-                self.connection.ahead.clear()  # COMMIT releases savepoints
+                self.connection.queued.clear()  # COMMIT releases savepoints
                 if should_send:
                     run_command(self.connection, b"commit")
         finally:
@@ -139,7 +139,7 @@ class Transactions:
 
         If they are the whole transaction and fit into one statement, that statement runs alone.
         """
-        ahead = self.connection.ahead
+        ahead = self.connection.queued
         if self.dialogs.is_one_statement and [piggybacked.command for piggybacked in ahead] == [_BEGIN_COMMANDS[False]]:
             ahead.clear()
             run_alone(self.connection, self.dialogs.take())
@@ -204,7 +204,7 @@ class Transactions:
     def has_begun(self) -> bool:
         """Return True if BEGIN has been sent, or if conversations wait to be sent behind it."""
         return self.dialogs.has_dialogs or not any(
-            piggybacked.command in _BEGIN_COMMANDS for piggybacked in self.connection.ahead
+            piggybacked.command in _BEGIN_COMMANDS for piggybacked in self.connection.queued
         )
 
     def rollback(self) -> None:
@@ -221,11 +221,11 @@ class Transactions:
             )
         self.dialogs.drop()
         if not self.has_begun():
-            self.connection.ahead.clear()
+            self.connection.queued.clear()
             self._reset()
             return
         restore = self.save_tables()
-        self.connection.ahead.clear()
+        self.connection.queued.clear()
         try:
             run_command(self.connection, b"rollback")
             self.on_undo()
@@ -257,11 +257,11 @@ class Transactions:
     def restart(self) -> None:
         """Roll back in PostgreSQL, and begin a doomed transaction in its place, so that CATCH can read."""
         self.dialogs.drop()
-        self.connection.ahead.clear()
+        self.connection.queued.clear()
         run_command(self.connection, b"rollback")
         self.on_undo()
         release_group_locks(self.connection)
-        self.connection.ahead.append(QueuedCommand(_BEGIN_COMMANDS[self.is_snapshot]))
+        self.connection.queued.append(QueuedCommand(_BEGIN_COMMANDS[self.is_snapshot]))
         self._has_guard = False
         self.is_doomed = True
 
@@ -277,7 +277,7 @@ class Transactions:
         self.release_guard()
         self._savepoint_count += 1
         savepoint = Savepoint(name.lower(), f"tsql_{self._savepoint_count}")
-        self.connection.ahead.append(QueuedCommand(f"savepoint {savepoint.postgres_name}".encode()))
+        self.connection.queued.append(QueuedCommand(f"savepoint {savepoint.postgres_name}".encode()))
         self._savepoints.append(savepoint)
 
     def is_outermost_name(self, name: str) -> bool:
@@ -303,8 +303,8 @@ class Transactions:
         del self._savepoints[positions[-1] + 1 :]
         restore = self.save_tables()
         self._has_guard = False
-        self.connection.ahead[:] = [
-            piggybacked for piggybacked in self.connection.ahead if b"release" not in piggybacked.command
+        self.connection.queued[:] = [
+            piggybacked for piggybacked in self.connection.queued if b"release" not in piggybacked.command
         ]
         run_command(self.connection, f"rollback to savepoint {savepoint.postgres_name}".encode())
         self.on_undo()
@@ -339,7 +339,7 @@ class Transactions:
         self.release_guard()
         self._savepoint_count += 1
         savepoint = f"tsql_{self._savepoint_count}".encode()
-        self.connection.ahead.append(QueuedCommand(b"savepoint " + savepoint))
+        self.connection.queued.append(QueuedCommand(b"savepoint " + savepoint))
         try:
             yield
         except BaseException:
@@ -347,7 +347,7 @@ class Transactions:
             raise
         self.release_guard()
         if self.count:
-            self.connection.ahead.append(QueuedCommand(b"release savepoint " + savepoint))
+            self.connection.queued.append(QueuedCommand(b"release savepoint " + savepoint))
 
     def _undo_to(self, savepoint: bytes) -> None:
         """Roll back to a savepoint, or drop it if it has not been sent yet."""
@@ -355,11 +355,11 @@ class Transactions:
         if not self.count or self.connection.closed:
             return
         self._has_guard = False
-        commands = [piggybacked.command for piggybacked in self.connection.ahead]
+        commands = [piggybacked.command for piggybacked in self.connection.queued]
         if b"savepoint " + savepoint in commands:  # not sent yet
-            del self.connection.ahead[commands.index(b"savepoint " + savepoint) :]
+            del self.connection.queued[commands.index(b"savepoint " + savepoint) :]
             return
-        self.connection.ahead.clear()
+        self.connection.queued.clear()
         run_command(self.connection, b"rollback to savepoint " + savepoint)
         self.on_undo()
 
@@ -367,23 +367,23 @@ class Transactions:
         """Set the guard before a statement that PostgreSQL may refuse."""
         if self.count:
             self.release_guard()
-            self.connection.ahead.append(QueuedCommand(b"savepoint " + _GUARD_NAME))
+            self.connection.queued.append(QueuedCommand(b"savepoint " + _GUARD_NAME))
             self._has_guard = True
 
     def release_guard(self) -> None:
         """Release the guard of the last statement, before one that needs none. Waiting verbs are sent first."""
         send_what_waits(self.connection)
         if self._has_guard:
-            self.connection.ahead.append(QueuedCommand(b"release savepoint " + _GUARD_NAME))
+            self.connection.queued.append(QueuedCommand(b"release savepoint " + _GUARD_NAME))
             self._has_guard = False
 
     def undo_statement(self) -> None:
         """Undo the statement behind the guard, which has failed."""
         if self._has_guard and not self.connection.closed:
-            if self.connection.ahead:  # not sent yet
-                self.connection.ahead[:] = [
+            if self.connection.queued:  # not sent yet
+                self.connection.queued[:] = [
                     piggybacked
-                    for piggybacked in self.connection.ahead
+                    for piggybacked in self.connection.queued
                     if piggybacked.command != b"savepoint " + _GUARD_NAME
                 ]
                 self._has_guard = False
