@@ -102,7 +102,7 @@ class Side:
             server = self.server()
             os.kill(server, signal.SIGQUIT)
             eventually(lambda: not Path(f"/proc/{server}/cwd").exists())
-            Cluster(self.folder, server_user()).bring_up()
+            Cluster(self.folder, server_user()).start()
 
     def ledger(self, way: str) -> list[tuple[str, int]]:
         """Return the acts of its application in their order; wait until PostgreSQL answers."""

@@ -164,11 +164,11 @@ class Host:
         while not self._stopped.is_set():
             try:
                 with connect(self.instance.url, application_name="servicebroker activation") as connection:
-                    self._outage.over()
+                    self._outage.end()
                     self._serve(connection)
                     return
             except (psycopg.Error, ServiceBrokerError) as problem:
-                self._outage.lost(problem)
+                self._outage.report(problem)
                 self._lose_leases()
                 self._stopped.wait(RECONNECT_DELAY_S)
             except BaseException as problem:  # no exception is meant to end this thread
@@ -347,7 +347,7 @@ class Host:
         try:
             return resolve(database, name)
         except BaseException as problem:
-            self._unresolved.lost(InstanceError(f"{name}: {told(problem)}"))
+            self._unresolved.report(InstanceError(f"{name}: {told(problem)}"))
             return None
 
     def _lose_leases(self) -> None:

@@ -51,7 +51,7 @@ from servicebroker.operations.schedules import TakeTurn
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import run_alone
-from servicebroker.store.server_errors import undoes_all
+from servicebroker.store.server_errors import is_transaction_conflict
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -170,7 +170,7 @@ class FailureHandler:
             failure = InstanceError("A statement of the procedure failed, and the procedure went on.")
         if failure is None:
             return True
-        if len(self._processed) > len(messages) and undoes_all(failure):
+        if len(self._processed) > len(messages) and is_transaction_conflict(failure):
             self._one_by_one = len(self._processed)
             Turn(
                 transaction, messages
@@ -204,7 +204,9 @@ class FailureHandler:
         if is_processed or poison.forget_commit(connection):  # this COMMIT was refused, or the one sent with RECEIVE
             self._remember(messages, problem)
             return True
-        if len(messages) > 1 and undoes_all(problem):  # the fault of another transaction, or of one message
+        if len(messages) > 1 and is_transaction_conflict(
+            problem
+        ):  # the fault of another transaction, or of one message
             self._one_by_one = len(messages)
             return True
         return False

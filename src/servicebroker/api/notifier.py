@@ -187,7 +187,7 @@ class Notifier:
                 with connect(self._url, application_name="servicebroker notifier") as connection:
                     connection.interval = _CLOSE_CHECK_S
                     connection.execute("listen servicebroker")
-                    lost_sessions.note_listener(connection)
+                    lost_sessions.watch_listener(connection)
                     self._listens.set()
                     if self.losses:
                         with self._lock:

@@ -35,7 +35,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
 from servicebroker.store.concurrency import StopDetector
 from servicebroker.store.direct import DirectConnection
-from servicebroker.store.server_errors import undoes_all
+from servicebroker.store.server_errors import is_transaction_conflict
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -207,7 +207,7 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
                 turn.run(procedure)
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
-                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)
+                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
                 if not done or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem

@@ -30,7 +30,7 @@ from servicebroker.model.messages import Message
 from servicebroker.operations.begin import RepeatedHandle
 from servicebroker.operations.request import BeginRequest, Request, is_over
 from servicebroker.store.concurrency import Lock
-from servicebroker.store.server_errors import undoes_all
+from servicebroker.store.server_errors import is_transaction_conflict
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -108,7 +108,7 @@ class RequestSender:
             is_known = True
         except (InstanceError, psycopg.Error) as problem:
             is_known = True
-            if not undoes_all(problem):
+            if not is_transaction_conflict(problem):
                 for asked in together:
                     asked.problem = problem
         except Exception:

@@ -54,7 +54,7 @@ from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
 from servicebroker.store.direct import DirectConnection, wait_for_notifications
 from servicebroker.store.running import in_transaction, run, run_alone
-from servicebroker.store.server_clock import taken_ahead
+from servicebroker.store.server_clock import take_clock_difference
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statement_counts import counts_of
@@ -166,7 +166,7 @@ class Upkeep:
                 if truncate_empty_queues(connection, self._closed.is_set):
                     self._remaining_attempts = 0
             follow(self._clock, connection)
-            if ahead := taken_ahead(self._clock):
+            if ahead := take_clock_difference(self._clock):
                 report_wrong_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
                 has_work |= upkeep(connection, self._clock(), self._closed.is_set, self._catalog)

@@ -75,7 +75,7 @@ from servicebroker.store.listener import Listener, listening
 from servicebroker.store.migrations import this_version
 from servicebroker.store.outage import REPEAT_S, Outage
 from servicebroker.store.running import execute, run, run_alone
-from servicebroker.store.server_clock import taken_ahead
+from servicebroker.store.server_clock import take_clock_difference
 from servicebroker.store.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
@@ -197,7 +197,7 @@ class Daemon:
                     _log.warning("%s All shares restart from the stored state.", problem)
                     self._begin_anew()
                 except (psycopg.Error, InstanceError) as problem:
-                    self._outage.lost(problem)
+                    self._outage.report(problem)
                     self._begin_anew()
                 except Exception as problem:  # a bug here must not end the readers, nor all other peers
                     self._failed(problem)
@@ -226,7 +226,7 @@ class Daemon:
     def _connect_and_serve(self) -> None:
         with connect(self._url, application_name=NAME) as connection:
             check_home(find_home(connection), connection.info.dbname)  # a copy may have taken its name meanwhile
-            self._outage.over()
+            self._outage.end()
             try:
                 self._connection = connection
                 if self._take_over(connection, Act.SERVE):
@@ -242,7 +242,7 @@ class Daemon:
                 with connect(self._url, application_name=NAME) as connection:
                     return self._take_over(connection, Act.TRY_LEASE)
             except (psycopg.Error, InstanceError) as problem:
-                self._outage.lost(problem)
+                self._outage.report(problem)
                 self._network.stand(IN_DOUBT)
                 self._stopped.wait(RECONNECT_INTERVAL_S)
         return False
@@ -334,7 +334,7 @@ class Daemon:
             return
         self._look_at = now + POLICY_INTERVAL_S
         follow(self._clock, connection)
-        if ahead := taken_ahead(self._clock):
+        if ahead := take_clock_difference(self._clock):
             run_alone(connection, note_wrong_clock(ahead, self._clock()))
         self._principal_check.renew(connection)
         self._keep(connection)

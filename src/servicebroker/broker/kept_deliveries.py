@@ -72,11 +72,11 @@ class KeptDeliveries:
             except (psycopg.Error, ServiceBrokerError) as problem:
                 is_done = False
                 if not self._closed.is_set():
-                    self._outage.lost(problem)
+                    self._outage.report(problem)
             finally:
                 self._connection = None
             if is_done:
-                self._outage.over()
+                self._outage.end()
                 pause = RETRY_S
             else:
                 self._closed.wait(pause)
@@ -97,5 +97,5 @@ class KeptDeliveries:
             except psycopg.Error as problem:
                 if connection.broken:
                     raise
-                self._outage.lost(problem)
+                self._outage.report(problem)
         return not kept or not run(connection, find_kept())

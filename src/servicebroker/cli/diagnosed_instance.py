@@ -30,11 +30,11 @@ from servicebroker.protocol.mirroring import Role
 from servicebroker.store.connection import connect, is_url, one_line, urls_of_hosts
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.lost_sessions import hang_up
+from servicebroker.store.lost_sessions import shut_down_socket
 from servicebroker.store.running import run
 from servicebroker.store.server import check_sessions
 from servicebroker.store.server_clock import ServerClock, system_time
-from servicebroker.store.server_errors import in_our_words
+from servicebroker.store.server_errors import explain_error
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Steps
 
@@ -196,7 +196,7 @@ class DiagnosedInstance:
         if self._is_thorough:
             yield
             return
-        deadline = threading.Timer(ANSWER_TIMEOUT_S, hang_up, (connection,))
+        deadline = threading.Timer(ANSWER_TIMEOUT_S, shut_down_socket, (connection,))
         deadline.daemon = True
         deadline.start()
         try:
@@ -215,7 +215,7 @@ class DiagnosedInstance:
             self._add_failure(subject, "another session holds a lock that it needs.", is_cut=True)
         except psycopg.errors.InsufficientPrivilege as problem:
             if self.engine is RestrictedVerbs:
-                raise in_our_words(problem) or problem from problem
+                raise explain_error(problem) or problem from problem
             self._add_failure(subject, one_line(problem))
         except psycopg.Error as problem:
             is_lost = self._connection is not None and self._connection.closed

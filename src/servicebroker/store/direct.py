@@ -228,7 +228,7 @@ class PreparedStatements:
         return True
 
     def _run_between(self, connection: AnyConnection, send: Callable[[], None], then: bytes) -> PQGen[PGresult]:
-        """Send the deferred commands, the statement and `then` in one round trip, up to the first failure."""
+        """Send the deferred commands, the statement and `then` together; the server stops at the first failure."""
         queued = self._queued.copy()
         self._queued.clear()
         pgconn = connection.pgconn

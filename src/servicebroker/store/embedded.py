@@ -1,14 +1,14 @@
-"""A private PostgreSQL in a data folder, shared by all processes of the folder's owner.
+"""A private PostgreSQL server in a data folder, shared by all processes of the folder's owner.
 
-Every process that has it open for long restarts it if it has died.
+Every process that keeps the server open restarts it after a crash.
 
 Contents of the folder:
 
     lock             held while the server is created, started or stopped
-    home             the path of the folder, which reveals a copy
-    in-use           locked, shared, by every process that has the server open; a killed process releases it
+    home             the path of the folder: in a copied folder it differs
+    in-use           every process that has the server open holds a shared lock on it, until it ends
     postgresql/      the cluster and, if the path is short enough, its socket
-    postgresql.log   the server's log; begun anew at a start if it is large
+    postgresql.log   the server's log; a start renames a large one
 
 Operations on the cluster itself are in `store/cluster.py`.
 """
@@ -32,15 +32,15 @@ from servicebroker.model.hidden_passwords import without_password
 from servicebroker.model.wording import LONGEST_SHOWN, cut
 from servicebroker.store.cluster import HOME_FILE, Cluster, LostLog, server_user, unusable, user_name
 
-CHECK_INTERVAL_S = 0.5  # seconds between two checks of the server
-RESTART_DELAY_S = 5.0  # seconds after a failed attempt to start it
+CHECK_INTERVAL_S = 0.5  # between two checks whether the server runs
+RESTART_DELAY_S = 5.0  # after a failed attempt to start the server
 _log = logging.getLogger("servicebroker")
 
 
 class EmbeddedServer:
-    """A private PostgreSQL in a data folder, open until `close`, the end of a `with`, or of the process.
+    """A private PostgreSQL server in a data folder, open until `close`, or the end of the `with` block or the process.
 
-    A forked child shares nothing: it calls `start` for itself, and cannot stop its parent's server.
+    A forked child cannot use or stop the server of its parent: it has to call `start` for itself.
 
     Attributes:
         url: the server's URL for libpq (psycopg, ADBC, psql), valid in every process of the same OS user.
@@ -57,11 +57,12 @@ class EmbeddedServer:
             threading.Thread(target=_watch, args=(cluster, left), name=name, daemon=True).start()
 
     @classmethod
-    def start(cls, folder: Path | str, *, takes_copies: bool = False, watches: bool = True) -> Self:
+    def start(cls, folder: Path | str, *, accepts_copies: bool = False, watches: bool = True) -> Self:
         """Create the server in `folder`, start it, or join the running one.
 
-        `takes_copies` is for the command that adopts one. A caller that stays for a few statements, beside others who
-        have the server open for long, needs no thread that `watches` the server.
+        `accepts_copies`: accept a copied folder, for the command that adopts it. `watches`: start a thread that restarts
+        the server after a crash. A caller that runs a few statements, while other processes keep the server open, needs
+        none.
 
         Raises:
             InstanceError: the folder cannot be used or is a copy, the disk is full, or PostgreSQL refused to start.
@@ -74,9 +75,9 @@ class EmbeddedServer:
                 in_use = _open_lock(folder / "in-use")
                 try:
                     fcntl.flock(in_use, fcntl.LOCK_SH)
-                    cluster.check_home(takes_copies=takes_copies)
-                    server = cls(cluster, in_use, cluster.bring_up(), watches=watches)
-                    if not takes_copies:
+                    cluster.check_home(accepts_copies=accepts_copies)
+                    server = cls(cluster, in_use, cluster.start(), watches=watches)
+                    if not accepts_copies:
                         cluster.settle()
                     return server
                 except BaseException:
@@ -86,35 +87,35 @@ class EmbeddedServer:
             raise unusable(folder, error) from error
 
     @classmethod
-    def join(cls, folder: Path | str, *, takes_copies: bool = False, watches: bool = True) -> Self:
-        """Join a server that has been created before: in a mistyped folder a new one would help nobody.
+    def join(cls, folder: Path | str, *, accepts_copies: bool = False, watches: bool = True) -> Self:
+        """Start or join a server that exists. A mistyped folder is an error, not a new server.
 
         Raises:
-            InstanceError: the folder has none; and as `start`.
+            InstanceError: the folder has no server; and as `start`.
         """
         cls.must_exist(folder)
-        return cls.start(folder, takes_copies=takes_copies, watches=watches)
+        return cls.start(folder, accepts_copies=accepts_copies, watches=watches)
 
     @staticmethod
     def settle(folder: Path | str) -> None:
-        """Make the folder, an adopted copy, the home of its instance."""
-        place = Path(os.path.realpath(folder))
-        with _transition(place):
-            Cluster(place, server_user()).settle()
+        """Record the folder of an adopted copy as the home of its instance."""
+        path = Path(os.path.realpath(folder))
+        with _transition(path):
+            Cluster(path, server_user()).settle()
 
     @staticmethod
     def is_copy(folder: Path | str) -> bool:
-        """Check whether the folder is a copy of another one that was not adopted."""
+        """Check whether the folder is a copy of another one, and was not adopted."""
         return Cluster(Path(os.path.realpath(folder)), server_user()).original() is not None
 
     @staticmethod
     def lost_log(folder: Path | str) -> LostLog | None:
-        """Return the log of a running server that somebody deleted or moved; None if it is in its place."""
+        """Return the log of a running server if it was deleted or moved; None if it is at its path."""
         return Cluster(Path(os.path.realpath(folder)), server_user()).lost_log()
 
     @staticmethod
     def running_url(folder: Path | str) -> str | None:
-        """Return the URL of the server of a folder if it runs; nothing is started."""
+        """Return the URL of the folder's server if it runs. Never starts it."""
         return Cluster(Path(os.path.realpath(folder)), server_user()).running_url()
 
     @classmethod
@@ -130,8 +131,8 @@ class EmbeddedServer:
         except OSError as error:
             raise unusable(Path(cut(str(folder), LONGEST_SHOWN)), error) from error
         if not exists:
-            place = without_password(str(folder))  # perhaps a mistyped URL
-            raise NoInstance(f"There is no instance in '{place}': make one with servicebroker init.")
+            name = without_password(str(folder))  # perhaps a mistyped URL
+            raise NoInstance(f"There is no instance in '{name}': make one with servicebroker init.")
 
     @staticmethod
     def exists(folder: Path | str) -> bool:
@@ -140,41 +141,41 @@ class EmbeddedServer:
 
     @classmethod
     def step(cls, folder: Path | str) -> str:
-        """Return the words for `start`: it makes a server in the folder, or starts the one there."""
+        """Return the text that a command shows while `start` creates or starts the server."""
         try:
             is_new = not cls.exists(folder)
-        except OSError:  # `start` tells it
+        except OSError:  # `start` raises the error
             is_new = False
         return f"{'Making' if is_new else 'Starting'} PostgreSQL in '{folder}'"
 
     @staticmethod
     def stop_unused(folder: Path) -> None:
-        """Stop the server of a folder unless a process has it open: the last one was killed.
+        """Stop the server of a folder if no process has it open, because the last one was killed.
 
         Raises:
-            InstanceError: it does not stop.
+            InstanceError: the server does not stop.
         """
         _leave(Cluster(folder, server_user()), _open_lock(folder / "in-use"), os.getpid(), threading.Event())
 
     @classmethod
     @contextmanager
     def made(cls, folder: Path | str) -> Iterator[Self]:
-        """Create a server in a folder without one, for a `with` block; a failure leaves nothing of it.
+        """Create a server in a new folder, for a `with` block. If the block fails, remove the server and the folder.
 
         Raises:
             InstanceError: as `start`.
         """
-        place = Path(os.path.realpath(folder))
-        new = [path for path in (place, *place.parents) if not path.exists()]
+        path = Path(os.path.realpath(folder))
+        new_folders = [parent for parent in (path, *path.parents) if not parent.exists()]
         try:
-            with cls.start(place) as server:
+            with cls.start(path) as server:
                 yield server
         except BaseException:
-            _unmake(place, new)
+            _remove(path, new_folders)
             raise
 
     def close(self) -> None:
-        """Leave the server; the last one out stops it. Closing twice does nothing."""
+        """Release the server. The last process that releases it stops it. A second call does nothing."""
         self._leave()
 
     def __enter__(self) -> Self:
@@ -185,7 +186,7 @@ class EmbeddedServer:
 
 
 def _watch(cluster: Cluster, left: threading.Event) -> None:
-    """Restart the server whenever it has died, until this process leaves it; one of its processes does so."""
+    """Restart the server after a crash, until this process releases it. Only one process at a time does so."""
     pause, has_lost_log = CHECK_INTERVAL_S, False
     while not left.wait(pause):
         pause = CHECK_INTERVAL_S
@@ -200,8 +201,8 @@ def _watch(cluster: Cluster, left: threading.Event) -> None:
                     continue
                 if not cluster.data.is_dir():  # the cluster was deleted
                     return
-                _log.error("%s It is started again.", cluster.obituary())
-                cluster.bring_up()
+                _log.error("%s It is started again.", cluster.describe_end())
+                cluster.start()
             _log.warning("The PostgreSQL server of '%s' is back.", cluster.folder)
         except FileNotFoundError:  # the folder is gone
             return
@@ -211,6 +212,7 @@ def _watch(cluster: Cluster, left: threading.Event) -> None:
 
 
 def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) -> None:
+    """Release the server, and stop it if no other process has it open. `opener`: the process that had opened it."""
     left.set()
     if os.getpid() != opener:
         os.close(in_use)
@@ -225,8 +227,8 @@ def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) ->
         os.close(in_use)
 
 
-def _unmake(folder: Path, new: Iterable[Path]) -> None:
-    """Remove a server that no other process has open, with the folders that were created for it."""
+def _remove(folder: Path, new_folders: Iterable[Path]) -> None:
+    """Remove a server that no other process has open, and the folders that were created for it."""
     with suppress(OSError), _transition(folder):
         in_use = _open_lock(folder / "in-use")
         try:
@@ -237,14 +239,15 @@ def _unmake(folder: Path, new: Iterable[Path]) -> None:
         finally:
             os.close(in_use)
     with suppress(OSError):
-        for path in new:
+        for path in new_folders:
             path.rmdir()
 
 
 def _prepare(folder: Path) -> None:
+    """Create the data folder if it is missing, and refuse one that cannot be used."""
     if folder.exists() and not folder.is_dir():
         raise InstanceError(f"The data folder '{folder}' is a file; choose another path.")
-    if "\n" in str(folder):  # postmaster.pid is a file of lines
+    if "\n" in str(folder):  # postmaster.pid has the path on a line of its own
         raise InstanceError("The name of a data folder cannot hold a line break; choose another path.")
     folder.mkdir(mode=0o701 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
     status = folder.stat()

@@ -46,7 +46,7 @@ def listening(
         connection.interval = _POLL_INTERVAL_S
         for channel in channels:
             execute(connection, "listener.listening", f"listen {channel}")
-        lost_sessions.note_listener(connection)
+        lost_sessions.watch_listener(connection)
         listener = Listener()
 
         def hear() -> None:
@@ -61,5 +61,5 @@ def listening(
         try:
             yield listener
         finally:
-            lost_sessions.hang_up(connection)
+            lost_sessions.shut_down_socket(connection)
             thread.join()

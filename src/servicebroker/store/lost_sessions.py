@@ -69,13 +69,13 @@ def watch(connection: AnyConnection, url: str, session: Session) -> None:
             threading.Thread(target=_run, name="servicebroker lost sessions", daemon=True).start()
 
 
-def note_listener(connection: AnyConnection) -> None:
+def watch_listener(connection: AnyConnection) -> None:
     """Watch a connection that waits for notifications, too."""
     if connection in _watched:
         _watched[connection].is_listening = True
 
 
-def hang_up(connection: AnyConnection) -> None:
+def shut_down_socket(connection: AnyConnection) -> None:
     """Shut down the socket of a connection, so that a thread that waits for the server there gets an error."""
     with (
         contextlib.suppress(OSError, psycopg.Error),  # already closed
@@ -118,7 +118,7 @@ def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
         with psycopg.connect(
             url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S, application_name="servicebroker lost sessions"
         ) as other:
-            deadline = threading.Timer(_ANSWER_TIMEOUT_S, hang_up, (other,))
+            deadline = threading.Timer(_ANSWER_TIMEOUT_S, shut_down_socket, (other,))
             deadline.start()
             try:
                 pids = [each.session[0] for each in suspects.values()]
@@ -133,7 +133,7 @@ def _judge(url: str, suspects: dict[AnyConnection, _Watched]) -> None:
         if (pid not in existing or is_replaced) and not connection.closed:
             said = "PostgreSQL has no session %s any more, and nobody closed the connection: it is closed."
             report(_LOG, logging.WARNING, said, pid)
-            hang_up(connection)
+            shut_down_socket(connection)
 
 
 def _forget() -> None:

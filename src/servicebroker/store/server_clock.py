@@ -57,7 +57,7 @@ class ServerClock:
                 "lifetimes, timers and all stored times go by it. Set the clock that is wrong."
             )
 
-    def take_ahead(self) -> timedelta | None:
+    def take_difference(self) -> timedelta | None:
         """Return how far this machine's clock is ahead of the server's, if it was found wrong since the last call.
 
         Any request to the server may find it: a busy application asks more often than the one that reports to doctor.
@@ -66,9 +66,9 @@ class ServerClock:
         return found
 
 
-def taken_ahead(clock: Clock) -> timedelta | None:
+def take_clock_difference(clock: Clock) -> timedelta | None:
     """Return `take_ahead` of a server's clock; None for another clock."""
-    return clock.take_ahead() if isinstance(clock, ServerClock) else None
+    return clock.take_difference() if isinstance(clock, ServerClock) else None
 
 
 def system_time() -> datetime:

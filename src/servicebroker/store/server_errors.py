@@ -42,7 +42,7 @@ _TRANSACTION_ROLLBACK = "40"  # the class of SQLSTATE of deadlocks and serializa
 _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
 
 
-def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = False) -> ServiceBrokerError | None:
+def explain_error(problem: psycopg.Error, *, transaction_only: bool = False) -> ServiceBrokerError | None:
     """Return the error to raise instead; None for one that has to keep its SQLSTATE, such as 40001.
 
     `only_of_the_transaction`: None also for errors of a single statement, which may be the application's.
@@ -53,7 +53,7 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
     if state == "S3906":
         found = re.search('"(.*)"', problem.diag.message_primary or "")
         return BrokerError(3906, found[1] if found else "")
-    if only_of_the_transaction and not concerns_the_transaction(problem):
+    if transaction_only and not affects_transaction(problem):
         return None
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return LockTimeout(
@@ -101,12 +101,12 @@ def _where(problem: psycopg.Error) -> str:
     return "".join(f" {note}." for note in notes)
 
 
-def concerns_the_transaction(problem: psycopg.Error) -> bool:
+def affects_transaction(problem: psycopg.Error) -> bool:
     """Check whether the transaction or its connection is lost, not only a statement refused."""
     return not problem.sqlstate or problem.sqlstate.startswith(_OF_THE_TRANSACTION)
 
 
-def undoes_all(problem: BaseException | None) -> bool:
+def is_transaction_conflict(problem: BaseException | None) -> bool:
     """Return whether a failure is one of the whole transaction: a deadlock, or a conflict with another transaction."""
     while problem is not None:
         if isinstance(problem, psycopg.Error) and (problem.sqlstate or "").startswith(_TRANSACTION_ROLLBACK):

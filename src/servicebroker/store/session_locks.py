@@ -85,7 +85,7 @@ def settle(connection: psycopg.Connection[Any]) -> None:
         release(connection)
 
 
-def note_transaction(connection: psycopg.Connection[Any]) -> None:
+def record_transaction(connection: psycopg.Connection[Any]) -> None:
     """Note the transaction that the locks belong to. Call this after a verb on a connection of the application."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if (

@@ -328,7 +328,7 @@ def test_settings_are_ours_unless_the_user_has_others(empty: Path) -> None:
 def test_a_large_log_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedServer.start(folder):
         pass
-    monkeypatch.setattr(cluster, "LARGE_LOG", 10)
+    monkeypatch.setattr(cluster, "MAX_LOG_BYTES", 10)
     with EmbeddedServer.start(folder):
         assert "starting PostgreSQL" in (folder / "postgresql.log.1").read_text()
         assert (folder / "postgresql.log").read_text().count("starting PostgreSQL") == 1
@@ -454,14 +454,14 @@ def test_a_copied_folder_is_not_the_original(folder: Path) -> None:
     EmbeddedServer.start(folder).close()
     subprocess.run(["cp", "-a", folder, copy], check=True)
     with EmbeddedServer.start(folder) as server:
-        with EmbeddedServer.start(copy, takes_copies=True) as other:
+        with EmbeddedServer.start(copy, accepts_copies=True) as other:
             assert other.url != server.url
             assert postmaster(copy) != postmaster(folder)
         assert ask(server.url, "SELECT 1") == 1
         pid_file = "postgresql/postmaster.pid"
         subprocess.run(["cp", "-a", folder / pid_file, copy / pid_file], check=True)
         with pytest.raises(InstanceError, match="while the server there ran"):
-            EmbeddedServer.start(copy, takes_copies=True)
+            EmbeddedServer.start(copy, accepts_copies=True)
 
 
 def test_the_url_works_for_adbc(folder: Path) -> None:

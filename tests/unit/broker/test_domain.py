@@ -125,7 +125,7 @@ def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
     with refused("has expired on 2030-01-02 12:00 UTC"):
         make("west").join(corp.folder, token, NOW + DAY, 0)
     corp.invite("other", NOW + 60 * DAY, DAY)  # forgets the one of long ago
-    assert [guest.member for guest in corp.guests()] == ["other"]
+    assert [guest.member for guest in corp.invitations()] == ["other"]
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "00" * 47, "00" * 49, "zz" * 48])

@@ -14,9 +14,9 @@ def test_the_same_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> Non
     outage = Outage(logging.getLogger("servicebroker.test"), "Lost", lambda: now)
     for second in range(130):
         now = float(second)
-        outage.lost(OSError("refused"))
+        outage.report(OSError("refused"))
     assert [record.getMessage() for record in caplog.records] == ["Lost: refused"] * 3
-    outage.lost(OSError("another\nproblem"))
-    outage.over()
-    outage.lost(OSError("another problem"))
+    outage.report(OSError("another\nproblem"))
+    outage.end()
+    outage.report(OSError("another problem"))
     assert [record.getMessage() for record in caplog.records[3:]] == ["Lost: another problem"] * 2

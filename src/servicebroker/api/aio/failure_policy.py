@@ -50,7 +50,7 @@ from servicebroker.operations.schedules import TakeTurn
 from servicebroker.store.aio.concurrency import StopDetector, finish
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
-from servicebroker.store.server_errors import undoes_all
+from servicebroker.store.server_errors import is_transaction_conflict
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
@@ -172,7 +172,7 @@ class AsyncFailureHandler:
             failure = InstanceError("A statement of the procedure failed, and the procedure went on.")
         if failure is None:
             return True
-        if len(self._processed) > len(messages) and undoes_all(failure):
+        if len(self._processed) > len(messages) and is_transaction_conflict(failure):
             self._one_by_one = len(self._processed)
             await AsyncTurn(
                 transaction, messages
@@ -208,7 +208,9 @@ class AsyncFailureHandler:
         if is_processed or poison.forget_commit(connection):  # this COMMIT was refused, or the one sent with RECEIVE
             self._remember(messages, problem)
             return True
-        if len(messages) > 1 and undoes_all(problem):  # the fault of another transaction, or of one message
+        if len(messages) > 1 and is_transaction_conflict(
+            problem
+        ):  # the fault of another transaction, or of one message
             self._one_by_one = len(messages)
             return True
         return False

@@ -186,7 +186,7 @@ class Notifier:
                 async with await connect(self._url, application_name="servicebroker notifier") as connection:
                     connection.interval = _CLOSE_CHECK_S
                     await connection.execute("listen servicebroker")
-                    lost_sessions.note_listener(connection)
+                    lost_sessions.watch_listener(connection)
                     self._listens.set()
                     if self.losses:
                         async with self._lock:

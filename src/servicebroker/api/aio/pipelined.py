@@ -19,7 +19,7 @@ from servicebroker.operations.operation import Operation
 from servicebroker.operations.send import Send, SendBatch
 from servicebroker.store.aio.direct import AsyncDirectConnection, send_queued
 from servicebroker.store.direct import is_direct, is_idle
-from servicebroker.store.server_errors import in_our_words
+from servicebroker.store.server_errors import explain_error
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def send_what_waits(connection: AsyncDirectConnection) -> None:
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
         raise InstanceError(QUEUE_WAS_DROPPED) from None
     except psycopg.Error as problem:
-        raise (in_our_words(problem) or problem) from problem
+        raise (explain_error(problem) or problem) from problem
 
 
 class AsyncPipeline:

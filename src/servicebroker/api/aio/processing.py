@@ -34,7 +34,7 @@ from servicebroker.model.poison import Policy
 from servicebroker.operations.receive import Receive
 from servicebroker.store.aio.concurrency import StopDetector
 from servicebroker.store.aio.direct import AsyncDirectConnection
-from servicebroker.store.server_errors import undoes_all
+from servicebroker.store.server_errors import is_transaction_conflict
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
@@ -212,7 +212,7 @@ async def _take_groups(
                 await turn.run(procedure)
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
-                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not undoes_all(problem)
+                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
                 if not done or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem

@@ -17,12 +17,12 @@ from servicebroker.store.migrations import applied, check_whole, compare, migrat
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
-from servicebroker.store.server_errors import in_our_words
+from servicebroker.store.server_errors import explain_error
 from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Rows, Steps
 
 
-def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False) -> type[OwnerVerbs]:
+def prepare(url: str, clock: Clock | None = None, *, accepts_copies: bool = False) -> type[OwnerVerbs]:
     """Create the schema and the system database, or migrate them. Return the interpreter of operations for the role.
 
     A standby and a restricted role cannot migrate, so the schema must be up to date already.
@@ -30,7 +30,7 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
     Args:
         url: the database.
         clock: if it follows the server's time, it is set.
-        takes_copies: accept a copied database, for `servicebroker instance adopt`.
+        accepts_copies: accept a copied database, for `servicebroker instance adopt`.
 
     Raises:
         InstanceError: the server cannot be reached or used, or is unsuitable; the database is a copy of an instance.
@@ -55,12 +55,12 @@ def prepare(url: str, clock: Clock | None = None, *, takes_copies: bool = False)
             else:
                 with logged_if_slow("Bringing the schema of the instance up to date"):
                     migrate(connection)
-            if not takes_copies:
+            if not accepts_copies:
                 check_home(find_home(connection), connection.info.dbname)
             if not is_standby:
                 run_alone(connection, ensure_database(SYSTEM_DATABASE))
         except psycopg.errors.ReadOnlySqlTransaction as problem:
-            raise in_our_words(problem) or problem from problem
+            raise explain_error(problem) or problem from problem
     return OwnerVerbs
 
 

@@ -65,7 +65,7 @@ def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
         state = f"revoked {_time(revoked[member.lower()])}" if member.lower() in revoked else "member"
         for instance, issued in instances.items():
             table.row(account(found.name, member), str(instance), _time(issued.expires), state)
-    for guest in found.guests():
+    for guest in found.invitations():
         if not guest.is_used:
             state = "invited until" if guest.expires > system_time() else "was invited until"
             table.row(account(found.name, guest.member), "", "", f"{state} {_time(guest.expires)}")
@@ -156,7 +156,7 @@ def _told(found: Domain) -> dict[str, object]:
         ],
         "invitations": [
             {"login": account(found.name, guest.member), "expires": guest.expires.isoformat(), "is_used": guest.is_used}
-            for guest in found.guests()
+            for guest in found.invitations()
         ],
         "revoked": {account(found.name, member): at.isoformat() for member, at in found.revoked().items()},
     }

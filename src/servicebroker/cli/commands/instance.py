@@ -248,12 +248,12 @@ def _adopt(instance: str, identifier: str) -> None:
 
 
 @contextmanager
-def _server(target: str, *, takes_copies: bool = False) -> Iterator[str]:
+def _server(target: str, *, accepts_copies: bool = False) -> Iterator[str]:
     """Yield the URL of an existing server; join an embedded one for the block."""
     if is_url(target):
         yield target
         return
-    with EmbeddedServer.join(target, takes_copies=takes_copies) as server:
+    with EmbeddedServer.join(target, accepts_copies=accepts_copies) as server:
         yield server.url
 
 
@@ -272,6 +272,6 @@ def _restore_target(target: str) -> Iterator[str]:
 def _prepared(target: str) -> Iterator[str]:
     """Yield the URL of an existing instance, which may be a copy, after upgrading its schema."""
     must_exist(target)
-    with _server(target, takes_copies=True) as url:
-        prepare(url, takes_copies=True)
+    with _server(target, accepts_copies=True) as url:
+        prepare(url, accepts_copies=True)
         yield url

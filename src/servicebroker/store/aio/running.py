@@ -119,12 +119,12 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
             counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
         if statement.locks:
-            session_locks.doubt(connection)
+            session_locks.record_unknown(connection)
         if isinstance(problem, psycopg.Error):
             problem.add_note(f"{STATEMENT}{statement.name}")
         raise
     if statement.locks and rows and rows[0][-1] not in (None, []):
-        session_locks.note(connection, rows[0][-1])
+        session_locks.record_keys(connection, rows[0][-1])
     return rows
 
 

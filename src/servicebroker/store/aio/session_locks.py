@@ -85,7 +85,7 @@ async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
         await release(connection)
 
 
-async def note_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
+async def record_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
     """Note the transaction that the locks belong to. Call this after a verb on a connection of the application."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if (

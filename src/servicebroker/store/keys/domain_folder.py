@@ -89,7 +89,7 @@ Ledger = dict[str, dict[UUID, Issued]]  # by member and instance
 Revoked = dict[str, datetime]  # by member, in lower case
 
 
-class Guest(NamedTuple):
+class InvitationState(NamedTuple):
     """An invitation, as it is shown."""
 
     member: str
@@ -178,10 +178,10 @@ class Domain:
         """
         return dict(self._read("members.json", Ledger))
 
-    def guests(self) -> list[Guest]:
+    def invitations(self) -> list[InvitationState]:
         """Return the invitations of the last weeks, for the holder of the key."""
         found: list[Invitation] = [_decoded(read_file(file), Invitation) for file in self._invitations()]
-        return sorted(Guest(one.member, one.expires, bool(one.used_by)) for one in found)
+        return sorted(InvitationState(one.member, one.expires, bool(one.used_by)) for one in found)
 
     # ---------------------------------------------------------------- what the owner of the key does
 
@@ -213,7 +213,7 @@ class Domain:
             wanted = member.lower()
             if wanted == own_name().lower():
                 raise DomainError(f"{member} has the key of {self.name} and can be anybody in it: make another domain.")
-            known = {name.lower() for name in self.members()} | {guest.member.lower() for guest in self.guests()}
+            known = {name.lower() for name in self.members()} | {guest.member.lower() for guest in self.invitations()}
             if wanted not in known:
                 raise DomainError(f"{self.name} has no member and no invitation of the name {member}.")
             self._write("revoked.json", self.revoked() | {wanted: now})

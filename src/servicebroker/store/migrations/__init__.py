@@ -32,7 +32,7 @@ from servicebroker.store.lock_functions import close_where_allowed
 from servicebroker.store.migrations.catalog_views import make_views
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
-from servicebroker.store.server_errors import explain_lock_refusal, in_our_words
+from servicebroker.store.server_errors import explain_error, explain_lock_refusal
 from servicebroker.store.sql_verbs import audit, fence, trail, verbs
 from servicebroker.store.tsql import library
 from servicebroker.store.tsql.dependent_views import DependentView, find_views, restore_views
@@ -120,7 +120,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             "this role. To create an instance, the role needs CREATE on the PostgreSQL database."
         ) from None
     except psycopg.Error as refused:
-        if said := in_our_words(refused):
+        if said := explain_error(refused):
             raise said from None
         raise InstanceError(_refusal(connection, refused)) from None
     return new

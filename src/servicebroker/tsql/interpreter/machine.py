@@ -24,7 +24,7 @@ from servicebroker.operations.principals import AddRoleMember, CreateUser
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import fetch, in_transaction
-from servicebroker.store.server_errors import concerns_the_transaction
+from servicebroker.store.server_errors import affects_transaction
 from servicebroker.store.statements import Steps
 from servicebroker.tsql.date_texts import DATE_ORDER, US_ENGLISH, DateSettings
 from servicebroker.tsql.interpreter.call_frame import CallFrame, ExitReason, Jump
@@ -251,7 +251,7 @@ class Machine:
         except psycopg.Error as error:
             self._failed(from_postgres(error, getattr(statement, "text", "")), statement)
         except InstanceError as error:  # a verb failed: report the server's error, unless the transaction is lost
-            if not isinstance(error.__cause__, psycopg.Error) or concerns_the_transaction(error.__cause__):
+            if not isinstance(error.__cause__, psycopg.Error) or affects_transaction(error.__cause__):
                 raise
             self._failed(from_postgres(error.__cause__), statement)
         except UnicodeEncodeError:  # a lone surrogate
