@@ -73,7 +73,7 @@ from servicebroker.store.keys.key_files import KeyFolder
 from servicebroker.store.keys.opened_keys import OpenedKeys
 from servicebroker.store.listener import Listener, listening
 from servicebroker.store.migrations import this_version
-from servicebroker.store.outage import REPEAT_S, Outage
+from servicebroker.store.outage import REPEAT_INTERVAL_S, Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_clock import take_clock_difference
 from servicebroker.store.server_time import follow
@@ -220,7 +220,7 @@ class Daemon:
         self._network.refusals.note(Refusal(True, "servicebroker serve", ROUND_FAILED), text)
         now = time.monotonic()
         if now >= self._tell_fault_at:
-            self._tell_fault_at = now + REPEAT_S
+            self._tell_fault_at = now + REPEAT_INTERVAL_S
             _log.error("%s The rounds restart from the stored state.", text, exc_info=problem)
 
     def _connect_and_serve(self) -> None:

@@ -316,7 +316,7 @@ class Cluster:
         return None
 
     def _recorded(self) -> tuple[int, Path] | None:
-        """Return the process id and the socket folder in postmaster.pid, also of a dead server; None without the file."""
+        """Return the process id and socket folder in postmaster.pid, also of a dead server; None without the file."""
         try:
             lines = os.fsdecode(read_file(self.data / "postmaster.pid")).split("\n")
             pid = int(lines[0])

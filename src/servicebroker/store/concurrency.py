@@ -1,4 +1,4 @@
-"""Threads under the names of `aio/concurrency.py`, so that the same code is written for threads and asyncio."""
+"""Waiting and background work with threads. `aio/concurrency.py` has the same names for asyncio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
-RESTART_PAUSE_S = 1.0  # until ended work starts again: a cause that ends it at once must not cost a core
-IS_ASYNC = False  # functions passed to this module are not awaited
+RESTART_PAUSE_S = 1.0  # until work that was ended is started again: a permanent cause must not use up a core
+IS_ASYNC = False  # functions that this module gets are not coroutines
 
 Event = threading.Event
 Lock = threading.Lock
@@ -21,10 +21,10 @@ sleep = time.sleep
 
 
 def is_interrupt(problem: BaseException, *, exits: bool) -> bool:
-    """Check whether an exception may be Ctrl-C, which Python raises anywhere in the main thread.
+    """Check whether an exception may come from Ctrl-C, which Python raises anywhere in the main thread.
 
-    If a program has a handler of its own for SIGINT, as asyncio has, a KeyboardInterrupt comes from the work itself.
-    `exits`: count exits of the main thread too, for example by sys.exit in a handler of SIGTERM.
+    If SIGINT has another handler, as in asyncio, the work itself has raised the KeyboardInterrupt. `exits`: check also
+    for an exit of the main thread, for example by sys.exit in a handler of SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -34,10 +34,10 @@ def is_interrupt(problem: BaseException, *, exits: bool) -> bool:
 
 
 class StopDetector:
-    """Distinguishes a stop by a thread's owner from every other end of its work. Create it before the work.
+    """Tells whether the owner of a thread has stopped its work, or another cause has. Create it before the work.
 
     Args:
-        exits: an exit of the main thread counts as a stop, too: the owner has no other way to end the work.
+        exits: an exit of the main thread counts as a stop, too, if the owner has no other way to stop the work.
     """
 
     def __init__(self, *, exits: bool = False) -> None:
@@ -45,19 +45,19 @@ class StopDetector:
         self._process = os.getpid()
 
     def is_stop(self, problem: BaseException) -> bool:
-        """Check whether the owner has ended the work; True also in a forked child, where it cannot go on."""
+        """Check whether the owner has stopped the work. True also in a forked child, which cannot continue it."""
         return os.getpid() != self._process or is_interrupt(problem, exits=self._exits)
 
 
 class Background:
-    """Background work, in a thread that does not keep the process alive.
+    """Background work in a thread that does not keep the process alive.
 
     Args:
-        is_replaced: called after the work was ended by an exception; True starts it again.
+        should_restart: called after an exception has ended the work; True starts the work again.
     """
 
-    def __init__(self, work: Callable[[], None], name: str, is_replaced: Callable[[], bool] = lambda: False) -> None:
-        self._work, self._is_replaced = work, is_replaced
+    def __init__(self, work: Callable[[], None], name: str, should_restart: Callable[[], bool] = lambda: False) -> None:
+        self._work, self._should_restart = work, should_restart
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -67,7 +67,7 @@ class Background:
             try:
                 return self._work()
             except BaseException:
-                if os.getpid() != self._process or not self._is_replaced():
+                if os.getpid() != self._process or not self._should_restart():
                     raise
             time.sleep(RESTART_PAUSE_S)
 
@@ -75,14 +75,14 @@ class Background:
         """Wait for the end of the work."""
         self._thread.join()
 
-    def stop(self, patience: float | None = None) -> None:
-        """Wait until the work has noticed its stop, at most `patience` seconds."""
-        self._thread.join(patience)
+    def stop(self, timeout: float | None = None) -> None:
+        """Wait for the end of work that was told to stop, at most `timeout` seconds."""
+        self._thread.join(timeout)
 
 
-current_work: Callable[[], object] = threading.get_ident  # identifies concurrent work
+current_work: Callable[[], object] = threading.get_ident  # returns what identifies the running thread
 
 
 def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run blocking work, in this thread."""
+    """Run a blocking function in this thread."""
     return work(*arguments, **options)

@@ -1,5 +1,5 @@
 # Made from aio/connection.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Connections: one function to open them, one pool per instance."""
+"""Open connections to PostgreSQL, one by one or as a pool."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from servicebroker.model.names import is_encodable
 from servicebroker.store import lost_sessions
 from servicebroker.store.direct import DirectConnection, DirectPool
 
-# UTC and dates of one form everywhere. The rules rely on READ COMMITTED, whatever the server's default is. JIT takes
-# seconds to compile a plan that runs for milliseconds. Sessions that only listen are idle for ever. Our functions
-# contain a backslash, and are made without the warnings of plpgsql.
+# Times are in UTC, and dates in ISO form. The verbs need READ COMMITTED, whatever the server's default is. JIT takes
+# seconds to compile a plan that runs for milliseconds. Sessions that only listen stay idle. The functions of the schema
+# contain a backslash, and are created without the warnings of plpgsql.
 _OPTIONS = (
     r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed "
     "-c standard_conforming_strings=on -c datestyle=ISO,MDY -c plpgsql.extra_errors=none -c plpgsql.extra_warnings=none"
 )
-# our own sessions are idle and wait as long as needed, whatever the role's settings for applications are
+# for sessions that servicebroker uses itself: the timeouts of the role are meant for applications
 _NO_TIMEOUTS = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
-# a vanished machine is given up after half a minute: a vanished server by its waiting clients, and a vanished client by
-# the server, which holds the client's locks
+# A connection to a vanished machine fails after about 30 s, on both sides: clients stop waiting for a vanished server,
+# and the server releases the locks of a vanished client.
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 _KEEPALIVE_OPTIONS = " ".join(f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in _KEEPALIVES.items())
-# seconds after which one of the unused connections is closed, and so on. After the sessions were lost a pool has more
-# than before, since it opens another one for each waiting caller
-_IDLE_S = 5.0
-ENCODING = "UTF8"  # of the database and of the clients that run verbs: names and texts have any character
-_MINIMUM_SERVER = 150000
-_WITH_TRANSACTION_TIMEOUT = 170000
+# An unused connection of a pool is closed after this time. A pool may have many: after its sessions were lost, it opens
+# a connection for each waiting caller.
+_MAX_IDLE_S = 5.0
+ENCODING = "UTF8"  # of the database and of the clients, because names and texts may have any character
+_MIN_SERVER_VERSION = 150000
+_TRANSACTION_TIMEOUT_VERSION = 170000  # the first server version with this setting
 _PROXY = (
     "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
     "(pgbouncer: pool_mode = session, ignore_startup_parameters = options)."
 )
 
-
-# prefixes that no folder name is likely to have: a scheme, PostgreSQL's without colon or slashes, a host with its port
+# prefixes of a URL: a scheme, "postgres" without colon or slashes, or a host with a port. No folder is called so.
 _URL_PATTERN = re.compile(r"[\w+.-]+(:[\w+.-]+)*:/|postgres\w*(:|//)|[\w.@-]+:\d+(/|$)", re.IGNORECASE)
 
 
@@ -49,8 +48,8 @@ def is_url(target: str) -> bool:
     """Check whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder.
 
     Raises:
-        InstanceError: it looks like a URL, but not of PostgreSQL: it is unlikely to be meant as a folder. Or it has a
-            NUL, behind which libpq reads nothing, or half of a surrogate pair.
+        InstanceError: it looks like a URL, but not of PostgreSQL. Or it has a NUL, where libpq stops reading, or
+            half of a surrogate pair.
     """
     if "\0" in target or not is_encodable(target):
         raise InstanceError("The URL or folder of an instance has a NUL or half of a surrogate pair, and names none.")
@@ -67,7 +66,7 @@ def is_url(target: str) -> bool:
 def connect(url: str, *, application_name: str = "servicebroker", keeps_timeouts: bool = False) -> DirectConnection:
     """Open a connection in autocommit mode, so that BEGIN is always explicit.
 
-    `keeps_timeouts`: with the timeouts of its role, as the connections of applications have them.
+    `keeps_timeouts`: keep the timeouts of the role, as for connections of applications.
 
     Raises:
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15; the database is not in
@@ -81,7 +80,7 @@ def connect(url: str, *, application_name: str = "servicebroker", keeps_timeouts
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         reason = without_quoted_secrets(one_line(problem), url)
         raise Unreachable(f"Cannot connect to PostgreSQL: {reason}{advice}") from None
-    if connection.info.server_version < _MINIMUM_SERVER:
+    if connection.info.server_version < _MIN_SERVER_VERSION:
         version = connection.info.server_version // 10000
         connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
@@ -93,21 +92,21 @@ def connect(url: str, *, application_name: str = "servicebroker", keeps_timeouts
             f"{encoding}. Make another one: CREATE DATABASE ... TEMPLATE template0 ENCODING '{ENCODING}'."
         )
     _set_up(url, connection)
-    if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT and not keeps_timeouts:
+    if connection.info.server_version >= _TRANSACTION_TIMEOUT_VERSION and not keeps_timeouts:
         connection.execute("set transaction_timeout = 0")  # refused as a startup option before 17
     return connection
 
 
 def pool(url: str, size: int) -> DirectPool:
-    """Return a pool of such connections, not open yet; it opens them as needed, at most `size`."""
+    """Return a pool of at most `size` connections, which is not open yet, and opens connections as needed."""
     return DirectPool(
         url,
         connection_class=DirectConnection,
         kwargs=_settings(url, "servicebroker"),
         min_size=1,
         max_size=size,
-        max_idle=_IDLE_S,
-        reconnect_timeout=5,  # then the next caller tries again, instead of waiting out ever longer pauses
+        max_idle=_MAX_IDLE_S,
+        reconnect_timeout=5,  # seconds; then the next caller tries again, without the growing pauses of the pool
         configure=partial(_set_up, url),
         open=False,
         name="servicebroker",
@@ -115,7 +114,7 @@ def pool(url: str, size: int) -> DirectPool:
 
 
 def _set_up(url: str, connection: DirectConnection) -> None:
-    """Watch the session. Apply its settings if PGTZ, PGDATESTYLE or a proxy without options has overridden them."""
+    """Watch the session for its loss. Repeat the settings that PGTZ, PGDATESTYLE or a proxy may have overridden."""
     ((pid, start),) = (connection.execute(lost_sessions.SESSION)).fetchall()
     lost_sessions.watch(connection, url, (pid, start))
     reported = connection.info.parameter_status("TimeZone"), connection.info.parameter_status("DateStyle")
@@ -128,10 +127,10 @@ def _set_up(url: str, connection: DirectConnection) -> None:
 
 
 def urls_of_hosts(url: str) -> dict[str, str]:
-    """Return a URL for each host of a URL of several; none if it names one, or addresses beside the hosts."""
-    given = conninfo_to_dict(url)
-    hosts, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
-    if len(hosts) < 2 or given.get("hostaddr"):
+    """Return a URL for each host of a URL with several hosts. Empty if it has one host, or `hostaddr`."""
+    parameters = conninfo_to_dict(url)
+    hosts, ports = str(parameters.get("host") or "").split(","), str(parameters.get("port") or "").split(",")
+    if len(hosts) < 2 or parameters.get("hostaddr"):
         return {}
     ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
     return {
@@ -143,27 +142,31 @@ def urls_of_hosts(url: str) -> dict[str, str]:
 
 
 def for_another_driver(url: str, application_name: str) -> str:
-    """Return the URL with the settings that `connect` adds, for other drivers that use libpq."""
+    """Return the URL with the settings that `connect` adds, for another driver that uses libpq."""
     return make_conninfo(url, **_parameters(url, application_name, _NO_TIMEOUTS))
 
 
-def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]:
+def _settings(url: str, application_name: str, options: str = "") -> dict[str, Any]:
+    """Return the arguments with which psycopg opens a connection. `options`: further settings of the session."""
     return {
-        **_parameters(url, application_name, more),
+        **_parameters(url, application_name, options),
         "autocommit": True,
-        # at a ROLLBACK the driver would run DEALLOCATE ALL for its own prepared statements, and drop ours too
+        # the driver must prepare nothing: at a ROLLBACK it would run DEALLOCATE ALL, which drops statements of
+        # direct.py
         "prepare_threshold": None,
     }
 
 
-def _parameters(url: str, application_name: str, more: str) -> dict[str, Any]:
-    given = conninfo_to_dict(url)
-    options = f"{_KEEPALIVE_OPTIONS} {given.get('options') or ''} {_OPTIONS}{more}"  # the last one wins
+def _parameters(url: str, application_name: str, options: str) -> dict[str, Any]:
+    """Return the connection parameters of libpq that are added to the URL's."""
+    parameters = conninfo_to_dict(url)
+    # PostgreSQL uses the last of several values of a setting
+    all_options = f"{_KEEPALIVE_OPTIONS} {parameters.get('options') or ''} {_OPTIONS}{options}"
     return {
-        **{name: value for name, value in _KEEPALIVES.items() if name not in given},
+        **{name: value for name, value in _KEEPALIVES.items() if name not in parameters},
         "application_name": application_name,
-        "client_encoding": ENCODING,  # above that of the URL and of PGCLIENTENCODING
-        "options": options,
+        "client_encoding": ENCODING,  # takes precedence over the URL and PGCLIENTENCODING
+        "options": all_options,
         "connect_timeout": 10,
     }
 

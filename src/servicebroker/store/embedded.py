@@ -60,9 +60,9 @@ class EmbeddedServer:
     def start(cls, folder: Path | str, *, accepts_copies: bool = False, watches: bool = True) -> Self:
         """Create the server in `folder`, start it, or join the running one.
 
-        `accepts_copies`: accept a copied folder, for the command that adopts it. `watches`: start a thread that restarts
-        the server after a crash. A caller that runs a few statements, while other processes keep the server open, needs
-        none.
+        `accepts_copies`: accept a copied folder, for the command that adopts it. `watches`: start a thread that
+        restarts the server after a crash. A caller that runs a few statements, while other processes keep the server
+        open, needs none.
 
         Raises:
             InstanceError: the folder cannot be used or is a copy, the disk is full, or PostgreSQL refused to start.

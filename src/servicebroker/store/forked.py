@@ -1,8 +1,8 @@
-"""Connections after a fork: a child must not speak on the sockets of its parent.
+"""Connections after a fork: a child must not use the connections of its parent.
 
-A forked child has copies of its parent's sockets. Everything it sends there reaches the server as if the parent had
-sent it: the ROLLBACK at the end of a block, or the Terminate of a closed connection, would undo the parent's
-transaction. So in a child each socket of ours is replaced by a dead one: writing fails there, and the parent goes on.
+A forked child has copies of its parent's sockets. If the child sent a ROLLBACK at the end of a block, or closed a
+connection, the server would undo the parent's transaction. So each of these sockets is replaced in the child by a
+closed one, on which writing fails.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 from weakref import WeakSet
 
 _CONNECTIONS: WeakSet[Any] = WeakSet()
-process_id = os.getpid()  # without a system call, since every verb asks
+process_id = os.getpid()  # read by every verb, without a system call
 
 
 def protect(connection: Any) -> None:
-    """Cut off this psycopg connection in every child that is forked from now on."""
+    """Disconnect this psycopg connection in every child that is forked from now on."""
     _CONNECTIONS.add(connection)
 
 
-def _cut_off() -> None:
+def _disconnect() -> None:
     global process_id
     process_id = os.getpid()
     with contextlib.suppress(OSError):
-        nowhere, other = socket.socketpair()
-        other.close()
-        with nowhere:
+        dead_socket, other_end = socket.socketpair()
+        other_end.close()
+        with dead_socket:
             for connection in list(_CONNECTIONS):
-                with contextlib.suppress(Exception):  # already closed
-                    os.dup2(nowhere.fileno(), connection.fileno(), inheritable=False)
+                with contextlib.suppress(Exception):  # the connection is closed already
+                    os.dup2(dead_socket.fileno(), connection.fileno(), inheritable=False)
     _CONNECTIONS.clear()
 
 
-os.register_at_fork(after_in_child=_cut_off)
+os.register_at_fork(after_in_child=_disconnect)

@@ -1,7 +1,7 @@
 """The home of an instance: the PostgreSQL database in which it was created or adopted (decision 350).
 
 A restored dump, a database made from a template and a subscriber of logical replication have the same rows in another
-database. Such a copy has the identity of the original, so it must be adopted before any use.
+database. Such a copy has the identity of the original. So it is refused until `servicebroker instance adopt`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def find_home(connection: psycopg.Connection[Any]) -> str:
 
 
 def settle(connection: psycopg.Connection[Any]) -> None:
-    """Make this database the home of the instance."""
+    """Record this database as the home of the instance."""
     execute(connection, "home.settle", "select servicebroker.settle()")
 
 
 def check_home(home: str, database: str) -> None:
-    """Refuse a database in which the instance is not at home; `home` is the answer of `find_home`.
+    """Refuse a database that is not the home of its instance. `home` is the result of `find_home`.
 
     Raises:
-        NotAdopted: it holds a copy, or pg_upgrade has moved it.
+        NotAdopted: it has a copy of an instance, or pg_upgrade has moved it.
     """
     if home == UPGRADED:
         raise NotAdopted(

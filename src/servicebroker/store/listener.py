@@ -1,4 +1,4 @@
-"""A thread that receives PostgreSQL's notifications for another thread."""
+"""LISTEN in a thread, which calls a function for each notification."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from servicebroker.store import lost_sessions
 from servicebroker.store.connection import connect
 from servicebroker.store.running import execute
 
-_POLL_INTERVAL_S = 3600.0  # seconds between two polls of the driver; closing the block ends the wait
+_WAIT_INTERVAL_S = 3600.0  # the driver checks for signals this often; the end of the block ends the wait
 
 
 class Listener:
-    """The state of a listener: its connection may be lost while others live."""
+    """The state of the thread that listens: its connection may be lost."""
 
     def __init__(self) -> None:
         self.problem: psycopg.Error | None = None
 
     def check(self) -> None:
-        """Raise if notifications no longer come; call it now and then.
+        """Raise the error that has ended the thread, if any. Call this regularly.
 
         Raises:
-            psycopg.Error: the cause.
+            psycopg.Error: the connection was lost.
         """
         if self.problem is not None:
             raise self.problem
@@ -33,30 +33,33 @@ class Listener:
 
 @contextlib.contextmanager
 def listening(
-    url: str, channels: tuple[str, ...], heard: Callable[[psycopg.Notify], object], *, name: str
+    url: str, channels: tuple[str, ...], on_notification: Callable[[psycopg.Notify], object], *, name: str
 ) -> Iterator[Listener]:
-    """Call `heard` for each notification while the block runs, on a connection with that application name.
+    """Call a function for each notification on the channels while the block runs.
 
-    If the connection is lost, no more notifications come, which only the `Listener` tells.
+    If the connection is lost, the function is not called any more. Then `Listener.check` raises.
+
+    Args:
+        name: the application name of the connection.
 
     Raises:
         InstanceError: the server cannot be reached.
     """
     with connect(url, application_name=name) as connection:
-        connection.interval = _POLL_INTERVAL_S
+        connection.interval = _WAIT_INTERVAL_S
         for channel in channels:
             execute(connection, "listener.listening", f"listen {channel}")
         lost_sessions.watch_listener(connection)
         listener = Listener()
 
-        def hear() -> None:
+        def receive() -> None:
             try:
-                for notice in connection.notifies():
-                    heard(notice)
+                for notification in connection.notifies():
+                    on_notification(notification)
             except psycopg.Error as problem:
                 listener.problem = problem
 
-        thread = threading.Thread(target=hear, name=f"{name} hears", daemon=True)
+        thread = threading.Thread(target=receive, name=f"{name} listens", daemon=True)
         thread.start()
         try:
             yield listener

@@ -1,11 +1,12 @@
-"""Rights on the functions for advisory locks: in the database of an instance they are not public (decision 165).
+"""Rights on PostgreSQL's functions for advisory locks, which are revoked from PUBLIC (decision 165).
 
-A lock of ours has two keys (`store/locks.py`), which everybody can compute or read in pg_locks. So EXECUTE on the eight
-functions that take such locks is revoked from PUBLIC, and granted to the owner of the schema and to the roles with
-rights on our tables. Locks with one key are never ours: their functions stay public, and so do those that release.
+A lock of the broker has two keys (`store/locks.py`), which everybody can compute or read in pg_locks. So EXECUTE on the
+eight functions that take locks with two keys is revoked from PUBLIC. It is granted to the owner of the schema and to
+the roles with rights on the tables. Functions for locks with one key, and functions that release locks, stay public.
 
-Only a superuser can revoke it. If a superuser creates, upgrades or mends an instance, it is done on the way. For
-another owner `servicebroker rights locks --sql` prints the statements, and `servicebroker doctor` reports it.
+Only a superuser can revoke these rights. If a superuser creates, upgrades or repairs an instance, this happens then.
+For another owner, `servicebroker rights locks --sql` prints the statements, and `servicebroker doctor` reports the
+problem.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ _OIDS = "array[" + ", ".join(f"'{function}'" for function in FUNCTIONS) + "]::re
 class LockRights(NamedTuple):
     """The rights on the lock functions in this database.
 
-    `may_close`: this role may revoke them from others. `needing` are the roles that take our locks by themselves, and
-    `is_lacking` tells that one of these lacks a grant of the functions. `strangers` have them by a grant without need.
+    Attributes:
+        is_public: PUBLIC may call a function.
+        may_close: the current role may revoke the rights from others.
+        needing: the roles that run verbs on the tables, and so take the locks themselves.
+        is_lacking: a role in `needing` may not call a function.
+        strangers: roles with a grant that do not need it.
     """
 
     is_public: bool
@@ -44,12 +49,12 @@ class LockRights(NamedTuple):
 
     @property
     def is_closed(self) -> bool:
-        """True if no role has them by default, and no role lacks them."""
+        """True if PUBLIC may call no function, and each role in need may call all."""
         return not (self.is_public or self.is_lacking)
 
 
 def find_lock_rights() -> Steps[LockRights]:
-    """Read the rights on the functions, and whether this role may change them, from PostgreSQL's catalogs."""
+    """Read the rights on the lock functions from PostgreSQL's catalogs."""
     rows = yield Statement(
         "lock_functions.find_lock_rights",
         "with functions as materialized (select p.oid as id, p.proowner, a.grantee from pg_proc p "
@@ -71,22 +76,25 @@ def find_lock_rights() -> Steps[LockRights]:
 
 
 def is_owner(role: str) -> str:
-    """Return the condition that a role has the rights of the schema's owner, or can take them."""
+    """Return the SQL condition that a role is a member of the schema's owner."""
     return f"pg_has_role({role}, {SCHEMA_OWNER}, 'member')"
 
 
 def has_tables(role: str) -> str:
-    """Return the condition that a role runs the verbs on our tables, so that it takes our locks by itself."""
+    """Return the SQL condition that a role has rights on the tables, so that its verbs take the locks directly."""
     return f"has_table_privilege({role}, 'servicebroker.conversation_endpoints', 'update')"
 
 
 def is_able(role: str) -> str:
-    """Return the condition that a role has one of the functions, in any way."""
+    """Return the SQL condition that a role may call one of the lock functions."""
     return f"exists (select from unnest({_OIDS}) f (id) where has_function_privilege({role}, f.id, 'execute'))"
 
 
 def plan_closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
-    """Return statements that grant the functions to roles in need and revoke PUBLIC; `for_all`: strangers, too."""
+    """Return statements that grant the functions to the roles in need, and revoke them from PUBLIC.
+
+    `for_all`: revoke them from other roles, too.
+    """
     statements = []
     if rights.needing:
         statements.append(_change("grant", "to", *map(quoted, rights.needing)))
@@ -95,7 +103,7 @@ def plan_closing(rights: LockRights, *, for_all: bool) -> list[Statement]:
 
 
 def close_where_allowed() -> Steps[None]:
-    """Grant the functions to roles in need and revoke PUBLIC, unless that is done or this role may not."""
+    """Run `plan_closing` if that is necessary, and allowed for this role."""
     rights = yield from find_lock_rights()
     if rights.may_close and not rights.is_closed:
         for statement in plan_closing(rights, for_all=False):  # noqa: UP028 # `yield from` a list returns no rows
@@ -103,7 +111,7 @@ def close_where_allowed() -> Steps[None]:
 
 
 def plan_revoke(role: str) -> Steps[list[Statement]]:
-    """Return the statements that revoke the functions from a role with a grant, if we may."""
+    """Return the statement that revokes the functions from a role with a grant. Empty if this role may not."""
     rights = yield from find_lock_rights()
     is_stranger = role in rights.strangers or role in rights.needing
     return [_change("revoke", "from", quoted(role))] if rights.may_close and is_stranger else []

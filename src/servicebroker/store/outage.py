@@ -1,4 +1,4 @@
-"""Log messages about a lost database: at the loss, then once a minute, though it is retried each second."""
+"""Log a lost database connection: at once, and then once a minute while reconnecting fails."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 
 from servicebroker.store.connection import one_line
 
-REPEAT_S = 60.0  # seconds until the same message is logged again
+REPEAT_INTERVAL_S = 60.0  # until the same message is logged again
 
 
 class Outage:
-    """The warnings of one thread about its database, which begin with `text`."""
+    """Logs the failures of one thread to use its database. Each warning begins with `text`."""
 
     def __init__(self, log: logging.Logger, text: str, seconds: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._text = text
         self._seconds = seconds
-        self._said = ""
-        self._say_at = 0.0
+        self._logged = ""
+        self._repeat_at = 0.0
 
-    def lost(self, problem: Exception) -> None:
-        """Log a lost connection; the same message again only after `REPEAT_S` seconds."""
-        said, now = one_line(problem), self._seconds()
-        if said != self._said or now >= self._say_at:
-            self._log.warning("%s: %s", self._text, said)
-            self._said, self._say_at = said, now + REPEAT_S
+    def report(self, problem: Exception) -> None:
+        """Log a failure. The same message is logged again only after `REPEAT_INTERVAL_S`."""
+        message, now = one_line(problem), self._seconds()
+        if message != self._logged or now >= self._repeat_at:
+            self._log.warning("%s: %s", self._text, message)
+            self._logged, self._repeat_at = message, now + REPEAT_INTERVAL_S
 
-    def over(self) -> None:
-        """Note that it is back, so that the next loss is logged at once."""
-        self._said = ""
+    def end(self) -> None:
+        """Record the end of the outage, so that the next failure is logged at once."""
+        self._logged = ""

@@ -1,5 +1,5 @@
 # Made from aio/running.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Run the engine's verbs on a psycopg connection."""
+"""Run verbs (SEND, RECEIVE and the other statements of Service Broker) on a psycopg connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TURN = "servicebroker_turn"  # an attribute of the connection
 
 
 class _Turn:
-    """The thread or task whose verb runs on a connection; those of others wait, since a verb has several statements."""
+    """The thread or task whose verb runs on a connection. The others wait, because a verb has several statements."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -33,9 +33,9 @@ class _Turn:
 
 
 def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    """Run a verb to its result on `connection`, inside the open transaction, if any.
+    """Run a verb on a connection, inside the open transaction, if any. Returns its result.
 
-    Threads and tasks that share the transaction run their verbs one after the other.
+    Threads and tasks that share the connection run their verbs one after the other.
     """
     turn: _Turn = vars(connection).get(_TURN) or vars(connection).setdefault(_TURN, _Turn())
     work = current_work()
@@ -58,7 +58,7 @@ def _run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
         result: T = done.value
         return result
     except Exception:
-        raise  # an error of ours has changed nothing; an error of PostgreSQL has undone the transaction
+        raise  # a broker error has changed nothing; an error of PostgreSQL has aborted the transaction
     except BaseException:
         _spoil(connection)
         raise
@@ -69,8 +69,8 @@ def _run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
 def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     """Run a verb as a transaction of its own, on a connection in autocommit mode.
 
-    The first statement of a verb either completes it or only reads, so it needs no BEGIN: the usual SEND and RECEIVE
-    are one round trip. Only a verb with further statements gets a transaction, around the rest.
+    The first statement of a verb completes the verb or only reads, so it runs without BEGIN: the usual SEND and RECEIVE
+    take one round trip. If further statements follow, these run between BEGIN and COMMIT.
     """
     try:
         statement = steps.send(_rows(connection, next(steps)))
@@ -99,14 +99,14 @@ def execute(connection: psycopg.Connection[Any], name: str, sql: str, *parameter
 
 
 def fetch(connection: psycopg.Connection[Any], name: str, sql: str, parameters: tuple[object, ...] = ()) -> Rows:
-    """Run one recurring statement, which is kept prepared, and return its rows."""
+    """Run one statement that is kept prepared, and return its rows."""
     return _rows(connection, Statement(name, sql, parameters))
 
 
 def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Run and count a statement, and note locks that it keeps beyond savepoints."""
+    """Run and count a statement, and record the locks that the session keeps (`session_locks.py`)."""
     try:
-        counts, began = counts_of(connection), perf_counter()
+        counts, start = counts_of(connection), perf_counter()
         try:
             if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
                 text = text_of(statement.name, statement.sql)
@@ -114,23 +114,23 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
             else:
                 rows = _fetched(connection, statement)
         finally:
-            counts.add(statement.name, perf_counter() - began)
+            counts.add(statement.name, perf_counter() - start)
     except BaseException as problem:
         if statement.locks:
-            session_locks.doubt(connection)
+            session_locks.record_unknown(connection)
         if isinstance(problem, psycopg.Error):
             problem.add_note(f"{STATEMENT}{statement.name}")
         raise
     if statement.locks and rows and rows[0][-1] not in (None, []):
-        session_locks.note(connection, rows[0][-1])
+        session_locks.record_keys(connection, rows[0][-1])
     return rows
 
 
 def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Run a statement on a cursor and return its rows; rows may have no columns (`select from ...`).
+    """Run a statement on a cursor and return its rows. Rows may have no columns (`select from ...`).
 
     Raises:
-        InstanceError: the application has a pipeline open, so results of RECEIVE would come too late.
+        InstanceError: the application has a pipeline open, which returns results too late.
     """
     if not is_direct(connection):
         raise InstanceError(
@@ -148,7 +148,7 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
 
 
 def _spoil(connection: psycopg.Connection[Any]) -> None:
-    """Fail the transaction of an interrupted verb, so that its first half is not committed."""
+    """Fail the transaction of an interrupted verb, so that a part of it is not committed."""
     if connection.info.transaction_status == TransactionStatus.INTRANS:
         with contextlib.suppress(psycopg.Error):
             connection.execute(SPOIL_COMMAND)

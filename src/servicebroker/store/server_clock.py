@@ -1,7 +1,4 @@
-"""The time that counts: that of the PostgreSQL server, whatever the clocks of its clients show.
-
-The reasons: docs/decisions/022.
-"""
+"""The clock of the PostgreSQL server, which all clients use instead of their own clocks (decision 22)."""
 
 from __future__ import annotations
 
@@ -10,67 +7,73 @@ from datetime import UTC, datetime, timedelta
 
 Clock = Callable[[], datetime]
 
-TOLERATED = timedelta(seconds=5)  # between this machine's clock and the server's, before it is reported
-_MAX_AGE_S = 10.0  # seconds after which the server is asked again: its clock may have been set
+MAX_DIFFERENCE = timedelta(seconds=5)  # a larger difference between the local clock and the server's is reported
+_MAX_AGE_S = 10.0  # then the server's time is read again, because its clock may have been set
 
 
 class ServerClock:
     """The server's clock, extrapolated by a monotonic clock of this process.
 
-    `steady` returns seconds of a monotonic clock, `local` is this machine's clock. `tell` is called with a sentence if
-    the two clocks differ by more than `TOLERATED`, once for each such difference. Any thread may use it.
+    Args:
+        monotonic: returns seconds of a monotonic clock.
+        local: this machine's clock.
+        warn: called with a sentence if the server's clock and the local one differ by more than `MAX_DIFFERENCE`, and
+            again if the difference has changed by that much.
+
+    Any thread may use it.
     """
 
-    def __init__(self, steady: Callable[[], float], local: Clock, tell: Callable[[str], object]) -> None:
-        self._steady = steady
+    def __init__(self, monotonic: Callable[[], float], local: Clock, warn: Callable[[str], object]) -> None:
+        self._monotonic = monotonic
         self._local = local
-        self._tell = tell
-        self._known: tuple[datetime, float] | None = None  # the server's time, and `steady` at that moment
-        self._told = timedelta()
-        self._ahead: timedelta | None = None  # a found difference that `take_ahead` has not returned yet
+        self._warn = warn
+        self._last: tuple[datetime, float] | None = None  # the server's time, and `monotonic()` at that time
+        self._reported = timedelta()
+        self._difference: timedelta | None = None  # that `take_difference` has not returned yet
 
     def __call__(self) -> datetime:
-        """Return the server's current time; this machine's before the first answer."""
-        if self._known is None:
+        """Return the server's current time; the local time before the first update."""
+        if self._last is None:
             return self._local()
-        then, moment = self._known
-        return then + timedelta(seconds=self._steady() - moment)
+        server_time, read_at = self._last
+        return server_time + timedelta(seconds=self._monotonic() - read_at)
 
-    def asks(self) -> float | None:
-        """Return the current `steady` time if the server has to be asked; pass it to `note` with the answer."""
-        now = self._steady()
-        return now if self._known is None or now - self._known[1] > _MAX_AGE_S else None
+    def begin_update(self) -> float | None:
+        """Return the start time of an update, an argument of `update`; None if no update is due."""
+        now = self._monotonic()
+        return now if self._last is None or now - self._last[1] > _MAX_AGE_S else None
 
-    def note(self, asked_at: float, server: datetime) -> None:
-        """Note the server's time, which it read between the question and now."""
-        answered_at = self._steady()
-        self._known = server, (asked_at + answered_at) / 2
-        ahead = self._local() - server
-        if abs(ahead) <= TOLERATED:
+    def update(self, asked_at: float, server_time: datetime) -> None:
+        """Set the clock to the server's time, which the server has read between `asked_at` and now."""
+        answered_at = self._monotonic()
+        self._last = server_time, (asked_at + answered_at) / 2
+        difference = self._local() - server_time
+        if abs(difference) <= MAX_DIFFERENCE:
             return
-        self._ahead = ahead
-        if abs(ahead - self._told) > TOLERATED:
-            self._told = ahead
-            seconds, where = abs(round(ahead.total_seconds())), "ahead of" if ahead > timedelta() else "behind"
-            self._tell(
-                f"The clock of this machine is {seconds:,} s {where} that of the PostgreSQL server, whose time counts: "
-                "lifetimes, timers and all stored times go by it. Set the clock that is wrong."
+        self._difference = difference
+        if abs(difference - self._reported) > MAX_DIFFERENCE:
+            self._reported = difference
+            seconds = abs(round(difference.total_seconds()))
+            direction = "ahead of" if difference > timedelta() else "behind"
+            self._warn(
+                f"The clock of this machine is {seconds:,} s {direction} that of the PostgreSQL server, whose time "
+                "counts: lifetimes, timers and all stored times go by it. Set the clock that is wrong."
             )
 
     def take_difference(self) -> timedelta | None:
-        """Return how far this machine's clock is ahead of the server's, if it was found wrong since the last call.
+        """Return how far the local clock is ahead of the server's, if an update since the last call found a difference.
 
-        Any request to the server may find it: a busy application asks more often than the one that reports to doctor.
+        Any thread may have made that update. The caller stores the difference for `servicebroker doctor`.
         """
-        found, self._ahead = self._ahead, None
-        return found
+        difference, self._difference = self._difference, None
+        return difference
 
 
 def take_clock_difference(clock: Clock) -> timedelta | None:
-    """Return `take_ahead` of a server's clock; None for another clock."""
+    """Return `take_difference` of a `ServerClock`; None for another clock."""
     return clock.take_difference() if isinstance(clock, ServerClock) else None
 
 
 def system_time() -> datetime:
-    """Return the time of this machine's clock."""
+    """Return the time of the local clock."""
     return datetime.now(UTC)

@@ -1,8 +1,9 @@
 # Made from aio/session_locks.py by tools/make_sync.py: change that file, then run `make sync`.
-"""Group locks that a session keeps beyond a savepoint, and their release after the transaction.
+"""Locks of conversation groups that a session keeps after a rollback to a savepoint, until its transaction ends.
 
-A statement that takes such locks (`keep_lock`) reports them in the last column of its first row. They are noted on the
-connection. If the connection is lost, PostgreSQL has released them.
+A statement that takes such locks (`keep_lock`) returns their keys in the last column of its first row. The keys are
+recorded on the connection, and the locks are released after the transaction. PostgreSQL releases them if the connection
+is lost.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from servicebroker.store import locks
 from servicebroker.store.statements import text_of
 
 _UNLOCK = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
-# only while no transaction holds group locks: pg_locks does not distinguish them from those of the session
-# objid is unsigned, the key of a lock is a signed integer
+# Run this only while no transaction holds group locks: pg_locks does not distinguish their owners. objid is unsigned,
+# but the key of a lock is a signed integer.
 _UNLOCK_ALL = (
     "select pg_advisory_unlock(%s, (objid::bigint - (objid::bigint >> 31 << 32))::int) from pg_locks "
     "where locktype = 'advisory' and granted and objsubid = 2 and classid = %s and pid = pg_backend_pid() "
@@ -32,25 +33,25 @@ _UNLOCK_ALL = (
 @dataclass
 class _SessionLocks:
     keys: list[int] = field(default_factory=list)
-    may_have_more: bool = False  # a statement failed, and may have taken a lock before
-    transaction_start: datetime | None = None  # None until `settle` or `note_transaction` has found it
+    has_unknown: bool = False  # a statement failed, and may have taken locks before
+    transaction_start: datetime | None = None  # None until `release_stale` or `record_transaction` has read it
 
 
-_LOCKS_ATTRIBUTE = "servicebroker_kept"  # an attribute of the connection, since each verb reads it
+_LOCKS_ATTRIBUTE = "servicebroker_kept"  # of the connection: faster than a dictionary, and each verb reads it
 
 
-def note(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
-    """Note locks that the session keeps: one key, or a list."""
+def record_keys(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
+    """Record the key or keys of locks that the session keeps."""
     _locks_of(connection).keys += keys if isinstance(keys, list) else [keys]
 
 
-def doubt(connection: psycopg.Connection[Any]) -> None:
-    """Note that a statement failed before it could report its locks, so that `release` looks for all of them."""
-    _locks_of(connection).may_have_more = True
+def record_unknown(connection: psycopg.Connection[Any]) -> None:
+    """Record that a statement failed before it could return its keys, so that `release` searches pg_locks for them."""
+    _locks_of(connection).has_unknown = True
 
 
 def may_keep_locks(connection: psycopg.Connection[Any]) -> bool:
-    """Check whether there may be locks to release."""
+    """Check whether the session may have locks to release."""
     return hasattr(connection, _LOCKS_ATTRIBUTE)
 
 
@@ -60,7 +61,7 @@ def _locks_of(connection: psycopg.Connection[Any]) -> _SessionLocks:
 
 
 def release(connection: psycopg.Connection[Any]) -> None:
-    """Release the locks after the transaction has ended. Costs nothing without locks."""
+    """Release the locks of the session after its transaction has ended. Costs nothing without locks."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if kept is None:
         return
@@ -70,23 +71,23 @@ def release(connection: psycopg.Connection[Any]) -> None:
         delattr(connection, _LOCKS_ATTRIBUTE)
 
 
-def settle(connection: psycopg.Connection[Any]) -> None:
-    """Release locks of a transaction that the application has ended. Call this before a verb on its connection."""
+def release_stale(connection: psycopg.Connection[Any]) -> None:
+    """Release the locks if the application has ended their transaction. Call this before a verb on its connection."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
         return
     if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
         release(connection)
         return
-    began = _find_start(connection)
+    start = _find_start(connection)
     if kept.transaction_start is None:
-        kept.transaction_start = began
-    elif kept.transaction_start != began:
+        kept.transaction_start = start
+    elif kept.transaction_start != start:
         release(connection)
 
 
 def record_transaction(connection: psycopg.Connection[Any]) -> None:
-    """Note the transaction that the locks belong to. Call this after a verb on a connection of the application."""
+    """Record the transaction that the locks belong to. Call this after a verb on a connection of the application."""
     kept: _SessionLocks | None = getattr(connection, _LOCKS_ATTRIBUTE, None)
     if (
         kept is not None
@@ -100,19 +101,19 @@ def _find_start(connection: psycopg.Connection[Any]) -> datetime:
     """Return the start of the connection's open transaction."""
     with connection.cursor(row_factory=tuple_row) as cursor:
         cursor.execute(text_of("session_locks.find_start", "select transaction_timestamp()"))
-        ((began,),) = cursor.fetchall()
-    transaction_start: datetime = began
+        ((start,),) = cursor.fetchall()
+    transaction_start: datetime = start
     return transaction_start
 
 
 def _unlock(connection: psycopg.Connection[Any], kept: _SessionLocks) -> None:
     with connection.cursor(row_factory=tuple_row) as cursor:
-        if not kept.may_have_more:
+        if not kept.has_unknown:
             cursor.execute(text_of("session_locks.unlock", _UNLOCK), (locks.CONVERSATION_GROUP, kept.keys))
             return
-        released = True
-        while released:  # a lock that was taken several times is released as often
+        has_released = True
+        while has_released:  # a lock that was taken several times must be released as often
             cursor.execute(
                 text_of("session_locks.unlock.all", _UNLOCK_ALL), (locks.CONVERSATION_GROUP, locks.CONVERSATION_GROUP)
             )
-            released = any(was_held for (was_held,) in cursor.fetchall())
+            has_released = any(was_held for (was_held,) in cursor.fetchall())

@@ -1,4 +1,4 @@
-"""A thread that hears notifications sleeps until one comes, its connection is lost, or its block ends."""
+"""The thread of `listening` sleeps until a notification, the loss of its connection, or the end of its block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "of a test"
 
 def switches() -> int:
     """Return the number of wake-ups of the thread that listens."""
-    (thread,) = (one for one in threading.enumerate() if one.name == f"{NAME} hears")
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == f"{NAME} listens")
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.partition("nonvoluntary_ctxt_switches")[0].rpartition("voluntary_ctxt_switches:")[2])
 

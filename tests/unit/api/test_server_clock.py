@@ -25,21 +25,21 @@ class World:
     def server(self) -> datetime:
         return self.true + self.set_by
 
-    def look(self, way: float = 0.0) -> bool:
-        """Ask, if it is time to; the question and the answer take `way` seconds each."""
-        asked_at = self.clock.asks()
+    def update(self, delay_s: float = 0.0) -> bool:
+        """Update the clock if that is due. The question and the answer take `delay_s` each."""
+        asked_at = self.clock.begin_update()
         if asked_at is None:
             return False
-        self.passed += way
+        self.passed += delay_s
         answer = self.server
-        self.passed += way
-        self.clock.note(asked_at, answer)
+        self.passed += delay_s
+        self.clock.update(asked_at, answer)
         return True
 
 
 def test_the_servers_time_counts_whatever_the_machine_believes() -> None:
     world = World(ahead=3600)
-    assert world.look()
+    assert world.update()
     assert world.clock() == NOON
     world.passed += 7.5
     assert world.clock() == world.true
@@ -47,7 +47,7 @@ def test_the_servers_time_counts_whatever_the_machine_believes() -> None:
 
 def test_the_machines_clock_may_be_set_meanwhile() -> None:
     world = World()
-    world.look()
+    world.update()
     world.ahead = timedelta(hours=-5)
     world.passed += 1
     assert world.clock() == world.true
@@ -55,17 +55,17 @@ def test_the_machines_clock_may_be_set_meanwhile() -> None:
 
 def test_a_slow_answer_costs_half_of_the_way_at_most() -> None:
     world = World()
-    world.look(way=2.0)
+    world.update(delay_s=2.0)
     assert world.clock() == world.true
 
 
 def test_the_server_is_asked_again_and_followed_when_its_clock_was_set() -> None:
     world = World()
-    assert world.look()
-    assert not world.look()
+    assert world.update()
+    assert not world.update()
     world.set_by = timedelta(hours=1)
     world.passed += 11
-    assert world.look()
+    assert world.update()
     assert world.clock() == world.server
 
 
@@ -77,16 +77,16 @@ def test_who_was_never_asked_stands_in() -> None:
 def test_a_difference_is_told_once_and_again_when_it_has_changed() -> None:
     world = World(ahead=3600)
     for _ in range(3):
-        world.look()
+        world.update()
         world.passed += 11
     assert len(world.told) == 1
     assert "3,600 s ahead of" in world.told[0]
     world.ahead = timedelta(seconds=-90)
-    world.look()
+    world.update()
     assert "90 s behind" in world.told[1]
 
 
 def test_four_seconds_are_nothing_to_tell() -> None:
     world = World(ahead=4)
-    world.look()
+    world.update()
     assert world.told == []

@@ -1,7 +1,7 @@
 """Waiting and cancellation in asyncio.
 
-The rule: a statement that PostgreSQL has completed counts. Its caller gets the result, and a cancellation that came
-meanwhile is raised at the task's next await. Otherwise messages of a RECEIVE would be lost.
+The rule: the caller of a statement that PostgreSQL has completed gets its result. A cancellation that came meanwhile is
+raised at the task's next await. Otherwise the messages of a RECEIVE would be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from servicebroker.store.concurrency import RESTART_PAUSE_S, is_interrupt
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_FINISH_TIMEOUT_S = 5.0  # seconds that work which must be finished has left after a cancellation
+_FINISH_TIMEOUT_S = 5.0  # for work that must be finished, from the cancellation on
 
 IS_ASYNC = True  # functions passed to this module are awaited
 
@@ -33,7 +33,7 @@ class Event:
         self.set, self.clear, self.is_set = self._event.set, self._event.clear, self._event.is_set
 
     async def wait(self, timeout: float) -> bool:
-        """Wait until it is set, at most `timeout` seconds. Returns whether it was."""
+        """Wait until the event is set, at most `timeout` seconds. Returns True if it is set."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._event.wait()
@@ -41,13 +41,13 @@ class Event:
 
 
 class StopDetector:
-    """Distinguishes a stop by a task's owner from every other end of its work. Create it before the work.
+    """Tells whether the owner of a task has stopped its work, or another cause has ended it. Create it before the work.
 
     The owner cancels the task, closes its coroutine or interrupts the program. Every other CancelledError comes from
     the work itself, for example from awaiting a cancelled task of its own.
 
     Args:
-        exits: an exit of the main thread counts as a stop, too: the owner has no other way to end the work.
+        exits: an exit of the main thread counts as a stop, too, if the owner has no other way to stop the work.
     """
 
     def __init__(self, *, exits: bool = False) -> None:
@@ -57,7 +57,7 @@ class StopDetector:
         self._before = self._task.cancelling() if self._task else 0
 
     def is_stop(self, problem: BaseException) -> bool:
-        """Check whether the owner has ended the work; True also in a forked child, where it cannot go on."""
+        """Check whether the owner has stopped the work. True also in a forked child, which cannot continue it."""
         if os.getpid() != self._process:
             return True
         if isinstance(problem, Exception):
@@ -74,7 +74,7 @@ def _is_current(task: asyncio.Task[Any] | None) -> bool:
 
 
 class _BackgroundTask(asyncio.Task[None]):
-    """A task that its own work cannot cancel: the call that tries it ends, and nothing else."""
+    """A task that its own work cannot cancel. Such a call of `cancel` raises CancelledError instead."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         if _is_current(self):
@@ -83,61 +83,61 @@ class _BackgroundTask(asyncio.Task[None]):
 
 
 class Background:
-    """Background work, as a task.
+    """Background work in a task.
 
     Args:
-        is_replaced: called after the work was cancelled by code that does not own it; True starts it again.
+        should_restart: called if code that does not own the work has cancelled it; True starts the work again.
     """
 
     def __init__(
         self,
         work: Callable[[], Coroutine[Any, Any, None]],
         name: str,
-        is_replaced: Callable[[], bool] = lambda: False,
+        should_restart: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._work, self._name, self._is_replaced = work, name, is_replaced
+        self._work, self._name, self._should_restart = work, name, should_restart
         self._process = os.getpid()
         self._begin()
 
     def _begin(self) -> None:
         self._task = _BackgroundTask(self._work(), loop=asyncio.get_running_loop(), name=self._name)
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() and os.getpid() == self._process:  # an event loop that ends drops scheduled calls
-            asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._replace)
+            asyncio.get_running_loop().call_later(RESTART_PAUSE_S, self._restart)
 
-    def _replace(self) -> None:
-        if self._is_replaced():
+    def _restart(self) -> None:
+        if self._should_restart():
             self._begin()
 
     async def join(self) -> None:
         """Wait for the end of the work."""
         await asyncio.wait({self._task})
 
-    async def stop(self, patience: float | None = None) -> None:
-        """Cancel the work and wait for its end, at most `patience` seconds."""
+    async def stop(self, timeout: float | None = None) -> None:
+        """Cancel the work and wait for its end, at most `timeout` seconds."""
         self._task.cancel()
-        await asyncio.wait({self._task}, timeout=patience)
+        await asyncio.wait({self._task}, timeout=timeout)
 
 
-current_work: Callable[[], object] = asyncio.current_task  # identifies concurrent work
+current_work: Callable[[], object] = asyncio.current_task  # returns what identifies the running task
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run blocking work outside of the event loop."""
+    """Run a blocking function in a thread."""
     return await asyncio.to_thread(work, *arguments, **options)
 
 
 def in_greenlet(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work in SQLAlchemy's greenlet, between a coroutine of its own and ours."""
+    """Run a coroutine from code inside SQLAlchemy's greenlet, as its own asyncio drivers do."""
     from sqlalchemy.util import await_only
 
     return await_only(work)
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work to its end, also if the task is cancelled; from then on it has 5 seconds left."""
+    """Run the work to its end, also if the task is cancelled; then for at most 5 more seconds."""
     task = asyncio.ensure_future(work)
     deadline = None
     clock = asyncio.get_running_loop().time
@@ -155,10 +155,10 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def shelter(work: Coroutine[Any, Any, None]) -> None:
-    """Run `finish` where a result must be returned in any case: a cancellation comes at the task's next await."""
+    """Run `finish` for a caller that must return a result: a cancellation is raised at the task's next await."""
     try:
         await finish(work)
-    except asyncio.CancelledError:  # the 5 seconds are over
+    except asyncio.CancelledError:  # the 5 seconds have passed
         cancel_later()
 
 
@@ -170,6 +170,6 @@ def cancel_later() -> None:
 
 
 def _cancel_again(task: asyncio.Task[Any]) -> None:
-    if task.cancelling():  # else the canceller may have given up: a timeout whose block has ended
+    if task.cancelling():  # else the cancellation was withdrawn, as by a timeout whose block has ended
         task.uncancel()
         task.cancel()

@@ -1,4 +1,4 @@
-"""Read the server's time."""
+"""Read the time of the PostgreSQL server's clock."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from servicebroker.store.server_clock import Clock, ServerClock
 
 
 async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> None:
-    """Ask the server for its time if that is due; a clock that is not a `ServerClock` is left alone.
+    """Read the server's time for a `ServerClock` that has to be updated. Another clock stays as it is.
 
-    A lost connection is ignored here, and reported by its next use.
+    A lost connection is ignored, because its next use raises the error.
     """
-    if isinstance(clock, ServerClock) and (asked_at := clock.asks()) is not None:
+    if isinstance(clock, ServerClock) and (asked_at := clock.begin_update()) is not None:
         with contextlib.suppress(psycopg.Error):
-            clock.note(asked_at, await server_time(connection))
+            clock.update(asked_at, await server_time(connection))
 
 
 async def server_time(connection: psycopg.AsyncConnection[Any]) -> datetime:
