@@ -366,8 +366,8 @@ def test_another_user_cannot_connect(folder: Path, opened: bool) -> None:
             (folder / "postgresql" / cluster.SOCKET_NAME).chmod(0o777)
         psql = [cluster.programs() / "psql", server.url, "-Atc", "SELECT 'in'"]
         assert subprocess.check_output(psql) == b"in\n"
-        for name in ("nobody", cluster.ROOT_STAND_IN):
-            if not opened and name == cluster.ROOT_STAND_IN:
+        for name in ("nobody", cluster.UNPRIVILEGED_USER):
+            if not opened and name == cluster.UNPRIVILEGED_USER:
                 continue
             result = subprocess.run(psql, user=name, group=name_of_group(name), extra_groups=[], capture_output=True)
             assert result.returncode
