@@ -80,7 +80,7 @@ class Background:
         self._thread.join(timeout)
 
 
-current_work: Callable[[], object] = threading.get_ident  # returns what identifies the running thread
+current_work: Callable[[], object] = threading.get_ident  # returns a key of the running thread
 
 
 def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:

@@ -24,7 +24,7 @@ def held(instance: sb.Instance) -> int:
 def test_connections_that_nobody_needs_any_more_are_closed(
     make_instance_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_IDLE_S", 0.3)
+    monkeypatch.setattr(connections, "_MAX_IDLE_S", 0.3)
     url = make_instance_url()
     stopped = threading.Event()
     with sb.open(url, upkeep=None) as instance:

@@ -121,7 +121,7 @@ class Background:
         await asyncio.wait({self._task}, timeout=timeout)
 
 
-current_work: Callable[[], object] = asyncio.current_task  # returns what identifies the running task
+current_work: Callable[[], object] = asyncio.current_task  # returns a key of the running task
 
 
 async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
