@@ -207,7 +207,9 @@ def _take_groups(database: Database, connection: DirectConnection, operation: Re
                 turn.run(procedure)
             except BaseException as problem:
                 transaction._is_counted = not stop.is_stop(problem)
-                is_of_group = isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
+                is_of_group = (
+                    isinstance(problem, Exception) and transaction._is_counted and not is_transaction_conflict(problem)
+                )
                 if not done or not is_of_group or transaction._has_finished():
                     raise
                 failure = problem
