@@ -20,7 +20,7 @@ from typing import NamedTuple
 import psycopg
 
 from servicebroker.api.instance import Instance
-from servicebroker.engine.activation.poison_detection import Alarm, find_alarms, remove_alarm
+from servicebroker.engine.activation.poison_detection import PendingAlert, find_pending_alerts, mark_alerted
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import NAMES, QUEUE_DISABLED_CLASS
 from servicebroker.model.reporting import report
@@ -90,11 +90,11 @@ def _watch(instance: Instance, alert: Alert, stopping: threading.Event) -> None:
         delay_s = POLL_INTERVAL_S
         try:
             with instance.connection() as connection:
-                pending_alarms = run(connection, find_alarms())
+                pending_alarms = run(connection, find_pending_alerts())
             for alarm in pending_alarms:
                 send_alert(alert, alarm)
                 with instance.connection() as connection:
-                    run(connection, remove_alarm(alarm))
+                    run(connection, mark_alerted(alarm))
         except (psycopg.Error, InstanceError) as problem:
             _log.debug("alerts: %s", problem)
         except Exception as problem:  # for example an answer that is not HTTP
@@ -103,7 +103,7 @@ def _watch(instance: Instance, alert: Alert, stopping: threading.Event) -> None:
             delay_s = RETRY_DELAY_S
 
 
-def send_alert(alert: Alert, alarm: Alarm) -> None:
+def send_alert(alert: Alert, alarm: PendingAlert) -> None:
     """Send the event to the hooks.
 
     Raises:

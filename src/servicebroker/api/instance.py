@@ -31,7 +31,7 @@ from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
 from servicebroker.api.transaction import release_group_locks, translated
 from servicebroker.api.upkeep import Upkeep, write_counts, write_statement_counts
-from servicebroker.engine.activation.poison_detection import Disabled
+from servicebroker.engine.activation.poison_detection import DisabledQueue
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.diagnosis.consistency import Report, check
@@ -288,7 +288,7 @@ class Instance(Network, Rights):
         if self._server is not None:
             in_thread(self._server.close)
 
-    def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
+    def _disable_queue(self, queue_id: int) -> Steps[DisabledQueue | None]:
         return self.engine.disable_queue(queue_id, self.clock())
 
     def _write_last_counts(self, connections: DirectPool) -> None:

@@ -97,7 +97,7 @@ class Pipeline:
             if not is_done:  # the cause may be what this process remembers of the conversations
                 for send in sends:
                     database.catalog.forget(send.handle)
-        self.numbers += [numbers[send.place] for send in sends]
+        self.numbers += [numbers[send.position] for send in sends]
         database.instance.tally.add(SENDS, len(sends))
 
 

@@ -58,7 +58,7 @@ from servicebroker.engine.remote.domain_state import ToldMembership, find_member
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.local_topology import LocalInstance
 from servicebroker.engine.remote.mirrored_pairs import find_standing
-from servicebroker.engine.remote.refusals import ROUND_FAILED, Refusal, save_refusals
+from servicebroker.engine.remote.refusals import ROUND_FAILED, RefusalKey, save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.daemon_reports import Subject
 from servicebroker.model.errors import RULES, InstanceError
@@ -217,7 +217,7 @@ class Daemon:
     def _failed(self, problem: Exception) -> None:
         """A fault of this program: the log has where, once a minute; doctor tells of it as long as it happens."""
         text = RULES[ROUND_FAILED].text.format(f"{type(problem).__name__}: {one_line(problem)}")
-        self._network.refusals.note(Refusal(True, "servicebroker serve", ROUND_FAILED), text)
+        self._network.refusals.note(RefusalKey(True, "servicebroker serve", ROUND_FAILED), text)
         now = time.monotonic()
         if now >= self._tell_fault_at:
             self._tell_fault_at = now + REPEAT_INTERVAL_S

@@ -289,7 +289,7 @@ def trusted(certificates: list[TransportCertificate]) -> dict[str, Any]:
     for owner, instance, _ in (one.proved for one in imported):
         if instance is not None:
             named[instance] = named.get(instance, frozenset()) | {owner}
-    accepted = {instance: one.proved.owner for one in imported for instance in one.claims}
+    accepted = {instance: one.proved.owner for one in imported for instance in one.accepted_instances}
     return {"owners": frozenset(one.proved.owner for one in imported), "named": named, "accepted": accepted}
 
 

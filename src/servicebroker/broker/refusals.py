@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from servicebroker.engine.remote.refusals import MAX_ROWS, Refusal
+from servicebroker.engine.remote.refusals import MAX_ROWS, RefusalKey
 from servicebroker.model.remedies import REMEDIES
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.budgets import DEFAULT, OVER_BUDGET
@@ -21,10 +21,10 @@ class Refusals:
     def __init__(self, seconds: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._found: dict[Refusal, tuple[int, str]] = {}
+        self._found: dict[RefusalKey, tuple[int, str]] = {}
         self._reached: dict[str, dict[str, float]] = {}  # by peer: what was said of its budgets, and when last
 
-    def note(self, what: Refusal, text: str) -> None:
+    def note(self, what: RefusalKey, text: str) -> None:
         """Count a refusal."""
         if what.number not in REMEDIES:
             return
@@ -45,7 +45,7 @@ class Refusals:
         self._reached[peer] = sentences | {text: now}
         return " ".join(list(self._reached[peer])[-len(DEFAULT) :])
 
-    def take(self) -> dict[Refusal, tuple[int, str]]:
+    def take(self) -> dict[RefusalKey, tuple[int, str]]:
         """Return the counts since the last call, each with its latest text."""
         with self._lock:
             taken, self._found = self._found, {}

@@ -9,7 +9,7 @@ from uuid import UUID
 from servicebroker.api.database import Database
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
-from servicebroker.engine.diagnosis.audit import note
+from servicebroker.engine.diagnosis.audit import record_action
 
 
 @contextmanager
@@ -18,4 +18,4 @@ def audited(database: Database, act: str, handle: UUID, **details: object) -> It
     with database.transaction() as transaction:
         yield transaction
         if database.instance.engine is not RestrictedVerbs:
-            transaction._do(note(act, database.name, str(handle), details, database.user.name))
+            transaction._do(record_action(act, database.name, str(handle), details, database.user.name))

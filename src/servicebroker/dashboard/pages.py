@@ -23,7 +23,7 @@ from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.routes import explain_route
 from servicebroker.engine.conversation.restricted_verbs import RestrictedVerbs
 from servicebroker.engine.diagnosis import dashboard_queries, poison_report, trail
-from servicebroker.engine.diagnosis.audit import find_acts
+from servicebroker.engine.diagnosis.audit import find_records
 from servicebroker.engine.diagnosis.conversation_findings import judge_conversation
 from servicebroker.engine.diagnosis.counters import message_flows
 from servicebroker.engine.diagnosis.dashboard_queries import DeadLetterFilter, Work, Worker
@@ -410,7 +410,7 @@ def audit(observed: ObservedInstance, fields: PageQuery) -> Callable[[Reader], d
     """Return the query for definitions and operators' actions in the audit."""
 
     def steps(instance: DiagnosedInstance) -> Steps[dict[str, Any]]:
-        acts = yield from find_acts(None, fields.get("who", ""), fields.get("what", ""), dashboard_queries.MAX_ROWS)
+        acts = yield from find_records(None, fields.get("who", ""), fields.get("what", ""), dashboard_queries.MAX_ROWS)
         return {"now": instance.clock(), "acts": acts, "most": dashboard_queries.MAX_ROWS}
 
     return _in_one_transaction(steps)

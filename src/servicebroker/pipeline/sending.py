@@ -205,8 +205,8 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) ->
     If the target validates nothing, one statement copies the bodies inside the server. Else each is a normal SEND.
     """
     channel = catalog.channels.get(handle)
-    near = channel.near.get(piece.message_type) if channel else None
-    far = channel.far.get(piece.message_type) if channel else None
+    near = channel.own_usages.get(piece.message_type) if channel else None
+    far = channel.peer_usages.get(piece.message_type) if channel else None
     if channel and near and far and near.allows(channel.is_initiator) and far.allows(True) and far.validation == "N":
         staged_piece = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
         rows = yield Statement(

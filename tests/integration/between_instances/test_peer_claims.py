@@ -16,7 +16,7 @@ from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import PolicyWatch
 from servicebroker.cli.main import app
 from servicebroker.engine.remote import known_peers
-from servicebroker.engine.remote.refusals import Refusal, save_refusals
+from servicebroker.engine.remote.refusals import RefusalKey, save_refusals
 from servicebroker.engine.security.transport_certificates import all_certificates
 from servicebroker.model.security.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
 from servicebroker.protocol.budgets import DEFAULT, over_budget
@@ -167,7 +167,7 @@ def test_the_budget_of_a_peer_is_set_and_shown(site: Site, shop: Site, tmp_path:
     with connect(site.url) as connection:
         watch.look(connection, site.instance.clock())
         assert watch.budgets == {"certificate shop": {"openings": 5_000, "addresses": 7}}
-        refusal = {Refusal(True, "certificate shop", 10928): (12, over_budget("openings", 5_000).text)}
+        refusal = {RefusalKey(True, "certificate shop", 10928): (12, over_budget("openings", 5_000).text)}
         run_alone(connection, save_refusals(refusal, site.instance.clock()))
     found = doctor(site)
     assert "peer certificate shop: Refused here, 12 times" in found

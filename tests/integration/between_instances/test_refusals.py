@@ -18,7 +18,7 @@ from hostile import Hostile
 from servicebroker.broker.refusals import Refusals
 from servicebroker.cli.main import app
 from servicebroker.engine.diagnosis import conversation_findings, queue_findings
-from servicebroker.engine.remote.refusals import MAX_ROWS, REFUSAL_RETENTION, Refusal, find_refusals, save_refusals
+from servicebroker.engine.remote.refusals import MAX_ROWS, REFUSAL_RETENTION, RefusalKey, find_refusals, save_refusals
 from servicebroker.store.connection import connect
 from servicebroker.store.keys import x509_certificates
 from servicebroker.store.running import run, run_alone
@@ -155,8 +155,8 @@ def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
 def test_refusals_are_bounded(two: Two) -> None:
     noted = Refusals()
     for number in range(10_000):
-        noted.note(Refusal(True, f"10.0.0.{number}", 28035), "no\0\x1b")
-    noted.note(Refusal(True, "a", 11218), "duplicates are the ordinary life of messages")
+        noted.note(RefusalKey(True, f"10.0.0.{number}", 28035), "no\0\x1b")
+    noted.note(RefusalKey(True, "a", 11218), "duplicates are the ordinary life of messages")
     taken = noted.take()
     assert len(taken) == MAX_ROWS + 1
     assert noted.take() == {}

@@ -68,7 +68,7 @@ def done(database: sb.Database, verbs: Callable[[], object]) -> dict[str, int]:
 
 
 def test_begin_send_and_commit_are_one_statement(known: sb.Database, trips: list[None]) -> None:
-    assert done(known, lambda: ask(known)) == {"deferred_dialogs.one": 1}
+    assert done(known, lambda: ask(known)) == {"deferred_dialogs.single_message": 1}
     del trips[:]
     for _ in range(3):
         ask(known)
@@ -87,7 +87,7 @@ def test_further_sends_and_timers_join_it(known: sb.Database, trips: list[None])
                 assert tx.send(handle, DOCUMENT, b"<a/>") == 3
 
     several()
-    assert done(known, several) == {"deferred_dialogs.several": 1}
+    assert done(known, several) == {"deferred_dialogs.many_messages": 1}
     del trips[:]
     several()
     assert len(trips) == 1
@@ -151,7 +151,7 @@ def test_it_writes_what_the_verbs_write_one_by_one(known: sb.Database) -> None:
     assert len(written) == 4
     found = {}
     assert done(known, lambda: found.update(one=ask(known, b"1", b"2", lifetime=1000, encryption=False))) == {
-        "deferred_dialogs.several": 1
+        "deferred_dialogs.many_messages": 1
     }
     assert rows(found["one"]) == written
     known.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
@@ -318,7 +318,7 @@ def test_a_permission_that_was_taken_away_is_missed(known: sb.Database) -> None:
     known.grant("REFERENCES", "clerk", contract=CONTRACT)
     clerk = known.instance.database(known.name, user="clerk")
     ask(clerk)
-    assert done(clerk, lambda: ask(clerk)) == {"deferred_dialogs.one": 1}
+    assert done(clerk, lambda: ask(clerk)) == {"deferred_dialogs.single_message": 1}
     with refused(8494, ORDERS), clerk.transaction() as tx:
         handle = tx.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
         tx.begin_conversation_timer(handle, 5)  # needs SEND on the own service
@@ -358,7 +358,7 @@ def test_another_queue_another_statement(known: sb.Database) -> None:
             for number, handle in enumerate(handles):
                 tx.send(handle, ORDER, b"%d" % number)
 
-    assert done(known, both) == {"deferred_dialogs.one": 3}
+    assert done(known, both) == {"deferred_dialogs.single_message": 3}
     assert bodies(known.receive(STOCK_QUEUE)) == [b"0"]
     assert bodies(known.receive(STOCK_QUEUE)) == [b"2"]
 
@@ -401,7 +401,7 @@ def test_many_that_leave_the_instance_are_one_statement(departing: sb.Database, 
                 assert tx.send_batch(handle, ORDER, [b"1", b"2"]) == 1
 
     several()
-    assert done(departing, several) == {"deferred_dialogs.departing": 1}
+    assert done(departing, several) == {"deferred_dialogs.to_other_instance": 1}
     assert len(trips) == 1
     waiting = (
         "select message_sequence_number, message_type_name, message_body from servicebroker.transmission_queue "
@@ -466,7 +466,7 @@ def test_a_principal_s_conversations_leave_in_one_statement_while_it_may_begin_t
     for permission, on, refusal in rights:
         for _ in range(2):
             ask(clerk, to=AWAY)
-        assert done(clerk, lambda: ask(clerk, to=AWAY)) == {"deferred_dialogs.departing": 1}
+        assert done(clerk, lambda: ask(clerk, to=AWAY)) == {"deferred_dialogs.to_other_instance": 1}
         departing.deny(permission, "clerk", **on)
         with refused(refusal):
             ask(clerk, to=AWAY)

@@ -655,4 +655,4 @@ def test_a_request_leaves_in_one_statement(url: str) -> None:
             with instance.connection() as connection:
                 counted = counts_of(connection).take()
         ran = {name for name in counted if name.partition(".")[0] in ("begin", "deferred_dialogs", "send", "requests")}
-        assert ran == {"deferred_dialogs.one", "send.answer", "requests.find_answered"}
+        assert ran == {"deferred_dialogs.single_message", "send.answer", "requests.find_answered"}

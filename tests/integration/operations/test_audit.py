@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.cli.main import app
 from servicebroker.dashboard import Dashboard, Role
-from servicebroker.engine.diagnosis.audit import Act, find_acts, forget_old
+from servicebroker.engine.diagnosis.audit import AuditRecord, find_records, forget_old
 from servicebroker.store.running import run, run_alone
 from servicebroker.tsql.session import Session
 from support import ORDER, STOCK_QUEUE, begin, group_of, open_dialog
@@ -35,9 +35,9 @@ def database(instance: sb.Instance) -> sb.Database:
     return instance.database("Test")
 
 
-def acts(database: sb.Database, text: str = "", who: str = "") -> list[Act]:
+def acts(database: sb.Database, text: str = "", who: str = "") -> list[AuditRecord]:
     with database.instance.connection() as connection:
-        return run(connection, find_acts(None, who, text, 1000))
+        return run(connection, find_records(None, who, text, 1000))
 
 
 def shown(*arguments: str) -> Any:

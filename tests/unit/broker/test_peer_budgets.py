@@ -14,7 +14,7 @@ from servicebroker.broker.refusals import REACHED_RETENTION_S, Refusals
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.engine.remote.local_topology import LocalInstance
-from servicebroker.engine.remote.refusals import Refusal
+from servicebroker.engine.remote.refusals import RefusalKey
 from servicebroker.model.security.peers import Mistrust
 from servicebroker.protocol.budgets import NAMED_PERIOD_S, OVER_BUDGET, over_budget
 from servicebroker.protocol.envelope import Content, Header, Kind, Opening, Part, encode
@@ -174,7 +174,7 @@ def test_all_budgets_that_a_peer_has_reached_are_told() -> None:
     """Of a refusal only the latest text is kept."""
     now = [0.0]
     refusals = Refusals(lambda: now[0])
-    what = Refusal(True, MALLORY, OVER_BUDGET)
+    what = RefusalKey(True, MALLORY, OVER_BUDGET)
     for resource in ("openings", "addresses", "openings"):
         refusals.note(what, over_budget(resource, 5).text)
     ((times, text),) = refusals.take().values()

@@ -41,7 +41,7 @@ from servicebroker.engine.diagnosis.server_findings import (
 )
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
-from servicebroker.engine.remote.refusals import Refused
+from servicebroker.engine.remote.refusals import RefusalRecord
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model import waiting
@@ -57,7 +57,7 @@ QUEUE = QueueFacts("Shop.dbo.Q", True, 0, None, 0, 0, False, None, None, False, 
 DAEMON = DaemonFacts(815, "idle", NOW - timedelta(seconds=1))
 CLOCK = WrongClock("servicebroker serve", "10.0.0.7", 3_600, NOW - timedelta(seconds=9))
 REPLACED = ProcessStatus(2, 4711, None, 3, AGO, "was killed (SIGKILL)")
-BROKEN = Refused(True, "TCP://far:4022", 9753, 3, AGO, NOW - timedelta(seconds=9), "The stream has ended.")
+BROKEN = RefusalRecord(True, "TCP://far:4022", 9753, 3, AGO, NOW - timedelta(seconds=9), "The stream has ended.")
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
 HOLDER = HolderFacts(4711, "", "bob", "psql", 1, "delivery", AGO)
 CLOSED = LockRights(is_public=False, may_close=False, needing=["shop"], is_lacking=False, strangers=[])

@@ -30,7 +30,7 @@ from servicebroker.api.aio.upkeep import Upkeep, write_counts, write_statement_c
 from servicebroker.api.shared.preparation import prepare
 from servicebroker.api.shared.slow_steps import logged_if_slow
 from servicebroker.api.shared.tally import Tally
-from servicebroker.engine.activation.poison_detection import Disabled
+from servicebroker.engine.activation.poison_detection import DisabledQueue
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.owner_verbs import OwnerVerbs
 from servicebroker.engine.diagnosis.consistency import Report, check
@@ -289,7 +289,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._server is not None:
             await in_thread(self._server.close)
 
-    def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
+    def _disable_queue(self, queue_id: int) -> Steps[DisabledQueue | None]:
         return self.engine.disable_queue(queue_id, self.clock())
 
     async def _write_last_counts(self, connections: AsyncDirectPool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.shared.tally import Tally
-from servicebroker.engine.activation.poison_detection import Disabled, find_outcomes
+from servicebroker.engine.activation.poison_detection import DisabledQueue, find_outcomes
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED_CLASS, Events
@@ -36,7 +36,7 @@ class PoisonDetector:
         self,
         connections: Connections,
         clock: Callable[[], datetime],
-        disable: Callable[[int], Steps[Disabled | None]],
+        disable: Callable[[int], Steps[DisabledQueue | None]],
         events: Events,
         tally: Tally,
     ) -> None:
@@ -127,7 +127,7 @@ class PoisonDetector:
             _LOG.error("%s (%s)", BrokerError(8405, "of the queue", queue_id, problem.sqlstate, 1), problem)
             return
         if disabled:
-            for unsent in disabled.unsent:
-                _LOG.error("%s", unsent)
+            for error in disabled.notification_errors:
+                _LOG.error("%s", error)
             text = reason(disabled.name)
             self._events.record(QUEUE_DISABLED_CLASS, self._clock(), disabled.database_id, queue_id, text)

@@ -15,7 +15,7 @@ from servicebroker.broker.transport.connections import Observed
 from servicebroker.broker.transport.links import Arrival
 from servicebroker.broker.transport.tls import EARLY, EXPIRED, HANDSHAKE_BYTE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
-from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, Refusal
+from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, RefusalKey
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.security.peers import UNPROVED, Peer, Proved
 from servicebroker.protocol.adjacent import (
@@ -166,7 +166,7 @@ class Stream(asyncio.Protocol):
 
     def refused(self, number: int, text: str) -> None:
         """Count a message that was refused."""
-        self.network.refusals.note(Refusal(True, self.known_as, number), text)
+        self.network.refusals.note(RefusalKey(True, self.known_as, number), text)
 
     @property
     def known_as(self) -> str:
@@ -513,7 +513,7 @@ class Stream(asyncio.Protocol):
         """Remember which side has refused the other, and why."""
         is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
         peer = str(self.address or self.known_as)
-        self.network.refusals.note(Refusal(is_ours, peer, closed.number), closed.text)
+        self.network.refusals.note(RefusalKey(is_ours, peer, closed.number), closed.text)
 
     def _let_it_read(self, transport: asyncio.Transport) -> None:
         """A stream that is closed while the peer still speaks may lose what we have said to it: why it is refused."""

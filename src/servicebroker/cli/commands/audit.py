@@ -10,7 +10,7 @@ import typer
 from servicebroker.cli.existing_instance import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, span
 from servicebroker.cli.output import say, say_json
-from servicebroker.engine.diagnosis.audit import Act, find_acts
+from servicebroker.engine.diagnosis.audit import AuditRecord, find_records
 from servicebroker.store.running import run
 
 
@@ -32,7 +32,7 @@ def audit(
     """Show the audit log: definitions and actions of operators, the latest first."""
     with open_existing(instance) as opened, opened.connection() as connection:
         after = None if since is None else opened.clock() - since
-        found = run(connection, find_acts(after, who, text, top))
+        found = run(connection, find_records(after, who, text, top))
     if as_json:
         say_json({"audit": [act._asdict() for act in found]})
         return
@@ -42,7 +42,7 @@ def audit(
         say("The audit log has no such entry.")
 
 
-def told(act: Act) -> list[str]:
+def told(act: AuditRecord) -> list[str]:
     """Return an act in one or two lines."""
     where = f" in {act.database}" if act.database else ""
     by = f"{act.principal} ({act.role})" if act.principal and act.principal != act.role else act.role
@@ -52,7 +52,7 @@ def told(act: Act) -> list[str]:
     return [first, f"    {'; '.join(changes)}"] if changes else [first]
 
 
-def changed(act: Act) -> list[str]:
+def changed(act: AuditRecord) -> list[str]:
     """Return a text for each change of an act; internal numbers are left out."""
     before, after = act.before or {}, act.after or {}
     shown = [name for name in {**before, **after} if not name.endswith("_id") and name != "create_date"]

@@ -1,4 +1,4 @@
-"""Automatic poison detection: the outcome of transactions, and switching queues off.
+"""Automatic poison detection: find out how transactions ended, switch queues off, and list the alerts to send.
 
 The rules: docs/reference/rules.md#automatic-poison-detection.
 """
@@ -18,24 +18,28 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-class Disabled(NamedTuple):
-    """A queue that was just switched off, and the errors of notifications that could not be sent."""
+class DisabledQueue(NamedTuple):
+    """A queue that was switched off. `notification_errors`: for each event notification that could not be sent."""
 
     database_id: int
     name: str
-    unsent: list[BrokerError]
+    notification_errors: list[BrokerError]
 
 
 def find_outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
-    """Return 'committed', 'aborted', 'in progress' or None (too old) for each id, also after a killed process."""
+    """Return 'committed', 'aborted', 'in progress' or None (too old) for each transaction id.
+
+    PostgreSQL knows the outcome even if the process that ran the transaction was killed.
+    """
     rows = yield SQL("find_outcomes", (transactions,))
     return dict(rows)
 
 
-def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
-    """Switch the queue off: fail its waiting RECEIVEs, and send event notifications for BROKER_QUEUE_DISABLED.
+def disable_queue(queue_id: int, now: datetime) -> Steps[DisabledQueue | None]:
+    """Switch the queue off (STATUS = OFF), and send event notifications for BROKER_QUEUE_DISABLED.
 
-    None if the queue is off already, gone, or has poison detection off.
+    Waiting RECEIVEs are woken, and fail. Records that an alert is pending. Returns None if the queue is already off or
+    dropped, or has poison detection off.
     """
     rows = yield Statement(
         "poison_detection.disable_queue",
@@ -43,7 +47,7 @@ def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
         "update servicebroker.queues set is_receive_enabled = false, is_enqueue_enabled = false "
         "where queue_id = $1 and is_poison_message_handling_enabled and (is_receive_enabled or is_enqueue_enabled) "
         "returning queue_id, database_id, name), "
-        "noted as (insert into servicebroker.disabled_queues (queue_id) select queue_id from disabled "
+        "pending as (insert into servicebroker.disabled_queues (queue_id) select queue_id from disabled "
         "on conflict (queue_id) do update set at = excluded.at) "
         "select database_id, name, pg_notify('servicebroker', (-queue_id)::text), "
         f"pg_notify('{MONITORS_CHANNEL}', '') from disabled",
@@ -51,13 +55,13 @@ def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
     )
     if not rows:
         return None
-    unsent = yield from post(BROKER_QUEUE_DISABLED, queue_id, now)
+    notification_errors = yield from post(BROKER_QUEUE_DISABLED, queue_id, now)
     database_id, name, *_ = rows[0]
-    return Disabled(database_id, name, unsent)
+    return DisabledQueue(database_id, name, notification_errors)
 
 
-class Alarm(NamedTuple):
-    """A queue that was switched off automatically, without an alert so far."""
+class PendingAlert(NamedTuple):
+    """A queue that was switched off automatically at `at`, and for which no alert was sent yet."""
 
     queue_id: int
     database: str
@@ -66,12 +70,12 @@ class Alarm(NamedTuple):
     at: datetime
 
 
-def find_alarms() -> Steps[list[Alarm]]:
-    """Return the queues that need an alert, oldest first."""
-    rows = yield SQL("find_alarms")
-    return [Alarm(*row) for row in rows]
+def find_pending_alerts() -> Steps[list[PendingAlert]]:
+    """Return the queues for which an alert has to be sent, oldest first."""
+    rows = yield SQL("find_pending_alerts")
+    return [PendingAlert(*row) for row in rows]
 
 
-def remove_alarm(alarm: Alarm) -> Steps[None]:
-    """Mark a queue as alerted, unless it was switched off once more since."""
-    yield SQL("remove_alarm", (alarm.queue_id, alarm.at))
+def mark_alerted(alarm: PendingAlert) -> Steps[None]:
+    """Delete the pending alert, unless the queue was switched off once more since."""
+    yield SQL("mark_alerted", (alarm.queue_id, alarm.at))

@@ -30,14 +30,19 @@ if TYPE_CHECKING:
 SQL = SqlFile(__file__)
 
 
+# sizes of the caches below, in entries
 _MAX_CHANNELS = 10_000
 _MAX_RECEIVED = 10_000  # received conversations
 _MAX_ANSWER_PATHS = 1_000  # pairs of service and contract
-_MAX_USAGES = 1_000  # contracts; every change of permissions makes new versions
+_MAX_USAGES = 1_000  # contracts in a catalog version; every change of permissions makes a new version
 
 
 class Usage(NamedTuple):
-    """The usage of one message type in a contract, with its id and validation in that database."""
+    """One message type of a contract: which sides may send it, and its id and validation code in the database.
+
+    Service Broker lists them in sys.service_contract_message_usages. A conversation has two contracts of the same name,
+    one in each side's database, which may validate differently.
+    """
 
     message_type_id: int
     validation: str
@@ -50,7 +55,7 @@ class Usage(NamedTuple):
         return self.by_initiator if is_initiator else self.by_target
 
 
-Usages = Mapping[str, Usage]
+Usages = Mapping[str, Usage]  # of one contract, by message type name
 
 
 class Queue(NamedTuple):
@@ -62,23 +67,28 @@ class Queue(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """Cached facts for a SEND on one conversation handle; its statement detects a change.
+    """The cached facts for SEND on one conversation handle. The statement of SEND detects if one has changed.
 
-    `far_queue_id` is 0 if the peer is in another instance.
+    Attributes:
+        is_initiator: the side of the handle.
+        far_queue_id: the peer's queue; 0 if the peer is in another instance.
+        own_usages, peer_usages: the contract in the databases of this side and of the peer.
+        catalog_version: that of the peer's queue, under which permissions were checked.
+        far_priority: the priority of the messages in the peer's queue.
     """
 
     is_initiator: bool
     far_queue_id: int
-    near: Usages
-    far: Usages
+    own_usages: Usages
+    peer_usages: Usages
     catalog_version: int
     far_priority: int = 0
 
 
 class ReceivedConversation(NamedTuple):
-    """Facts of a received conversation, for the verbs that follow on it; none of them changes.
+    """The cached facts of a received conversation, for SEND and END on it. They never change.
 
-    `has_ended`: EndDialog was received.
+    `has_ended`: the peer's EndDialog was received.
     """
 
     queue_id: int
@@ -88,7 +98,7 @@ class ReceivedConversation(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, int]:
-        """The key for facts of the peer: conversations of one service under one contract mostly have one peer."""
+        """Service and contract: the key of facts about the peer, which such conversations mostly have in common."""
         return self.service_id, self.service_contract_id
 
     @property
@@ -98,10 +108,10 @@ class ReceivedConversation(NamedTuple):
 
 
 class AnswerPath(NamedTuple):
-    """The delivery path of the last SEND on a conversation of some service and contract.
+    """The delivery path of the last SEND on a conversation with a given service and contract.
 
-    The first SEND on the next conversation tries it. Its statement checks that the peer is the same, or in another
-    instance, too; the ids of the peer's service and contract are 0 then.
+    The first SEND on the next such conversation tries this path, and its statement checks that the peer matches. For a
+    peer in another instance, the ids of its service and contract are 0.
     """
 
     channel: Channel
@@ -125,11 +135,13 @@ class Labels(NamedTuple):
 class Catalog:
     """The catalog cache of one process. Each entry is immutable in the database, or verified on use.
 
-    `user` is the principal whose permissions were checked; None for dbo. `receivable` has the catalog version under
-    which that principal may receive, by queue id; `endable` the one under which it may end conversations, by
-    `ReceivedConversation.ends`. `count_enqueued` is called with the priority and the count of messages that a SEND has
-    put into a queue. `keys` opens keys for remote service bindings inside the instance; without it their conversations
-    wait for a process that has it.
+    Attributes:
+        user: the principal whose permissions were checked; None for dbo.
+        count_enqueued: called with the priority and the count of messages that a SEND has put into a queue.
+        keys: opens private keys for remote service bindings inside the instance. Without it, conversations with such a
+            binding wait for a process that has the keys.
+        receivable: by queue id, the catalog version under which `user` may receive.
+        endable: by `ReceivedConversation.ends`, the catalog version under which `user` may end conversations.
     """
 
     user: User | None = None
@@ -155,7 +167,7 @@ class Catalog:
         if len(self.channels) > _MAX_CHANNELS:
             self.channels.popitem(last=False)
 
-    def note_received(self, queue_id: int, kinds: Mapping[bytes, tuple[int, int]], ended: Collection[bytes]) -> None:
+    def cache_received(self, queue_id: int, kinds: Mapping[bytes, tuple[int, int]], ended: Collection[bytes]) -> None:
         """Cache received conversations: by handle, the service and contract of each, and whether it has ended."""
         for handle, kind in kinds.items():
             self.received[handle] = ReceivedConversation(queue_id, *kind, handle in ended)
@@ -175,12 +187,12 @@ class Catalog:
         self.end_queues[kind] = queue_id
 
     def forget_queue(self, queue_id: int) -> None:
-        """Forget names and permissions of a queue, which was dropped."""
+        """Forget names and permissions of a dropped queue."""
         self.queues = {key: queue for key, queue in self.queues.items() if queue.queue_id != queue_id}
         self.receivable.pop(queue_id, None)
 
     def forget(self, handle: UUID) -> None:
-        """Forget what SEND on `handle` has cached. Another thread may have done so already."""
+        """Forget the paths that SEND and END on `handle` use. Another thread may have done so already."""
         self.channels.pop(handle, None)
         received = self.received.get(handle.bytes)
         if received is not None:
@@ -267,12 +279,15 @@ def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[N
 
 
 def create_service(database_id: int, operation: CreateService, queue_id: int, owner: int) -> Steps[None]:
-    """Insert a service on a queue; it can be a target under the given contracts (docs/reference/rules.md#services)."""
+    """Insert a service on a queue, with the contracts under which it can be a target.
+
+    The rules: docs/reference/rules.md#services.
+    """
     name = names.checked("service", operation.name)
-    given = checked_contracts(operation.contracts)
+    contracts = checked_contracts(operation.contracts)
     # before any other lock, see lock_service in opening.py
     yield lock_service_alone(name)
-    ids = yield from contract_ids(database_id, given)
+    ids = yield from contract_ids(database_id, contracts)
     rows = yield SQL("create_service.insert_services", (database_id, name, queue_id, owner))
     service_id = inserted_id(rows, name)
     yield SQL("create_service.insert_contracts_used", (database_id, service_id, list(ids.values())))
@@ -284,7 +299,7 @@ def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, 
 
 
 def lock_service_alone(name: str) -> Statement:
-    """Exclude all transactions that may park messages for a service of that name, see `lock_service` in opening.py."""
+    """Lock a service's name exclusively: no other transaction can park messages for it (`lock_service`, opening.py)."""
     return SQL("lock_service_alone", (locks.PARKED_DELIVERY, locks.SERVICE_NAME, name))
 
 
@@ -297,11 +312,11 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     Raises:
         BrokerError: 15151 it does not exist.
     """
-    known = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
-    if known is not None:
-        return known
-    found = catalog.queues[database_id, name] = yield from find_queue_now("find", database_id, name)
-    return found
+    cached = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
+    if cached is not None:
+        return cached
+    queue = catalog.queues[database_id, name] = yield from find_queue_now("find", database_id, name)
+    return queue
 
 
 def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
@@ -311,10 +326,10 @@ def find_expected_types(queue_id: int) -> Steps[list[ExpectedType]]:
 
 
 def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
-    """Return the queue of that name from the database, without the cache.
+    """Return the queue of that name from the database, without the cache. `action` is the verb for the error's text.
 
     Raises:
-        BrokerError: 15151, cannot `action`: it does not exist.
+        BrokerError: 15151 it does not exist.
     """
     schema, queue = names.split_queue_name(name)
     rows = yield SQL("find_queue_now", (database_id, schema, queue))
@@ -326,33 +341,33 @@ def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
 def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: int = 0) -> Steps[Usages]:
     """Return the usages of a contract, by message type name. A contract never changes, but validation may.
 
-    `version` is the catalog version of the queue whose validation applies; without it the letters may be old, and
-    schemas are missing.
+    `version` is the catalog version of the queue whose messages are validated. Without it, cached validation codes may
+    be out of date, and schemas are missing.
     """
-    known = catalog.usages.get((database_id, contract_id, version))
-    if known is not None:
-        return known
+    cached = catalog.usages.get((database_id, contract_id, version))
+    if cached is not None:
+        return cached
     rows = yield SQL("find_usages", (database_id, contract_id))
-    found = {}
-    for name, type_id, letter, initiator, target, collection_id, collection_version in rows:
+    usages = {}
+    for name, type_id, validation, by_initiator, by_target, collection_id, collection_version in rows:
         schemas = None
         if version and collection_id is not None:
             schemas = yield from _find_schemas(catalog, collection_id, collection_version)
-        found[name] = Usage(type_id, letter, initiator, target, schemas)
+        usages[name] = Usage(type_id, validation, by_initiator, by_target, schemas)
     if len(catalog.usages) >= _MAX_USAGES:
         catalog.usages = {}
-    catalog.usages[database_id, contract_id, version] = found
-    return found
+    catalog.usages[database_id, contract_id, version] = usages
+    return usages
 
 
 def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[SchemaCollection]:
     """Return the collection in this version, compiled once in a process."""
-    known = catalog.schemas.get(collection_id)
-    if known is not None and known[0] == version:
-        return known[1]
-    found = SchemaCollection((yield from schema_documents(collection_id)))
-    catalog.schemas[collection_id] = version, found
-    return found
+    cached = catalog.schemas.get(collection_id)
+    if cached is not None and cached[0] == version:
+        return cached[1]
+    collection = SchemaCollection((yield from schema_documents(collection_id)))
+    catalog.schemas[collection_id] = version, collection
+    return collection
 
 
 def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
@@ -362,26 +377,26 @@ def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
 
 
 def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
-    """Return names by id of a database's services, contracts and message types."""
-    known = catalog.labels.get(database_id)
-    if known is not None and not anew:
-        return known
+    """Return names by id of a database's services, contracts and message types. `anew`: not from the cache."""
+    cached = catalog.labels.get(database_id)
+    if cached is not None and not anew:
+        return cached
     services = yield SQL("find_labels.find_services", (database_id,))
     contracts = yield SQL("find_labels.find_contracts", (database_id,))
     types = yield SQL("find_labels.find_message_types", (database_id,))
-    found = catalog.labels[database_id] = Labels(
+    labels = catalog.labels[database_id] = Labels(
         dict(services),
         dict(contracts),
         dict(types),
     )
-    return found
+    return labels
 
 
 def find_routes(catalog: Catalog, database_id: int, version: int) -> Steps[RoutingTable]:
-    """Return the routes of a database. Reads them again if the cached ones have another `version`."""
-    known = catalog.routes.get(database_id)
-    if known is not None and known[0] == version:
-        return known[1]
+    """Return the routes of a database in this version, from the cache if possible."""
+    cached = catalog.routes.get(database_id)
+    if cached is not None and cached[0] == version:
+        return cached[1]
     rows = yield SQL("find_routes", (database_id,))
     table = RoutingTable(Route(*row) for row in rows)
     catalog.routes[database_id] = version, table
@@ -401,15 +416,15 @@ def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]
         f"select name, {column} from servicebroker.{table} where database_id = $1 and name = any ($2)",
         (database_id, wanted),
     )
-    found: dict[str, int] = dict(rows)
+    ids: dict[str, int] = dict(rows)
     for name in wanted:
-        if name not in found:
+        if name not in ids:
             raise BrokerError(15151, "find", kind, name)
-    return {name: found[name] for name in wanted}
+    return {name: ids[name] for name in wanted}
 
 
 def find_user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
-    """Return the id of a message type or contract that may be changed.
+    """Return the id of a message type or contract that is not built in. `action` is the verb for the error's text.
 
     Raises:
         BrokerError: 15151 it does not exist, 9663 it is built in.
@@ -443,7 +458,11 @@ def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str])
 
 
 def inserted_id(rows: Rows, name: str) -> int:
-    """Return the id of an inserted row; without one the name is taken."""
+    """Return the id of the inserted row.
+
+    Raises:
+        BrokerError: 2714 there is no row: the name is taken.
+    """
     if not rows:
         raise BrokerError(2714, name)
     return int(rows[0][0])

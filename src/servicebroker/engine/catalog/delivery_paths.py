@@ -1,10 +1,13 @@
-"""The cache of the paths of new conversations, as found for an earlier one.
+"""The cache of delivery paths: for a pair of services and a contract, where new conversations begin and lead to.
 
-The first conversation looks up service, contract, permissions, routes and target, each with its own statement. With
-these facts the next ones begin and send in one statement of `engine/conversation/enqueue.py`. There `store/verbs.sql`
-checks that all of them still hold, under locks that keep them so until COMMIT. A path inside the instance has both
-sides: `begin_and_send`, `hold_way`. A path to another instance ends in the transmission queue: `BEGIN_AND_TRANSMIT`,
-`hold_departure`.
+The first conversation looks up service, contract, permissions, routes and target, each with its own statement. Later
+conversations use the cached results: one statement of `engine/conversation/enqueue.py` begins and sends. It calls a
+function of `store/verbs.sql`, which checks that all cached values are still true and locks them until COMMIT.
+
+| path | has | statement | function |
+|---|---|---|---|
+| `DeliveryPath`, inside the instance | both sides | `begin_and_send` | `hold_way` |
+| `DeparturePath`, to another instance | the own side | `BEGIN_AND_TRANSMIT` | `hold_departure` |
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from servicebroker.model.arguments import CURRENT_DATABASE
 if TYPE_CHECKING:
     from servicebroker.engine.catalog.catalog import Usages
 
-_MAX_PATHS = 10_000
+_MAX_PATHS = 10_000  # entries in each cache below
 
 
 class OwnSide(NamedTuple):
-    """The initiator's side: service and contract of the own database, as BEGIN DIALOG found them.
+    """The initiator's side of a path: service, contract and queue in its database.
 
-    `catalog_version` is that of the service's queue, under which the principal was allowed to begin dialogs.
+    `catalog_version` is that of the queue when the principal's permission to begin dialogs was checked. `broker` is the
+    broker identifier of the database.
     """
 
     service_id: int
@@ -36,10 +40,10 @@ class OwnSide(NamedTuple):
 
 
 class TargetSide(NamedTuple):
-    """The target's side: the destination of the routes for conversations of an own side.
+    """The target's side of a path inside the instance: the service to which the routes lead.
 
-    `near` and `far` are the usages of both contracts. `far`, and the permission to send, hold for `catalog_version`,
-    that of the target's queue.
+    `own_usages` and `peer_usages` are the contract in the databases of the initiator and the target. `peer_usages` and
+    the permission to send are valid while the target's queue has this `catalog_version`.
     """
 
     routes_version: int
@@ -49,23 +53,24 @@ class TargetSide(NamedTuple):
     queue_id: int
     catalog_version: int
     broker: str
-    near: Usages
-    far: Usages
+    own_usages: Usages
+    peer_usages: Usages
 
 
 class RemoteSide(NamedTuple):
-    """The target's side in another instance, as far as SEND has to know it. `broker` is what BEGIN DIALOG names.
+    """The target's side of a path to another instance.
 
-    `near` are the usages of the own contract. Under `routes_version` every route leads away from this instance.
+    `broker` is the broker identifier that BEGIN DIALOG names. `own_usages` is the contract in the initiator's database.
+    While the routes have this `routes_version`, they all lead to other instances.
     """
 
     routes_version: int
     broker: str | None
-    near: Usages
+    own_usages: Usages
 
 
 class DeparturePath(NamedTuple):
-    """The own side of new conversations whose target is in another instance, with the name of the target's service."""
+    """A path to another instance."""
 
     to_service: str
     database_id: int
@@ -74,7 +79,7 @@ class DeparturePath(NamedTuple):
 
     @property
     def parameters(self) -> tuple[object, ...]:
-        """The first parameters of the statement that begins conversations."""
+        """The path's values, the first parameters of the statement that begins conversations."""
         own, target = self.own, self.target
         return (
             *(self.database_id, own.service_id, own.contract_id, own.queue_id, own.catalog_version),
@@ -83,7 +88,7 @@ class DeparturePath(NamedTuple):
 
 
 class DeliveryPath(NamedTuple):
-    """Both sides of new conversations, with the names of their services."""
+    """A path inside the instance."""
 
     from_service: str
     to_service: str
@@ -93,7 +98,7 @@ class DeliveryPath(NamedTuple):
 
     @property
     def parameters(self) -> tuple[object, ...]:
-        """The first parameters of the statements that begin conversations."""
+        """The path's values, the first parameters of the statements that begin conversations."""
         own, target = self.own, self.target
         return (
             *(self.database_id, own.service_id, own.contract_id, own.queue_id, own.catalog_version),
@@ -104,7 +109,7 @@ class DeliveryPath(NamedTuple):
 
 
 class RestrictedPathKey(NamedTuple):
-    """The names that a restricted role gives when it begins a conversation."""
+    """The names that a restricted role passes to BEGIN DIALOG."""
 
     from_service: str
     to_service: str
@@ -114,19 +119,22 @@ class RestrictedPathKey(NamedTuple):
 
 @dataclass
 class RestrictedPaths:
-    """Conversations that a restricted role was allowed before, and so probably again: the server's function decides."""
+    """Names with which a restricted role has begun conversations and sent messages of which types.
 
-    _types: dict[RestrictedPathKey, set[str]] = field(default_factory=dict)  # the types of first messages
+    Such a conversation is deferred, because it will probably be allowed again. The function on the server decides.
+    """
+
+    _types: dict[RestrictedPathKey, set[str]] = field(default_factory=dict)  # message types that were sent
     _begun: OrderedDict[UUID, RestrictedPathKey] = field(default_factory=OrderedDict)
 
-    def note_begun(self, handle: UUID, key: RestrictedPathKey) -> None:
-        """Note a conversation that has begun."""
+    def record_begun(self, handle: UUID, key: RestrictedPathKey) -> None:
+        """Record a conversation that has begun."""
         self._begun[handle] = key
         if len(self._begun) > _MAX_PATHS:
             self._begun.popitem(last=False)
 
-    def note_sent(self, handle: UUID, message_type: str) -> None:
-        """Note a sent message, perhaps on a conversation that began here."""
+    def record_sent(self, handle: UUID, message_type: str) -> None:
+        """Record the type of a sent message, if this process has begun the conversation."""
         key = self._begun.get(handle)
         if key is not None:
             if len(self._types) >= _MAX_PATHS:
@@ -138,7 +146,7 @@ class RestrictedPaths:
         return self._types.get(key)
 
     def forget(self, key: RestrictedPathKey) -> None:
-        """Forget the key, because such a conversation was refused."""
+        """Forget the key, after such a conversation was refused."""
         self._types.pop(key, None)
 
 
@@ -153,7 +161,7 @@ class DeliveryPaths:
     def find(
         self, database_id: int, from_service: str, to_service: str, contract: str, broker: str | None
     ) -> DeliveryPath | DeparturePath | None:
-        """Return both sides if they are cached; `broker` is the one that BEGIN DIALOG names."""
+        """Return the path, None if it is not cached. `broker` is the broker identifier that BEGIN DIALOG names."""
         own = self.find_own_side(database_id, from_service, contract)
         if own is None:
             return None
@@ -165,12 +173,12 @@ class DeliveryPaths:
         return None if target is None else DeliveryPath(from_service, to_service, database_id, own, target)
 
     def find_own_side(self, database_id: int, from_service: str, contract: str) -> OwnSide | None:
-        """Return the own side alone, None if it is not cached or an argument is no string."""
+        """Return the initiator's side alone, None if it is not cached or an argument is no string."""
         is_name = isinstance(from_service, str) and isinstance(contract, str)
         return self._own_sides.get((database_id, from_service, contract)) if is_name else None
 
     def remember_own_side(self, database_id: int, from_service: str, contract: str, own: OwnSide) -> None:
-        """Cache the own side that BEGIN DIALOG found."""
+        """Cache the initiator's side that BEGIN DIALOG found."""
         if len(self._own_sides) >= _MAX_PATHS:
             self._own_sides = {}
         self._own_sides[database_id, from_service, contract] = own
@@ -178,22 +186,22 @@ class DeliveryPaths:
     def remember_target(
         self, service_id: int, contract_id: int, to_service: str, broker: str | None, target: TargetSide | RemoteSide
     ) -> None:
-        """Cache the target of a conversation's first message, for this own side and the broker that it names."""
+        """Cache the target of a conversation's first message, by the initiator's side, the target's name and broker."""
         if len(self._targets) >= _MAX_PATHS:
             self._targets = {}
         self._targets[service_id, contract_id, to_service, broker] = target
 
-    def note_begun(self, handle: UUID, path: DeliveryPath) -> None:
-        """Keep the path of a conversation that has begun and not sent."""
+    def record_begun(self, handle: UUID, path: DeliveryPath) -> None:
+        """Record the path of a conversation that has begun and sent nothing so far."""
         self._begun[handle] = path
         if len(self._begun) > _MAX_PATHS:
             self._begun.popitem(last=False)
 
     def take_begun(self, handle: UUID) -> DeliveryPath | None:
-        """Remove and return the path of a conversation that has begun and not sent."""
+        """Remove and return the path of a conversation that has begun and sent nothing so far; None if not recorded."""
         return self._begun.pop(handle, None)
 
     def forget(self, path: DeliveryPath | DeparturePath) -> None:
-        """Forget both sides: the statement found that one of them has changed."""
+        """Forget both sides of a path, after its statement found that one of them has changed."""
         self._own_sides = {key: own for key, own in self._own_sides.items() if own is not path.own}
         self._targets = {key: target for key, target in self._targets.items() if target is not path.target}

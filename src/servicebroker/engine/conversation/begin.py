@@ -21,8 +21,8 @@ from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
 
-# BEGIN DIALOG. A chosen priority stands in far_priority until the target is opened, which takes it from there.
-_TEXT = (
+# BEGIN DIALOG. A priority that the application gives is stored in far_priority until the target is opened and reads it.
+_TEMPLATE = (
     "with own as materialized (select servicebroker.own_queue($3, $2, $4, $11::bigint) as queue_id), {keyed}"
     "grouped as (select coalesce($1::uuid, gen_random_uuid()) as id, queue_id, {handle} as handle from {source} "
     "where queue_id is not null), "
@@ -38,11 +38,11 @@ _TEXT = (
     "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
     "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun"
 )
-_KEYS_AT_ONCE = 1_000  # in one piece of upkeep
+_DELETE_BATCH_KEYS = 1_000  # keys deleted in one transaction
 _HANDLE = "coalesce($10::uuid, gen_random_uuid())"
-_BEGIN = _TEXT.format(keyed="", handle=_HANDLE, source="own")
-# The row of a key decides between transactions that begin at the same time: the second waits for the end of the first.
-_BEGIN_ONCE = _TEXT.format(
+_BEGIN = _TEMPLATE.format(keyed="", handle=_HANDLE, source="own")
+# BEGIN DIALOG with an idempotency key. If two transactions insert the same key, the second waits for the first to end.
+_BEGIN_ONCE = _TEMPLATE.format(
     keyed="keyed as (insert into servicebroker.idempotency_keys as k "
     f"select $2, $13, $14, {_HANDLE}, $16::timestamptz from own where queue_id is not null "
     "on conflict (service_id, principal_id, key) do update set conversation_handle = excluded.conversation_handle, "
@@ -53,7 +53,7 @@ _BEGIN_ONCE = _TEXT.format(
 
 
 class Identity(NamedTuple):
-    """The handle of a new conversation, and the group created for it unless it joins another one."""
+    """The ids of a new conversation: its handle, and a group that is created unless it joins an existing group."""
 
     handle: UUID
     group: UUID
@@ -67,11 +67,16 @@ def begin_dialog(
     identity: Identity | None = None,
     principal_id: int = DBO_ID,
 ) -> Steps[UUID]:
-    """BEGIN DIALOG: insert an endpoint in the state STARTED_OUTBOUND. Sends nothing and does not look at the target.
+    """BEGIN DIALOG: insert an endpoint in the state STARTED_OUTBOUND. Sends nothing and does not look for the target.
 
-    A related group that does not exist is created under the given id. Without `identity` the server draws handle and
-    group. Returns the conversation handle; its group is locked until the transaction ends. An idempotency key is that
-    of the principal.
+    Returns the conversation handle. The group is locked until the transaction ends.
+
+    Args:
+        database_id: the database of the initiator.
+        dialog: the statement. If its related group does not exist, the group is created with that id.
+        now: the server's time.
+        identity: the handle and group; without it the server draws them.
+        principal_id: the principal to which an idempotency key of the statement belongs.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses, 8423 and 8425 unknown service or contract, 8426 unknown related
@@ -81,7 +86,7 @@ def begin_dialog(
     if dialog.target_broker == CURRENT_DATABASE:
         yield _hold_database(database_id)
     handle = None
-    while handle is None:  # an object was altered or dropped between the two statements: find_own_side reports it
+    while handle is None:  # None if an object changed between the two statements; then find_own_side reads it again
         own = yield from find_own_side(database_id, dialog)
         handle = yield from begin_at(database_id, own, dialog, now=now, identity=identity, principal_id=principal_id)
     return handle
@@ -96,7 +101,7 @@ def begin_at(
     identity: Identity | None = None,
     principal_id: int = DBO_ID,
 ) -> Steps[UUID | None]:
-    """BEGIN DIALOG with an own side that was looked up before. None if it, or a permission, has changed since.
+    """BEGIN DIALOG with service and contract already looked up (`own`). None if they or a permission have changed.
 
     Raises:
         BrokerError: 8426 unknown related conversation, 9610 a related group of another service.
@@ -127,14 +132,14 @@ def begin_at(
     if rows:
         begun: UUID = rows[0][0]
         return begun
-    # a permission may have changed: the first handle is for a caller that may begin
+    # the key exists, or an object has changed: return the handle of the key only to a caller that may still begin
     own_side = (database_id, own.contract_id, own.catalog_version)
     rows = yield SQL("begin_at.first", (own.service_id, *key, *own_side))
     return RepeatedHandle.of(rows[0][0]) if rows else None
 
 
 def _hold_database(database_id: int) -> Statement:
-    """Lock the database, so that changing its broker identifier waits for our transaction or we read the new one."""
+    """Lock the database against a change of its broker identifier until this transaction ends."""
     return SQL("hold_database", (locks.DATABASE_BEGIN, database_id))
 
 
@@ -142,7 +147,7 @@ def find_own_side(database_id: int, dialog: BeginDialog) -> Steps[OwnSide]:
     """Find the service and the contract of a new conversation.
 
     Raises:
-        BrokerError: 8423 and 8425 no such service or contract, 8442 the database is gone.
+        BrokerError: 8423 no such service, 8425 no such contract, 8442 the database was dropped.
     """
     rows = yield SQL("find_own_side", (database_id, dialog.from_service, dialog.contract))
     if not rows:
@@ -172,9 +177,9 @@ def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime
     at = now + timedelta(seconds=operation.timeout)
     if at > endpoint.lifetime:
         raise BrokerError(8410)
-    yield Statement(  # all DialogTimers have number 0: failures of the last one must not count against this one
+    yield Statement(  # every DialogTimer message has number 0: failures of an earlier one must not count for this one
         "begin.begin_conversation_timer",
-        "with dealt_with as (delete from servicebroker.failed_messages "
+        "with earlier_failures as (delete from servicebroker.failed_messages "
         f"where conversation_handle = $1 and message_type_id = {names.DIALOG_TIMER_ID}) "
         "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
         (handle, at),
@@ -182,13 +187,17 @@ def begin_conversation_timer(operation: BeginConversationTimer, *, now: datetime
 
 
 def forget_keys(now: datetime) -> Steps[int]:
-    """Delete some expired idempotency keys. Returns their number."""
-    rows = yield SQL("forget_keys", (now, _KEYS_AT_ONCE))
+    """Delete up to `_DELETE_BATCH_KEYS` expired idempotency keys. Returns their number."""
+    rows = yield SQL("forget_keys", (now, _DELETE_BATCH_KEYS))
     return len(rows)
 
 
 def _related_group(service_id: int, dialog: BeginDialog) -> Steps[UUID | None]:
-    """Lock and return the group that the new conversation joins, lest it is ended meanwhile; None for a new group."""
+    """Lock the group that the new conversation joins, so that it is not removed meanwhile. None for a new group.
+
+    Raises:
+        BrokerError: 8426 unknown related conversation, 9610 the group belongs to another service.
+    """
     conversation, group = dialog.related_conversation, dialog.related_conversation_group
     if conversation is not None:
         group = yield from lock_group_of(conversation)

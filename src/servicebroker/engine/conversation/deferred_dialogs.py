@@ -1,8 +1,8 @@
-"""Deferred conversations: begun, but in no table until they leave with their timer and first messages.
+"""Deferred conversations: begun by the application, but not written until their first messages are sent.
 
-BEGIN DIALOG on a cached path (`engine/catalog/delivery_paths.py`) needs nothing of the server: handle and group are
-drawn here, and the sequence numbers of its messages are 0, 1, 2 ... The conversation is deferred. One statement writes
-it with its messages, and with other conversations between the same two services. If that statement writes nothing,
+If the delivery path is cached (`engine/catalog/delivery_paths.py`), BEGIN DIALOG needs nothing from the server. The
+client draws handle and group, and the sequence numbers of the messages are 0, 1, 2 ... Later one statement writes
+several conversations between the same two services, with their timers and messages. If that statement writes nothing,
 because an object was altered meanwhile, the verbs run one after the other.
 """
 
@@ -18,7 +18,7 @@ from servicebroker.engine.catalog.catalog import Catalog, Usage
 from servicebroker.engine.catalog.delivery_paths import DeliveryPath, DeparturePath
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.conversation.begin import Identity
-from servicebroker.engine.conversation.send import first_usage, note_sent
+from servicebroker.engine.conversation.send import cache_channels, first_usage
 from servicebroker.engine.delivery.opening import NO_TRANSPORT
 from servicebroker.model.errors import BrokerError
 from servicebroker.operations.begin import BeginConversationTimer, BeginDialog
@@ -31,12 +31,12 @@ class DeferredDialog:
     """A deferred conversation.
 
     Attributes:
-        operation: as the application has begun it.
-        identity: its handle and its group.
-        expiry: the end of its lifetime.
-        path: its delivery path; None for a restricted role, whose server function looks it up.
-        timer: the last BEGIN CONVERSATION TIMER, and the time at which that timer fires.
-        messages: the number of its deferred messages.
+        operation: the BEGIN DIALOG of the application.
+        identity: the handle and the group.
+        expiry: the end of the lifetime.
+        path: the delivery path; None for a restricted role, because a function on the server finds its path.
+        timer: the last BEGIN CONVERSATION TIMER, and the time at which it fires.
+        messages: the number of deferred messages.
     """
 
     operation: BeginDialog
@@ -59,21 +59,22 @@ class DeferredDialog:
         self.timer = operation, at
 
     def travels_with(self, other: DeferredDialog) -> bool:
-        """Check whether messages of both leave in one statement."""
+        """Check whether one statement can write both conversations: they have the same two services and contract."""
         if self.path is None or other.path is None:
             return True
         return self.path.own is other.path.own and self.path.target is other.path.target
 
     @property
     def fires_at(self) -> datetime | None:
-        """The time at which its timer fires."""
+        """The time at which the timer fires; None without a timer."""
         return None if self.timer is None else self.timer[1]
 
 
 class DeferredSend(NamedTuple):
-    """A deferred SEND: its first sequence number, and the message type as the target's database has it.
+    """A deferred SEND. `number` is the sequence number of its first message.
 
-    If the target is in another instance, it is the message type of this side's contract.
+    `usage` has the id and validation of the message type in the target's database; for a target in another instance, in
+    the database of the initiator. None for a restricted role.
     """
 
     dialog: DeferredDialog
@@ -84,40 +85,41 @@ class DeferredSend(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Conversations that leave together, and their SENDs in order."""
+    """Conversations that one statement is to write, and their SENDs in order."""
 
     dialogs: Sequence[DeferredDialog]
     sends: Sequence[DeferredSend]
 
 
 def is_one_statement(pending: Pending) -> bool:
-    """Check whether these leave in one statement, provided their path has not changed."""
+    """Check whether one statement writes all of it if the path has not changed."""
     if pending.sends:
         return all(dialog.messages for dialog in pending.dialogs)
-    return len(pending.dialogs) == 1 and pending.dialogs[0].timer is None
+    return len(pending.dialogs) == 1 and pending.dialogs[0].timer is None  # a timer would be a second statement
 
 
 class StepwiseVerbs(NamedTuple):
-    """The verbs to run one by one if the path has changed."""
+    """The verbs that run one after the other if the path has changed."""
 
     begin: Callable[[BeginDialog, Identity], Steps[UUID]]
     set_timer: Callable[[BeginConversationTimer], Steps[None]]
     send: Callable[[Send[int] | SendBatch], Steps[int]]
 
 
-Draw: TypeAlias = Callable[[], UUID]
+NewId: TypeAlias = Callable[[], UUID]
 
 
 def defer_begin(
     operation: BeginDialog,
     path: DeliveryPath | DeparturePath | None,
-    draw: Draw,
+    new_id: NewId,
     now: datetime,
     group: UUID | None = None,
 ) -> DeferredDialog | None:
-    """Defer BEGIN DIALOG on a known path. None if the server has to lock a group, or to find an idempotency key.
+    """Defer BEGIN DIALOG. None if the server has to lock a related group or look up an idempotency key.
 
-    `group` is an unused id for the new group; without it one is drawn.
+    `path` is the cached delivery path, None for a restricted role. `group` is an unused id for the new group; without
+    it `new_id` makes one.
 
     Raises:
         BrokerError: what `BeginDialog.check` refuses.
@@ -125,7 +127,7 @@ def defer_begin(
     if not operation.may_be_deferred:
         return None
     operation.check()
-    return DeferredDialog(operation, Identity(draw(), group or draw()), operation.expiry(now), path)
+    return DeferredDialog(operation, Identity(new_id(), group or new_id()), operation.expiry(now), path)
 
 
 def find_path(catalog: Catalog, database_id: int, operation: BeginDialog) -> DeliveryPath | DeparturePath | None:
@@ -151,7 +153,7 @@ def defer_send(
 ) -> DeferredSend | None:
     """Defer SEND on a deferred conversation.
 
-    None if a side does not take the message, it is delayed, or the lifetime is over.
+    None if one of the two sides refuses the message, the message is delayed, or the lifetime has run out.
 
     Raises:
         BrokerError: what the operation's checks refuse.
@@ -166,10 +168,10 @@ def defer_send(
 
 
 def begin_deferred(catalog: Catalog, pending: Pending, stepwise: StepwiseVerbs) -> Steps[None]:
-    """BEGIN all deferred conversations and SEND their messages, as if one after the other.
+    """BEGIN all deferred conversations and SEND their messages, with the result of the verbs in order.
 
     Raises:
-        BrokerError: as the verbs, if an object was altered since they were deferred.
+        BrokerError: what BEGIN DIALOG or SEND raises, if an object was altered after they were deferred.
     """
     sending = [dialog for dialog in pending.dialogs if dialog.messages]
     if sending and not (yield from _begin_and_send(catalog, sending, pending.sends)):
@@ -189,44 +191,46 @@ def _begin_alone(dialog: DeferredDialog, stepwise: StepwiseVerbs) -> Steps[None]
 
 
 def _begin_and_send(catalog: Catalog, dialogs: Sequence[DeferredDialog], sends: Sequence[DeferredSend]) -> Steps[bool]:
-    """BEGIN and SEND between the same two services, in one statement. False if nothing was written."""
+    """BEGIN conversations between the same two services and SEND, in one statement. False if nothing was written."""
     path = dialogs[0].path
     assert path is not None
-    messages = [Message(send, place) for send in sends for place in range(len(send.contents))]
+    messages = [Message(send, index) for send in sends for index in range(len(send.contents))]
     if isinstance(path, DeparturePath):
-        rows = yield _departing(path, dialogs, messages)
+        rows = yield _to_other_instance(path, dialogs, messages)
     else:
-        rows = yield _one(path, messages[0]) if len(messages) == 1 else _several(path, dialogs, messages)
+        rows = (
+            yield _single_message(path, messages[0]) if len(messages) == 1 else _many_messages(path, dialogs, messages)
+        )
     if not rows:
         catalog.paths.forget(path)
         return False
     if isinstance(path, DeliveryPath):
-        note_sent(catalog, path, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
+        cache_channels(catalog, path, [dialog.identity.handle for dialog in dialogs], rows[0][0], len(messages))
     return True
 
 
 class Message(NamedTuple):
-    """One message of a deferred SEND."""
+    """One message of a deferred SEND: the body at `position` of its contents."""
 
     send: DeferredSend
-    place: int
+    position: int
 
     @property
     def usage(self) -> Usage:
-        """The target's usage of the message type."""
+        """The message type's id and validation in the target's database."""
         assert self.send.usage is not None
         return self.send.usage
 
     @property
     def content(self) -> bytes | None:
         """The message body."""
-        return self.send.contents[self.place]
+        return self.send.contents[self.position]
 
 
-def _one(path: DeliveryPath, message: Message) -> Statement:
+def _single_message(path: DeliveryPath, message: Message) -> Statement:
     dialog = message.send.dialog
     return Statement(
-        "deferred_dialogs.one",
+        "deferred_dialogs.single_message",
         enqueue.begin_and_send(path.target.queue_id),
         (
             *path.parameters,
@@ -236,9 +240,9 @@ def _one(path: DeliveryPath, message: Message) -> Statement:
     )
 
 
-def _several(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
+def _many_messages(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
     return Statement(
-        "deferred_dialogs.several",
+        "deferred_dialogs.many_messages",
         enqueue.begin_and_send_many(path.target.queue_id),
         (
             *path.parameters,
@@ -250,9 +254,11 @@ def _several(path: DeliveryPath, dialogs: Sequence[DeferredDialog], messages: Se
     )
 
 
-def _departing(path: DeparturePath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> Statement:
+def _to_other_instance(
+    path: DeparturePath, dialogs: Sequence[DeferredDialog], messages: Sequence[Message]
+) -> Statement:
     return Statement(
-        "deferred_dialogs.departing",
+        "deferred_dialogs.to_other_instance",
         enqueue.BEGIN_AND_TRANSMIT,
         (
             *path.parameters,
@@ -265,8 +271,11 @@ def _departing(path: DeparturePath, dialogs: Sequence[DeferredDialog], messages:
 
 
 def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> tuple[list[object], ...]:
-    """Return the arrays over the dialogs, then two over their messages: index of the dialog, sequence number."""
-    places = {dialog.identity.handle: place for place, dialog in enumerate(dialogs, 1)}
+    """Return six arrays with a value for each dialog, then two with a value for each message.
+
+    The two: the index of the message's dialog, from 1, and the sequence number.
+    """
+    indexes = {dialog.identity.handle: index for index, dialog in enumerate(dialogs, 1)}
     return (
         [dialog.identity.handle for dialog in dialogs],
         [dialog.identity.group for dialog in dialogs],
@@ -274,6 +283,6 @@ def _columns(dialogs: Sequence[DeferredDialog], messages: Sequence[Message]) -> 
         [dialog.operation.encryption for dialog in dialogs],
         [dialog.fires_at for dialog in dialogs],
         [dialog.messages for dialog in dialogs],
-        [places[message.send.dialog.identity.handle] for message in messages],
-        [message.send.number + message.place for message in messages],
+        [indexes[message.send.dialog.identity.handle] for message in messages],
+        [message.send.number + message.position for message in messages],
     )

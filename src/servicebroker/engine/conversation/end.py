@@ -1,4 +1,4 @@
-"""END CONVERSATION in its three forms (docs/reference/rules.md#end-conversation)."""
+"""END CONVERSATION: plain, WITH ERROR and WITH CLEANUP (docs/reference/rules.md#end-conversation)."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ SQL = SqlFile(__file__)
 
 
 def end_conversation(operation: EndConversation, *, now: datetime, catalog: Catalog | None = None) -> Steps[None]:
-    """END CONVERSATION, plain, WITH ERROR or WITH CLEANUP.
+    """END CONVERSATION, plain, WITH ERROR or WITH CLEANUP. Deletes the conversation's messages in this side's queue.
 
-    Removes the conversation's messages from this side's queue. Plain: the peer gets EndDialog after everything sent
-    before. With `error`, a positive code and its description: undelivered messages are dropped and the peer gets the
-    Error. With `cleanup` the peer is not told. A peer that ended first is never told.
+    Plain: the peer receives EndDialog after all messages sent before. `error` is a positive code and its description:
+    undelivered messages are dropped and the peer receives an Error message. With `cleanup` nothing is sent to the peer.
+    A peer that ended first is never sent anything.
 
     Raises:
         BrokerError: what `EndConversation.check` refuses, 8426 unknown handle, 8427 wrong state.
@@ -55,8 +55,8 @@ def end_conversation(operation: EndConversation, *, now: datetime, catalog: Cata
 def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, now: datetime) -> Steps[None]:
     """END CONVERSATION for a principal that is not dbo; one statement if its permissions are cached.
 
-    That statement compares the queue's catalog version, as RECEIVE does. If the version differs, permissions are
-    checked again.
+    That statement ends nothing if the queue's catalog version differs from that of the permission check. Then
+    permissions are checked again.
     """
     received = catalog.received.get(operation.handle.bytes) if isinstance(operation.handle, UUID) else None
     if received is not None:
@@ -71,9 +71,9 @@ def end_permitted(catalog: Catalog, user: User, operation: EndConversation, *, n
 
 
 def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | None = None) -> Steps[bool]:
-    """END CONVERSATION in the usual case. False, with nothing changed, if the case is not the usual one.
+    """END CONVERSATION in one statement. Returns False, with nothing changed, if that is not possible.
 
-    Also False if `version` is given and the own queue has another catalog version.
+    `enqueue.end_dialog` says when. Also returns False if the own queue has another catalog version than `version`.
     """
     queues = yield from _find_queues(catalog, handle)
     if queues is None:
@@ -89,9 +89,9 @@ def _end_dialog(catalog: Catalog, handle: UUID, now: datetime, version: int | No
 
 
 def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None]:
-    """Return the parameters of `enqueue.end_dialog`: both queues, from the cache if possible.
+    """Return the arguments of `enqueue.end_dialog`: this side's queue, and the peer's. Uses the cache if possible.
 
-    None if END cannot tell the peer or close the endpoint in one statement.
+    Returns None if `_end_step_by_step` has to end the conversation.
     """
     received, channel = catalog.received.get(handle.bytes), catalog.channels.get(handle)
     if received is not None:
@@ -99,51 +99,55 @@ def _find_queues(catalog: Catalog, handle: UUID) -> Steps[tuple[int, int] | None
             return received.queue_id, enqueue.HAS_ENDED
         if channel is not None:
             return received.queue_id, channel.far_queue_id or enqueue.IN_ANOTHER_INSTANCE
-        if (known := catalog.end_queues.get(received.kind)) is not None:
-            return received.queue_id, known
+        if (peer_queue := catalog.end_queues.get(received.kind)) is not None:
+            return received.queue_id, peer_queue
     rows = yield SQL("find_queues", (handle,))
     if not rows:
         raise BrokerError(8426, handle)
-    near, far, state, is_remote = rows[0]
+    queue_id, peer_queue, state, is_remote = rows[0]
     if state == EndpointState.DISCONNECTED_INBOUND:
-        return near, enqueue.HAS_ENDED
-    if state != EndpointState.CONVERSING or not (far or is_remote):
+        return queue_id, enqueue.HAS_ENDED
+    if state != EndpointState.CONVERSING or not (peer_queue or is_remote):
         return None
-    far = enqueue.IN_ANOTHER_INSTANCE if is_remote else far
+    peer_queue = enqueue.IN_ANOTHER_INSTANCE if is_remote else peer_queue
     if received is not None:
-        catalog.remember_end_queue(received.kind, far)
-    return near, far
+        catalog.remember_end_queue(received.kind, peer_queue)
+    return queue_id, peer_queue
 
 
 def _end_step_by_step(handle: UUID, *, now: datetime, error: tuple[int, str] | None, cleanup: bool) -> Steps[None]:
     """END CONVERSATION in every case, one rule after the other."""
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
-    yield from _purge(endpoint)
+    yield from _delete_messages(endpoint)
     if cleanup or error or next_state is not EndpointState.DISCONNECTED_OUTBOUND:
         yield drop_waiting([handle])
-    if peer is not None:  # undelivered messages of the peer have no reader any more
+    if peer is not None:  # this side will not receive the peer's undelivered messages
         yield drop_waiting([peer.conversation_handle])
     if peer is not None and peer.state == EndpointState.DISCONNECTED_OUTBOUND:
-        # the peer's own end is waiting for this side: both have ended, and neither is told
+        # the peer has ended too, and its EndDialog or Error is undelivered: drop it, and close both sides
         yield drop_waiting([handle])
         yield from close_endpoints([peer.conversation_handle], now)
         next_state = next_state and EndpointState.CLOSED
     if cleanup:
         yield _forget_address(endpoint)
     elif next_state is EndpointState.DISCONNECTED_OUTBOUND:
-        waits = yield from _tell(endpoint, peer, error)
-        if waits:
+        is_parked = yield from _send_end(endpoint, peer, error)
+        if is_parked:
             return
     elif peer is not None and peer.state == EndpointState.CONVERSING:
-        # the peer is not told that the lifetime is over: a SEND that began before may still be on its way here
-        yield _close_way_back(peer)
+        # the peer gets no message when the lifetime has run out, but a SEND of it may be in progress: its next SEND
+        # must check the state of this side
+        yield _stop_direct_delivery(peer)
     yield from _close(endpoint, now, keep=next_state is not None)
     yield from remove_closed(now)
 
 
-def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
-    """Send EndDialog or Error to the peer. True if it is parked: the target is not open yet, blocked or remote."""
+def _send_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
+    """Send EndDialog or Error to the peer. Returns True if it was parked: the peer is remote, blocked or not created.
+
+    A peer that was not created is sent nothing, except an EndDialog behind a first message that waits for it.
+    """
     if endpoint.is_remote:
         yield from _park_end(endpoint, None, error)
         return True
@@ -160,23 +164,24 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the obstacle may be gone
     if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
-        if not endpoint.obstacle and not endpoint.is_delayed:  # this END has dropped what was delayed
-            yield SQL("tell.notify", (DELIVERY_CHANNEL,))
+        if not endpoint.obstacle and not endpoint.is_delayed:  # only delayed messages blocked it; they were dropped
+            yield SQL("send_end.notify", (DELIVERY_CHANNEL,))
         return True
     message: tuple[int, str, bytes | None, int]
     if error:
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
     else:
         message = (names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA)
-    yield Statement("end.tell", enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
+    yield Statement("end.send_end", enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
     yield _set_state(peer, after(EndpointState(peer.state), event) or EndpointState.CLOSED)
     return False
 
 
 def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
-    """Park EndDialog or Error behind earlier messages, and drop messages of the peer from now on.
+    """Park EndDialog or Error behind earlier messages, and set the endpoint to DISCONNECTED_OUTBOUND.
 
-    Messages from another instance that wait beside the queue are removed too; the endpoint loses its timer.
+    From then on messages of the peer are dropped. Deletes the endpoint's timer, and messages of a remote peer that are
+    stored beside the queue.
     """
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
     yield from park(
@@ -189,19 +194,19 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
     )
     yield SQL("park_end.disconnect", (endpoint.conversation_handle,))
     if peer is not None:
-        yield _close_way_back(peer)
+        yield _stop_direct_delivery(peer)
 
 
-def _close_way_back(peer: Endpoint) -> Statement:
-    """Stop statements from delivering straight to this side: the peer's next SEND checks this side's state."""
-    return SQL("close_way_back", (peer.conversation_handle,))
+def _stop_direct_delivery(peer: Endpoint) -> Statement:
+    """Clear the peer's `far_queue_id`. So its next SEND has to check this side's state instead of inserting at once."""
+    return SQL("stop_direct_delivery", (peer.conversation_handle,))
 
 
 def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
-    """Close or remove the endpoint. The commit puts the EndDialog durably into the peer's queue, which acknowledges it.
+    """Close the endpoint, or remove it for WITH CLEANUP (`keep` is False).
 
-    `keep` is False for WITH CLEANUP. A closed initiator without dialog security is removed at once; a target is kept
-    against replays.
+    A closed initiator without dialog security is removed at once; a closed target is kept for replay protection. No
+    acknowledgement is awaited: the commit makes the EndDialog durable in the peer's queue.
     """
     if keep:
         yield from close_endpoints([endpoint.conversation_handle], now)
@@ -209,7 +214,7 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
         yield from remove_endpoint(endpoint)
 
 
-def _purge(endpoint: Endpoint) -> Steps[None]:
+def _delete_messages(endpoint: Endpoint) -> Steps[None]:
     """Delete every message of this conversation from this side's queue, retained ones too."""
     yield purge(
         f"queue_{endpoint.queue_id}",
@@ -221,7 +226,7 @@ def _purge(endpoint: Endpoint) -> Steps[None]:
 
 
 def _forget_address(endpoint: Endpoint) -> Statement:
-    """Clear the address at the peer: its next SEND finds no target."""
+    """Clear this side's address in the peer's row, so that its next SEND finds no target."""
     return SQL("forget_address", (endpoint.conversation_handle, endpoint.far_handle))
 
 
@@ -230,10 +235,10 @@ def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:
 
 
 def answer_ends(queue_id: int, messages: Sequence[Message], now: datetime) -> Steps[list[UUID]]:
-    """END CONVERSATION, in a few statements, for many conversations whose last message is an EndDialog in the queue.
+    """END CONVERSATION for many conversations at once, each with an EndDialog of the peer as its last message.
 
-    The caller holds their groups. Returns the handles of those that have ended. The others need `end_conversation`: the
-    peer has not closed, messages are retained, or a lifetime is over.
+    The caller holds the locks of their groups. Returns the handles of the conversations that have ended. The others
+    need `end_conversation`: the peer has not closed, messages are retained, or a lifetime has run out.
     """
     handles = [message.conversation_handle for message in messages]
     yield SQL("answer_ends.lock", (handles,))

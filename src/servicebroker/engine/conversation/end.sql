@@ -7,7 +7,7 @@ select catalog_version from servicebroker.queues where queue_id = $1
 select queue_id, coalesce(far_queue_id, 0), state, is_remote from servicebroker.conversation_endpoints
 where conversation_handle = $1
 
--- name: tell.notify
+-- name: send_end.notify
 select pg_notify($1, '')
 
 -- name: park_end.disconnect
@@ -17,7 +17,7 @@ with unread as (delete from servicebroker.arrived_fragments f using servicebroke
 update servicebroker.conversation_endpoints set dialog_timer = null, state = 'DO'
 where conversation_handle = $1
 
--- name: close_way_back
+-- name: stop_direct_delivery
 update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1
 
 -- name: forget_address

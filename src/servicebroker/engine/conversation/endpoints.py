@@ -18,12 +18,22 @@ SQL = SqlFile(__file__)
 
 
 class Endpoint(NamedTuple):
-    """The row of a conversation endpoint, with the state of its peer in this instance (0 and '' without one).
+    """The row of a conversation endpoint, with the state of its peer if the peer is in this instance.
 
-    `retains` and `is_queue_enabled` are the options RETENTION and STATUS of its own queue. `keeps_retained`: the queue
-    may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service. `acts_as`
-    is the principal of an initiator in the target's database, if a remote service binding names one. `is_delayed`: a
-    message of it is delayed (engine/delivery/delayed_messages.py).
+    The peer is the other endpoint of the conversation; names with `far_` and `peer_` are values of it. Without a peer
+    in this instance its numbers are 0 and its texts ''.
+
+    Attributes:
+        far_queue_id: the peer's queue; 0 while messages cannot be delivered directly (`is_blocked`).
+        peer_queue_id: the peer's queue, also while delivery is blocked.
+        catalog_version: that of the peer's queue.
+        blocked_by: the number of the obstacle to delivery (`OBSTACLES`); 0 if there is none.
+        retains, is_queue_enabled: the options RETENTION and STATUS of the endpoint's own queue.
+        keeps_retained: the own queue may have retained messages, even if RETENTION is off now.
+        owner_id: the principal that owns the endpoint's service.
+        acts_as: the principal as which an initiator acts in the target's database, if a remote service binding names
+            one.
+        is_delayed: a sent message of the endpoint is delayed (engine/delivery/delayed_messages.py).
     """
 
     conversation_handle: UUID
@@ -65,7 +75,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_blocked(self) -> bool:
-        """True if a new message has to wait: delivery is blocked, or earlier messages are waiting."""
+        """True if a new message has to wait: there is an obstacle, or earlier messages are waiting."""
         return bool(self.blocked_by) or (self.has_peer and not self.far_queue_id)
 
     @property
@@ -75,9 +85,9 @@ class Endpoint(NamedTuple):
 
     @property
     def peer_has_ended(self) -> bool:
-        """True if the peer reads no more, though this side may not have been told.
+        """True if the peer has ended the conversation, even if its EndDialog or Error is not delivered yet.
 
-        The peer's row is gone if its lifetime ran out first and its application ended the conversation.
+        The peer's row is missing if its lifetime ran out and its application then ended the conversation.
         """
         if self.has_peer and not self.peer_state:
             return True
@@ -88,7 +98,7 @@ OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLE
 
 
 def state_at(endpoint: Endpoint, now: datetime) -> EndpointState:
-    """Return the endpoint's state, counting a lifetime that has run out although no statement has recorded it."""
+    """Return the endpoint's state at `now`: ERROR after the end of the lifetime, even before the row says so."""
     return at(EndpointState(endpoint.state), endpoint.lifetime, now)
 
 
@@ -144,19 +154,19 @@ def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
 
 
 def lock_endpoint(handle: UUID) -> Steps[Endpoint]:
-    """Lock the endpoint's row until our transaction ends, and return it as earlier senders have left it.
+    """Lock the endpoint's row until this transaction ends, and return the row as read after locking.
 
     Raises:
-        BrokerError: 8426 it is gone.
+        BrokerError: 8426 the endpoint does not exist any more.
     """
     yield SQL("lock_endpoint", (handle,))
     return (yield from find_endpoint(handle))
 
 
 def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
-    """Lock the endpoint and its peer in this instance, under the endpoint's group lock, and return both.
+    """Lock the endpoint's group, then the rows of the endpoint and of its peer in this instance. Returns both.
 
-    Rows are locked in one order for both sides, so that two ENDs never deadlock; a SEND locks only its own row.
+    Both sides lock the two rows in the same order, so two ENDs never deadlock. A SEND locks only its own row.
     """
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
@@ -174,7 +184,7 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
 
 
 def lock_rows(conversation_id: UUID) -> Steps[None]:
-    """Lock both endpoints' rows, the target's first. Repeats if the second row appears while we wait for the first."""
+    """Lock both endpoints' rows, the target's first. Repeats if a row was inserted while this waited for a lock."""
     locked, present = 0, 1
     while locked < present:
         rows = yield SQL("lock_rows.lock", (conversation_id,))
@@ -184,10 +194,10 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
 
 
 def lock_parking() -> Statement:
-    """Announce that this transaction is about to lock rows of a conversation that is, or may become, parked.
+    """Lock parking, shared, before this transaction locks rows of a conversation that is or may become parked.
 
-    Delivering parked messages takes the lock exclusively: either it sees everything parked, or the sender sees a free
-    way.
+    The delivery of parked messages takes this lock exclusively. So either it sees the messages parked here, or this
+    transaction sees that the path to the peer is free.
     """
     return SQL("lock_parking", (locks.PARKED_DELIVERY,))
 
@@ -198,12 +208,12 @@ def lock_group(group: UUID) -> Statement:
 
 
 def keep_lock(group: UUID) -> Statement:
-    """Keep the lock of a group for the session: a rollback to a savepoint would release the transaction's lock."""
+    """Lock a group for the session too: a rollback to a savepoint would release the transaction's lock."""
     return SQL("keep_lock", (group, locks.CONVERSATION_GROUP), locks=True)
 
 
 def lock_group_of(handle: UUID) -> Steps[UUID]:
-    """Lock the group of a conversation and return it. If the conversation moves while we wait, lock its new group too.
+    """Lock the group of a conversation and return its id. If the conversation was moved meanwhile, lock the new group.
 
     Raises:
         BrokerError: 8426 no such conversation.
@@ -216,12 +226,13 @@ def lock_group_of(handle: UUID) -> Steps[UUID]:
 
 
 def is_unopened(initiator: Endpoint) -> Steps[bool]:
-    """Check whether message 0 is still in the transmission queue: then no target endpoint was ever created."""
+    """Check whether the first message (number 0) is in the transmission queue, so that no target was ever created."""
     rows = yield SQL("is_unopened", (initiator.conversation_handle,))
     return bool(rows)
 
 
-# A finished endpoint leaves its last sequence number with its peer, for sys.conversation_endpoints.
+# Before an endpoint is closed or removed, its last sequence number is stored with its peer: sys.conversation_endpoints
+# shows it as the peer's receive_sequence.
 LEAVE_LAST_NUMBER = (
     "update servicebroker.conversation_endpoints peer set receive_sequence = finished.send_sequence from finished "
     "where peer.conversation_id = finished.conversation_id and peer.is_initiator = not finished.is_initiator"
@@ -229,9 +240,9 @@ LEAVE_LAST_NUMBER = (
 
 
 def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
-    """Delete the row, which is locked, and its group if it was the last conversation in it.
+    """Delete the endpoint's row, which is locked, and its group if the group has no other conversation.
 
-    Locks the group's row too: removing another conversation of the group does not need the group's lock.
+    Locks the group's row, because other statements remove conversations of the group without the group's lock.
     """
     yield Statement(
         "endpoints.remove_endpoint",
@@ -247,7 +258,7 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
     """Delete up to `limit` closed endpoints whose replay protection has ended. Returns their number.
 
-    Endpoints that are locked, or in whose group a dialog is beginning, are left for the next time.
+    Endpoints that are locked, or in whose group a dialog is beginning, are skipped until the next call.
     """
     rows = yield SQL("remove_closed", (now, limit))
     if rows:
@@ -261,47 +272,50 @@ def remove_endpoints(handles: list[UUID]) -> Steps[None]:
         "endpoints.remove_endpoints",
         "with finished as ("
         "delete from servicebroker.conversation_endpoints where conversation_handle = any ($1) returning *), "
-        # not for endpoints of this very list: one statement must not change a row twice
+        # not for endpoints of this list: one statement must not change a row twice
         f"left_behind as ({LEAVE_LAST_NUMBER} and not peer.conversation_handle = any ($1)) "
         "select conversation_group_id from finished",
         (handles,),
     )
     if rows:
-        yield from _leave_groups([group for (group,) in rows])
+        yield from _remove_if_empty([group for (group,) in rows])
 
 
-def _leave_groups(groups: list[UUID]) -> Steps[None]:
-    """Delete those of the groups that are now empty; we do not hold their locks.
+def _remove_if_empty(groups: list[UUID]) -> Steps[None]:
+    """Delete those of the groups that are now empty. The caller does not hold the groups' locks.
 
-    A dialog may be beginning in one of them, or another session removing its other conversation. Wait for both, so that
-    the next statement sees the result.
+    Another session may be beginning a dialog in a group, or removing its other conversation. The first statement waits
+    for these sessions, so that the second one sees what they did.
     """
-    yield SQL("leave_groups", (groups,))
+    yield SQL("remove_if_empty", (groups,))
     yield remove_empty_groups(groups)
 
 
-# A closed initiator is removed, unless only its keys allow an answer to the peer's end (decision 50).
-_GOES_AT_ONCE = "(is_initiator and coalesce(security, 'N') = 'N')"
+# A closed initiator is removed at once, unless its keys are needed to answer the peer's EndDialog (decision 50).
+_IS_REMOVED_AT_ONCE = "(is_initiator and coalesce(security, 'N') = 'N')"
 
 
 def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
-    """Close endpoints whose end is acknowledged. Targets are kept against replays; unsecured initiators are removed."""
-    going = yield Statement(
+    """Close endpoints whose EndDialog or Error is acknowledged.
+
+    Targets are kept for replay protection. Initiators without dialog security are removed.
+    """
+    removed = yield Statement(
         "endpoints.close_endpoints.update_endpoints",
         "with finished as ("
         "update servicebroker.conversation_endpoints set state = 'CD', can_expire = false, dialog_timer = null, "
         "far_handle = null, far_queue_id = null, security_timestamp = $2 "
-        f"where conversation_handle = any ($1) and not {_GOES_AT_ONCE} returning *), "
+        f"where conversation_handle = any ($1) and not {_IS_REMOVED_AT_ONCE} returning *), "
         f"left_behind as ({LEAVE_LAST_NUMBER}) "
         "select conversation_handle from servicebroker.conversation_endpoints "
-        f"where conversation_handle = any ($1) and {_GOES_AT_ONCE}",
+        f"where conversation_handle = any ($1) and {_IS_REMOVED_AT_ONCE}",
         (handles, now + REPLAY_PROTECTION),
     )
     yield SQL(  # fragments of messages that will not be received
         "close_endpoints.delete_fragments", (handles,)
     )
-    if going:
-        yield from remove_endpoints([handle for (handle,) in going])
+    if removed:
+        yield from remove_endpoints([handle for (handle,) in removed])
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

@@ -30,7 +30,7 @@ where e.security_timestamp <= $1 and e.database_id <> all
 order by e.security_timestamp limit $2 for update of e, g skip locked))
 returning conversation_group_id
 
--- name: leave_groups
+-- name: remove_if_empty
 select from servicebroker.conversation_groups where conversation_group_id = any ($1)
 order by conversation_group_id for update
 

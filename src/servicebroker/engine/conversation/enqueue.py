@@ -1,8 +1,10 @@
 """The statements that put messages into queues; no other module does so.
 
-A message is written from the row of the sending endpoint. That row's lock orders the conversation. Under it the
-sequence number is drawn and the stamp raised: at least the writer's transaction id, at least the conversation's last
-stamp. Only then is the order of arrival drawn.
+Each statement reads what a message needs from the row of the sending endpoint, and updates that row first. So its row
+lock orders the messages of a conversation. Under the lock the sequence number is drawn, and the stamp is raised to at
+least the transaction id and the conversation's last stamp. The queuing order is drawn after that.
+
+`far_...` columns of an endpoint describe its peer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _COLUMNS = (
     "service_contract_id, message_type_id, priority, rank, bucket, validation, message_body"
 )
 _ADDRESS = "far_handle, far_group_id, far_priority, far_service_id, far_contract_id"
-_TO_PEER = "far_group_id, far_handle, far_service_id, far_contract_id"
+_TO_PEER = (
+    "far_group_id, far_handle, far_service_id, far_contract_id"  # group, handle, service and contract of a message
+)
 _BUCKET = "(uuid_hash(far_group_id) & 1023)::smallint"
 _OWN = "e.conversation_group_id, e.conversation_handle, e.service_id, e.service_contract_id"
 _OWN_BUCKET = "(uuid_hash(e.conversation_group_id) & 1023)::smallint"
@@ -40,35 +44,36 @@ _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 
 def _converses(now: int, states: str = "'CO'") -> str:
-    """Return a test of state and lifetime that matches no index: a plan made for few conversations must not use one."""
+    """Return a condition on state and lifetime. `is true` keeps the planner from using an index for it."""
     return f"(state in ({states}) and lifetime > ${now}) is true"
 
 
 RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
-HAS_ENDED, IN_ANOTHER_INSTANCE = 0, -1  # in place of the number of the peer's queue, for END CONVERSATION
-MAX_BATCH_BYTES = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
+HAS_ENDED, IN_ANOTHER_INSTANCE = 0, -1  # END CONVERSATION: in place of the id of the peer's queue
+MAX_BATCH_BYTES = 64 * 1024 * 1024  # bytes of the bodies in one statement
 
 
 def split_batch(contents: Sequence[bytes | None]) -> list[Bodies]:
     """Split the bodies of a batch into lists that each fit into one statement, keeping their order."""
-    found = [Bodies()]
+    portions = [Bodies()]
     size = 0
     for content in contents:
         size += len(content or b"")
-        if size > MAX_BATCH_BYTES and found[-1]:
-            found.append(Bodies())
+        if size > MAX_BATCH_BYTES and portions[-1]:
+            portions.append(Bodies())
             size = len(content or b"")
-        found[-1].append(content)
-    return found
+        portions[-1].append(content)
+    return portions
 
 
 @functools.lru_cache(maxsize=1024)
 def send(queue_id: int, *, certain: bool = False) -> str:
     """SEND of one message to the peer in that queue.
 
-    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row comes
-    back, and nothing is written, if the endpoint is not conversing or delivers elsewhere, its lifetime is over, the
-    queue is off, or the version has changed. With `certain` the statement then divides by zero.
+    Parameters: handle, message type id, validation code, body, the time, the queue's catalog version. Returns a row
+    with the sequence number. Returns no row, with nothing written, if the endpoint is not conversing or has its peer in
+    another queue, its lifetime has run out, the queue is off, or the version has changed. With `certain` the statement
+    fails in these cases (a division by zero), so that a pipeline of statements stops.
     """
     before, after = (", arrived as (", _CERTAIN) if certain else (" ", "")
     return (
@@ -84,11 +89,11 @@ def send(queue_id: int, *, certain: bool = False) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def send_answer(queue_id: int) -> str:
-    """SEND of one message on a conversation of which only the service and the contract are known.
+    """SEND of one message on a received conversation, whose peer is guessed from an earlier conversation.
 
-    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. Then values
-    that the row must have: service id, contract id, is_initiator, service id and contract id of the peer. The result
-    has the sequence number and the priority. Otherwise as `send`.
+    Parameters: those of `send`. Then values that the endpoint must have: service id, contract id, is_initiator, service
+    id and contract id of the peer. Returns a row with sequence number and priority; no row as `send`, or if a value
+    differs.
     """
     return (
         f"with sender as ("
@@ -107,9 +112,9 @@ def send_answer(queue_id: int) -> str:
 def send_shared(queue_id: int) -> str:
     """SEND of one message on each of several locked endpoints, to their peers in that queue.
 
-    Parameters: handles (an array), message type id, validation letter, the id of their shared body (null for an empty
-    one), the queue's catalog version. Returns handle and sequence number of each message that was sent; for the others
-    as `send`.
+    Parameters: handles (an array), message type id, validation code, the id of the shared body (null for an empty
+    body), the queue's catalog version. Returns handle and sequence number of each message that was sent. For other
+    handles there is no row, as for `send`.
     """
     return (
         f"with sender as ("
@@ -130,8 +135,8 @@ def send_shared(queue_id: int) -> str:
 def send_batch(queue_id: int) -> str:
     """SEND of many messages of one type to the peer in that queue, in their order.
 
-    Parameters: handle, message type id, validation letter, bodies (an array), their count, the time, the queue's
-    catalog version. Otherwise as `send`; the row has the first sequence number.
+    Parameters: handle, message type id, validation code, bodies (an array), their count, the time, the queue's catalog
+    version. Returns a row with the first sequence number; no row as `send`.
     """
     return (
         f"with sender as ("
@@ -149,10 +154,12 @@ def send_batch(queue_id: int) -> str:
 def send_many(queue_id: int) -> str:
     """SEND of many messages on many conversations to their peers in that queue, in order on each conversation.
 
-    Parameters: handles (an array, in locking order) and the message count of each. Then arrays over runs of messages of
-    one type on one conversation: index of the handle (from 1), count of its messages before the run, count of the run,
-    index of its first body (from 1), message type ids, validation letters. Then the bodies, the time, the queue's
-    catalog version. Returns the index and the first sequence number of each handle that could send.
+    A run is a list of consecutive messages of one type on one conversation.
+
+    Parameters: handles (an array, in locking order), message count of each handle. Arrays with a value for each run:
+    index of the handle (from 1), number of the handle's messages before the run, number of messages in the run, index
+    of its first body (from 1), message type id, validation code. Then the bodies, the time, the queue's catalog
+    version. Returns index and first sequence number of each handle whose messages were sent.
     """
     return (
         f"with sender as ("
@@ -174,12 +181,12 @@ def send_many(queue_id: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def send_staged(queue_id: int) -> str:
-    """SEND of a piece that the Spark writer has staged: messages of one type to the peer in that queue, in order.
+    """SEND of a piece, messages of one type that the Spark writer has put into the table writer_stage, in order.
 
-    Bodies are unnested in step with their numbers, so the server neither copies nor sorts the array.
+    Bodies and numbers are generated side by side, so the server neither copies nor sorts the array.
 
-    Parameters: handle, message type id, validation letter, the piece's attempt and number, its message count, the time,
-    the queue's catalog version. Otherwise as `send_batch`.
+    Parameters: handle, message type id, validation code, the piece's attempt and number, its message count, the time,
+    the queue's catalog version. Returns as `send_batch`.
     """
     return (
         f"with sender as ("
@@ -194,41 +201,44 @@ def send_staged(queue_id: int) -> str:
     )
 
 
-# a sleeping daemon waits for the transmission queue as a reader waits for its queue, under queue id 0
+# an idle daemon is listed in waiting_readers under queue id 0, which stands for the transmission queue
 WAKE_TRANSMITTER = (
     "case when exists (select from servicebroker.waiting_readers where queue_id = 0) "
     "then pg_notify('servicebroker', '0') end"
 )
 
-# A row `t` of the transmission queue that is not delayed, nor is one before it on its conversation. The index holds
-# delayed messages only, so the search costs next to nothing where there are none.
+# Condition: neither the row `t` of the transmission queue nor an earlier one of its conversation is delayed. The index
+# on delayed_until has rows of delayed messages only, so without any the search costs almost nothing.
 IS_FREE = (
     "not exists (select from servicebroker.transmission_queue h where h.conversation_handle = t.conversation_handle "
     "and h.delayed_until is not null and h.message_sequence_number <= t.message_sequence_number)"
 )
 
-_TOKEN = "substr(uuid_send(gen_random_uuid()), 1, 8)"  # as the column's default; drawing one costs 2 µs
+_TOKEN = "substr(uuid_send(gen_random_uuid()), 1, 8)"  # as the column's default; takes 2 µs
 
 
-# SEND of messages of one type to another instance, in their order: rows of the transmission queue. They share one
-# token, which is compared with that of another message of the same number only (decision 180).
-# Parameters: handle, message type, bodies (an array), their count, the time. No row comes back, and nothing is written,
-# if the endpoint is not conversing, its lifetime is over, its peer is not known to be remote, or its own queue retains
-# sent messages. A cached path learns of retention only here.
-def _transmit(many: str, now: int, messages: str, alike: str = "") -> str:
+def _transmit(count: str, now: int, messages: str, more_conditions: str = "") -> str:
+    """Return the SEND of messages of one type to another instance, in order: rows of the transmission queue.
+
+    `count` is the number of messages, as SQL; `now` the parameter with the time. `messages` selects the rows from
+    `sender`. The messages share one token, because it is only compared with the token of a message with the same number
+    (decision 180). No row, with nothing written, if the endpoint is not conversing, its lifetime has run out, its peer
+    is not known to be remote, or its own queue has RETENTION on (a cached path does not know that).
+    """
     return (
         f"with sender as ("
-        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + {many}, state = 'CO' "
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + {count}, state = 'CO' "
         f"where conversation_handle = $1 and is_remote and {_converses(now, _STARTED)} "
         f"and not (select is_retention_enabled from servicebroker.queues q "
-        f"where q.queue_id = conversation_endpoints.queue_id){alike} "
-        f"returning send_sequence - {many} as number, {_TOKEN} as token), "
+        f"where q.queue_id = conversation_endpoints.queue_id){more_conditions} "
+        f"returning send_sequence - {count} as number, {_TOKEN} as token), "
         f"sent as (insert into servicebroker.transmission_queue "
         f"(conversation_handle, message_sequence_number, message_type_name, message_body, token) {messages}) "
         f"select number, {WAKE_TRANSMITTER} from sender"
     )
 
 
+# Parameters: handle, message type, bodies (an array), their count, the time.
 TRANSMIT = _transmit(
     "$4",
     5,
@@ -236,9 +246,8 @@ TRANSMIT = _transmit(
     "from sender, unnest($3::bytea[]) with ordinality as m (body, place)",
 )
 
-# SEND of one message to another instance, on a conversation of which only the service and the contract are known.
-# Parameters: handle, message type, body, the time. Then values that the row must have: service id, contract id,
-# is_initiator. Otherwise as `TRANSMIT`.
+# SEND of one message on a received conversation whose peer is presumed to be in another instance. Parameters: handle,
+# message type, body, the time. Then values that the endpoint must have: service id, contract id, is_initiator.
 TRANSMIT_ANSWER = _transmit(
     "1",
     4,
@@ -247,17 +256,18 @@ TRANSMIT_ANSWER = _transmit(
 )
 
 
-# The parameters of both sides. The initiator's: database, service, contract, queue, its catalog version, version of the
-# routes, broker, name of the target service. The target's: database, service, contract, queue, catalog version, broker,
-# name of the initiator service. All are cached values; if one has changed, no row comes back and nothing is written.
+# `_PATH` checks and locks a cached delivery path (`DeliveryPath.parameters`). Parameters of the initiator's side:
+# database, service, contract, queue, its catalog version, version of the routes, broker, name of the target service. Of
+# the target's side: database, service, contract, queue, catalog version, broker, name of the initiator service. If one
+# of these values has changed, there is no row, and nothing is written.
 _OWN_PRIORITY = PRIORITY.format(database="$1::int", contract="$3::int", local="$2::int", remote="$8::text")
 _FAR_PRIORITY = PRIORITY.format(database="$9::int", contract="$11::int", local="$10::int", remote="$15::text")
-_WAY = (
+_PATH = (
     "way as materialized (select servicebroker.hold_way($1::int, $2::int, $3::int, $4::int, $5::bigint, $6::bigint, "
     "$7::text, $8::text, $9::int, $10::int, $11::int, $12::int, $13::bigint, $14::text) as is_open, "
     f"{_OWN_PRIORITY} as priority, {_FAR_PRIORITY} as far_priority, pg_current_xact_id() as stamp)"
 )
-_DRAWN = "gen_random_uuid() as conversation, gen_random_uuid() as far_handle, gen_random_uuid() as far_group"
+_NEW_IDS = "gen_random_uuid() as conversation, gen_random_uuid() as far_handle, gen_random_uuid() as far_group"
 _ENDPOINTS = (
     "insert into servicebroker.conversation_endpoints (conversation_handle, conversation_id, is_initiator, "
     "database_id, service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, "
@@ -277,39 +287,39 @@ _BOTH_BEGUN = (
     "lifetime, dialog_timer, $8::text, $14::text, far_handle, far_group, $12::int, $10::int, $11::int, far_priority, "
     f"messages, stamp from dialog union all {_TARGET})"
 )
-# A priority that BEGIN DIALOG has given: it holds at the target too, if that is in the same database.
-_CHOSEN = "coalesce(case when $1::int = $9::int then e.far_priority end, a.far_priority)"
+# The target's priority: that of BEGIN DIALOG, if one was given and the target is in the same database.
+_TARGET_PRIORITY = "coalesce(case when $1::int = $9::int then e.far_priority end, a.far_priority)"
 _NEW_BUCKET = "(uuid_hash(far_group) & 1023)::smallint"
 _OWN_LOCK = f"pg_advisory_xact_lock({locks.CONVERSATION_GROUP}, uuid_hash(own_group))"
 
 
 @functools.lru_cache(maxsize=1024)
 def begin_and_send(queue_id: int) -> str:
-    """BEGIN DIALOG and SEND of its first message, whose target is opened in that queue.
+    """BEGIN DIALOG and SEND of its first message; the target endpoint is created on that queue.
 
-    Parameters: those of `_WAY`; handle, group, end of the lifetime, encryption, due time of the timer (or null);
-    message type id, validation letter, body. The row has the priority of the message.
+    Parameters: those of `_PATH`; handle, group, end of the lifetime, encryption, due time of the timer (or null);
+    message type id, validation code, body. Returns a row with the priority of the message.
     """
     return (
-        f"with {_WAY}, dialog as materialized (select $16::uuid as handle, $17::uuid as own_group, "
+        f"with {_PATH}, dialog as materialized (select $16::uuid as handle, $17::uuid as own_group, "
         f"$18::timestamptz as lifetime, $19::boolean as encryption, $20::timestamptz as dialog_timer, 1 as messages, "
-        f"{_DRAWN}, way.* from way where is_open), {_BOTH_BEGUN}, "
+        f"{_NEW_IDS}, way.* from way where is_open), {_BOTH_BEGUN}, "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select 0, stamp, far_group, far_handle, $10::int, $11::int, $21::int, far_priority, {RANK_DATA}, "
-        f"""{_NEW_BUCKET}, $22::"char", $23::bytea from dialog) {_both_held(queue_id)}"""
+        f"""{_NEW_BUCKET}, $22::"char", $23::bytea from dialog) {_lock_and_wake(queue_id)}"""
     )
 
 
 @functools.lru_cache(maxsize=1024)
 def begin_and_send_many(queue_id: int) -> str:
-    """BEGIN DIALOG and SEND for several dialogs between the same two services, each with messages in their order.
+    """BEGIN DIALOG and SEND for several dialogs between the same two services, each with its messages in order.
 
-    Parameters: those of `_WAY`. Arrays over the dialogs: handles, groups, ends of the lifetimes, encryption, timers,
-    message counts. Arrays over the messages: index of the dialog (from 1), sequence numbers, message type ids,
-    validation letters, bodies. Returns a row for each dialog: the priority of its messages.
+    Parameters: those of `_PATH`. Arrays with a value for each dialog: handle, group, end of the lifetime, encryption,
+    timer, message count. Arrays with a value for each message: index of the dialog (from 1), sequence number, message
+    type id, validation code, body. Returns a row for each dialog: the priority of its messages.
     """
     return (
-        f"with {_WAY}, dialog as materialized (select d.*, {_DRAWN}, way.* from way, "
+        f"with {_PATH}, dialog as materialized (select d.*, {_NEW_IDS}, way.* from way, "
         f"unnest($16::uuid[], $17::uuid[], $18::timestamptz[], $19::boolean[], $20::timestamptz[], $21::int[]) "
         f"with ordinality as d (handle, own_group, lifetime, encryption, dialog_timer, messages, which) "
         f"where is_open), {_BOTH_BEGUN}, "
@@ -318,22 +328,22 @@ def begin_and_send_many(queue_id: int) -> str:
         f"{_NEW_BUCKET}, validation, body "
         f"""from unnest($22::int[], $23::int[], $24::int[], $25::"char"[], $26::bytea[]) with ordinality """
         f"as message (which, number, type, validation, body, place) join dialog using (which) order by place) "
-        f"{_both_held(queue_id)}"
+        f"{_lock_and_wake(queue_id)}"
     )
 
 
 @functools.lru_cache(maxsize=1024)
 def open_and_send(queue_id: int) -> str:
-    """SEND of the first message of a dialog that was begun before, whose target is opened in that queue.
+    """SEND of the first message of a dialog that was begun before; the target endpoint is created on that queue.
 
-    Parameters: those of `_WAY`; handle, the time; message type id, validation letter, body. The row has the priority of
-    the message. No row comes back, and nothing is written, if the dialog has already sent or its lifetime is over.
+    Parameters: those of `_PATH`; handle, the time; message type id, validation code, body. Returns a row with the
+    priority of the message. Also returns no row if the dialog has already sent or its lifetime has run out.
     """
     return (
-        f"with {_WAY}, addressed as materialized (select {_DRAWN}, way.* from way where is_open), "
+        f"with {_PATH}, addressed as materialized (select {_NEW_IDS}, way.* from way where is_open), "
         f"dialog as (update servicebroker.conversation_endpoints e set send_sequence = 1, last_stamp = stamp, "
         f"state = 'CO', far_handle = a.far_handle, far_group_id = a.far_group, far_queue_id = $12::int, "
-        f"far_service_id = $10::int, far_contract_id = $11::int, far_priority = {_CHOSEN}, "
+        f"far_service_id = $10::int, far_contract_id = $11::int, far_priority = {_TARGET_PRIORITY}, "
         f"far_broker_instance = $14::text from addressed a "
         f"where conversation_handle = $16::uuid and send_sequence = 0 and e.far_handle is null and not is_remote "
         f"and {_converses(17, _BEGUN)} "
@@ -348,11 +358,11 @@ def open_and_send(queue_id: int) -> str:
     )
 
 
-# BEGIN DIALOG and SEND for dialogs from one service to another instance, each with messages in their order, which wait
-# in the transmission queue. Parameters: database, service, contract, queue, its catalog version, version of the routes,
-# broker, name of the target service, the broker that BEGIN DIALOG names. Arrays as those of `begin_and_send_many`, with
-# the names of the message types instead of ids and letters. Then the status of the messages. Returns a row for each
-# dialog; none, with nothing written, if a cached value has changed.
+# BEGIN DIALOG and SEND for dialogs between the same two services, the target in another instance. The messages are
+# stored in the transmission queue. Parameters: those of the initiator's side of `_PATH`, and the broker that BEGIN
+# DIALOG names. Arrays as for `begin_and_send_many`, with names of message types instead of ids and validation codes.
+# Then the transmission status of the messages. Returns a row for each dialog; none, with nothing written, if a cached
+# value has changed.
 BEGIN_AND_TRANSMIT = (
     "with way as materialized (select servicebroker.hold_departure($1::int, $2::int, $3::int, $4::int, $5::bigint, "
     "$6::bigint, $7::text, $8::text) as is_open, "
@@ -375,9 +385,9 @@ BEGIN_AND_TRANSMIT = (
 
 
 def tell_peer(queue_id: int) -> str:
-    """Send EndDialog or Error to the peer, in any state of the sending endpoint, which is locked already.
+    """Insert EndDialog or Error into the peer's queue, whatever the state of the sending endpoint, which is locked.
 
-    Parameters: handle, message type id, validation letter, body, rank.
+    Parameters: handle, message type id, validation code, body, rank.
     """
     return (
         f"with sender as ("
@@ -390,25 +400,26 @@ def tell_peer(queue_id: int) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def end_dialog(near: int, far: int) -> str:
-    """END CONVERSATION in one statement, in the queue `near`, with EndDialog for the peer in the queue `far`.
+def end_dialog(queue_id: int, peer_queue: int) -> str:
+    """END CONVERSATION in one statement: close this side in its queue, and insert EndDialog into the peer's queue.
 
-    `far` is HAS_ENDED or IN_ANOTHER_INSTANCE for such a peer. Parameters: handle, the time, the catalog version of
-    `near` or null. The row: whether it was done, as `end_dialog`, `end_remote` and `finish_dialog` of store/queue.sql
-    decided; whether closed endpoints are due; the key of a lock.
+    `peer_queue` is HAS_ENDED or IN_ANOTHER_INSTANCE if the peer has ended or is in another instance. Parameters:
+    handle, the time, the catalog version of `queue_id` or null. The functions `end_dialog`, `end_remote` and
+    `finish_dialog` of store/queue.sql decide whether one statement is enough. Returns a row: whether END was done,
+    whether closed endpoints are due for removal, the key of a lock.
     """
-    if far == HAS_ENDED:
-        return f"select done, is_due, kept from servicebroker.finish_dialog_{near}($1, $2, $3)"
-    if far == IN_ANOTHER_INSTANCE:
+    if peer_queue == HAS_ENDED:
+        return f"select done, is_due, kept from servicebroker.finish_dialog_{queue_id}($1, $2, $3)"
+    if peer_queue == IN_ANOTHER_INSTANCE:
         return (
             f"select done, is_due, kept, case when is_told then {WAKE_TRANSMITTER} end "
-            f"from servicebroker.end_remote_{near}($1, $2, $3)"
+            f"from servicebroker.end_remote_{queue_id}($1, $2, $3)"
         )
     return (
-        f"with ended as materialized (select * from servicebroker.end_dialog_{near}($1, $2, {far}, $3)), "
-        f"told as (insert into servicebroker.queue_{far} ({_COLUMNS}) "
+        f"with ended as materialized (select * from servicebroker.end_dialog_{queue_id}($1, $2, {peer_queue}, $3)), "
+        f"told as (insert into servicebroker.queue_{peer_queue} ({_COLUMNS}) "
         f"select number, stamp, {_TO_PEER}, {names.END_DIALOG_ID}, far_priority, {RANK_DATA}, {_BUCKET}, 'E', null "
-        f"from ended where number is not null returning {_wake(far, 'conversation_group_id')}) "
+        f"from ended where number is not null returning {_wake(peer_queue, 'conversation_group_id')}) "
         f"select done, is_due, kept from ended"
     )
 
@@ -416,10 +427,10 @@ def end_dialog(near: int, far: int) -> str:
 def deliver(queue_id: int) -> str:
     """Deliver parked messages of these endpoints, except delayed ones, to their peers in that queue.
 
-    If nothing is left, mark their way as free.
+    If no delayed message remains, `far_queue_id` is set, so that the next SEND delivers directly. Conversations are
+    ordered by the time at which they were parked. Messages keep their sequence numbers.
 
-    Conversations are ordered by the time at which they began to wait. Messages keep their sequence numbers.
-    Parameters: handles (an array). The row has the priorities of the application messages among them, an array.
+    Parameters: handles (an array). Returns a row with an array: the priority of each delivered application message.
     """
     return (
         f"with waiting as ("
@@ -443,13 +454,13 @@ def deliver(queue_id: int) -> str:
 
 
 def insert_arrived(queue_id: int) -> str:
-    """Insert messages from another instance for endpoints whose receiving order is locked (engine/remote/arriving.py).
+    """Insert messages from another instance. The caller has locked the endpoints' `arrivals` (remote/arriving.py).
 
-    Readers are woken by `wake` after the commit, since a transaction of many messages takes a while.
+    The statement does not notify readers: the caller does that with `wake` after its commit.
 
-    Parameters, arrays over runs of messages that differ in their numbers only: handles, first sequence numbers, counts,
-    index of the first body (from 1), message type ids, validation letters, ranks, and whether the body is in fragments
-    beside the queue. Then the bodies.
+    Parameters: arrays with a value for each run of messages that differ only in number and body: handle, first sequence
+    number, count, index of the first body (from 1), message type id, validation code, rank, and whether the body was
+    stored as fragments in arrived_fragments. Then the bodies.
     """
     fragments = _FRAGMENTS.format(handle="handle", number="first + i")
     return _ARRIVE.format(
@@ -465,16 +476,17 @@ def insert_arrived(queue_id: int) -> str:
 
 
 def arrive_first(queue_id: int, endpoints: str, first: int) -> str:
-    """Return the same for first messages of conversations, within the statement that creates their `endpoints`.
+    """Return the insert of `insert_arrived` for first messages, as a part of the statement that creates the endpoints.
 
-    Its parameters are those of `insert_arrived` but the last array, from the number `first` on.
+    `endpoints` is the name of that part. The parameters are those of `insert_arrived` without the fragments, numbered
+    from `first` on.
     """
     types = ("uuid", "bigint", "int", "int", "int", '"char"', "smallint")
     return _ARRIVE.format(
         queue=queue_id,
         stamp="pg_current_xact_id()",
         body="body",
-        runs=", ".join(f"${first + place}::{name}[]" for place, name in enumerate(types)),
+        runs=", ".join(f"${first + index}::{name}[]" for index, name in enumerate(types)),
         columns="handle, first, many, start, type, validation, rank",
         endpoints=endpoints,
         more="",
@@ -492,9 +504,9 @@ _ARRIVE = (
 
 
 def insert_kept(queue_id: int) -> str:
-    """Insert, in order, messages that were stored beside the queue while it was off; the caller removes them there.
+    """Insert, in order, messages that arrived while the queue was off, from arrived_fragments.
 
-    Parameters: handles (an array).
+    The caller deletes them there. Parameters: handles (an array).
     """
     return (
         f"with stamped as ("
@@ -517,8 +529,8 @@ def insert_kept(queue_id: int) -> str:
 def tell_self(queue_id: int) -> str:
     """Put an Error of the broker into the own queue of these endpoints, and set them to the state ER.
 
-    Its stamp is at least that of everything the peer has sent, so that no watermark of a pipeline lets it overtake.
-    Parameters: handles (an array), message type id, validation letter, body.
+    Its stamp is at least that of each message that the peer has sent, so that no pipeline reads it before those.
+    Parameters: handles (an array), message type id, validation code, body.
     """
     return (
         f"with receiver as ("
@@ -536,9 +548,9 @@ def tell_self(queue_id: int) -> str:
 
 
 def replay(queue_id: int) -> str:
-    """Put a dead letter into the queue it was received from, under the number it had.
+    """Put a dead letter back into the queue from which it was received, with its sequence number.
 
-    Parameters: handle, sequence number, message type id, validation letter, body, rank.
+    Parameters: handle, sequence number, message type id, validation code, body, rank.
     """
     return (
         f"with sender as (update servicebroker.conversation_endpoints set {_STAMP} where far_handle = $1 "
@@ -554,15 +566,16 @@ def replay(queue_id: int) -> str:
 
 
 def wake(queue_ids: Sequence[int]) -> Statement:
-    """Wake sessions that wait for these queues, after the commit that filled them: later readers look by themselves.
+    """Wake sessions that wait for these queues, after the commit of the messages.
 
-    Runs as a transaction of its own, which need not be on disk before readers are notified.
+    Runs in a transaction of its own, which does not wait for the disk. A reader that begins to wait later finds the
+    messages itself.
     """
     return SQL("wake", (list(queue_ids),))
 
 
 def _delivers_to(queue_id: int, version: int) -> str:
-    """Return a test that the peer's queue is that one, on and unaltered: a test of the row, not a step of the plan."""
+    """Return a condition: the peer's queue is `queue_id`, on and unaltered. `is true` keeps it a filter of the row."""
     return (
         f"(far_queue_id = {queue_id} and exists ("
         f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled "
@@ -570,15 +583,16 @@ def _delivers_to(queue_id: int, version: int) -> str:
     )
 
 
-def _both_held(queue_id: int) -> str:
-    """Lock the groups of new dialogs, and wake the readers of the messages they sent."""
+def _lock_and_wake(queue_id: int) -> str:
+    """Return the last part of a statement: lock the initiators' groups, and wake readers of the target's queue."""
     return f"select far_priority, {_OWN_LOCK}, {_wake(queue_id, 'far_group')} from dialog"
 
 
 def _wake(queue_id: int, group: str | None = None) -> str:
-    """Notify only if a reader sleeps: NOTIFY takes a lock of the whole server at commit.
+    """Return an expression that notifies readers, if a reader waits for the queue: NOTIFY locks the server at commit.
 
-    If all messages belong to one group, one reader is enough (api/aio/notifier.py).
+    If all messages belong to one group, its hash goes with the notification: one reader is enough
+    (api/aio/notifier.py).
     """
     payload = f"'{queue_id} ' || uuid_hash({group})" if group else f"'{queue_id}'"
     return (

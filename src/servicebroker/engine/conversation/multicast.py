@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Usage
@@ -13,9 +14,9 @@ from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint,
 from servicebroker.engine.conversation.send import (
     check_delay,
     check_own_side,
-    far_usages,
+    deliver_or_park,
+    find_peer_usages,
     find_refusal,
-    pass_on,
 )
 from servicebroker.engine.delivery.opening import lock_service
 from servicebroker.engine.delivery.transmission import discard
@@ -29,9 +30,20 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-# The cached decision whether a peer takes this message. The key: what the peer's contract says of the message type, the
-# sender's owner, the principal it acts as there, and the peer's service; the owner counts for an initiator only.
-Verdicts = dict[tuple[Usage | None, bool, int, int | None, int], bool]
+class _DecisionKey(NamedTuple):
+    """The facts that decide whether a peer accepts the message. Conversations with equal facts are checked once.
+
+    `usage` is that of the peer's contract. The others decide the permission to send, which only an initiator needs.
+    """
+
+    usage: Usage | None
+    is_initiator: bool
+    owner_id: int
+    acts_as: int | None
+    far_service_id: int
+
+
+_Decisions: TypeAlias = dict[_DecisionKey, bool]
 
 
 def send_multicast(
@@ -43,15 +55,15 @@ def send_multicast(
 ) -> Steps[list[int]]:
     """SEND one message on each of these conversations. Returns the sequence numbers, in the order of the handles.
 
-    If one handle is refused, nothing is sent on any. If a peer refuses the message, its conversation gets an Error and
-    the others get the message.
+    If one handle is invalid, no message is sent. If a peer refuses the message, its conversation gets an Error and the
+    others get the message.
     """
     content = operation.content(maximum_body)
     handles, message_type, until = operation.handles, operation.message_type, operation.due(now)
     if catalog.user is not None:
         yield from authorize(catalog.user, Send.permission, conversation(*handles))
-    verdicts: Verdicts = {}
-    yield from _lock(catalog, handles, message_type, content, verdicts, now, until)
+    decisions: _Decisions = {}
+    yield from _lock(catalog, handles, message_type, content, decisions, now, until)
     endpoints = yield from find_endpoints(handles)
     near = {}
     for handle in handles:
@@ -61,7 +73,7 @@ def send_multicast(
     body_id = None if content is None else (yield from shared_bodies.store(content))
     sent: dict[UUID, int] = {}
     if until is None:
-        sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, verdicts, body_id)
+        sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, decisions, body_id)
     for handle in handles:
         if handle in sent:
             continue
@@ -71,7 +83,7 @@ def send_multicast(
         if endpoint.state == EndpointState.ERROR:
             sent[handle] = yield from discard(endpoint, 1)
         else:
-            sent[handle] = yield from pass_on(
+            sent[handle] = yield from deliver_or_park(
                 catalog, endpoint, near[handle], message_type, [content], now, body_id, until=until
             )
     if body_id is not None:
@@ -84,11 +96,11 @@ def _lock(
     handles: Sequence[UUID],
     message_type: str,
     content: bytes | None,
-    verdicts: Verdicts,
+    decisions: _Decisions,
     now: datetime,
     until: datetime | None,
 ) -> Steps[None]:
-    """Take every lock that a SEND on any of the handles takes, in the order of all who lock several endpoints."""
+    """Take every lock that a SEND on any of the handles takes, in the order common to all statements."""
     endpoints = yield from find_endpoints(handles)
     wanted = list(handles)
     for handle in handles:
@@ -96,7 +108,7 @@ def _lock(
         yield from check_own_side(catalog, endpoint, message_type, now)
         if until is not None:
             check_delay(endpoint, until)
-        if endpoint.far_handle and not (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
+        if endpoint.far_handle and not (yield from _accepted(catalog, endpoint, message_type, content, decisions)):
             wanted.append(endpoint.far_handle)  # the Error goes to both sides
     for service in sorted({endpoint.far_service for endpoint in endpoints.values() if not endpoint.has_peer}):
         yield lock_service(service)
@@ -110,21 +122,21 @@ def _deliver(
     endpoints: list[Endpoint],
     message_type: str,
     content: bytes | None,
-    verdicts: Verdicts,
+    decisions: _Decisions,
     body_id: int | None,
 ) -> Steps[dict[UUID, int]]:
-    """Deliver with one statement for each queue that can take the message now. Returns sequence numbers by handle."""
+    """Deliver with one statement for each queue to which nothing is parked. Returns the sequence numbers, by handle."""
     handles_by_path: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
     for endpoint in endpoints:
         if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended or endpoint.retains:
             continue
-        if (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
-            usage = (yield from far_usages(catalog, endpoint))[message_type]
+        if (yield from _accepted(catalog, endpoint, message_type, content, decisions)):
+            usage = (yield from find_peer_usages(catalog, endpoint))[message_type]
             path = (endpoint.peer_queue_id, usage.message_type_id, usage.validation, endpoint.catalog_version)
             handles_by_path[path].append(endpoint.conversation_handle)
     sent: dict[UUID, int] = {}
-    for (queue_id, type_id, validation, version), together in handles_by_path.items():
-        values = (together, type_id, validation, body_id, version)
+    for (queue_id, type_id, validation, version), path_handles in handles_by_path.items():
+        values = (path_handles, type_id, validation, body_id, version)
         rows = yield Statement("multicast.deliver", enqueue.send_shared(queue_id), values)
         sent.update((handle, number) for handle, number, _ in rows)
     for endpoint in endpoints:
@@ -134,11 +146,11 @@ def _deliver(
 
 
 def _accepted(
-    catalog: Catalog, endpoint: Endpoint, message_type: str, content: bytes | None, verdicts: Verdicts
+    catalog: Catalog, endpoint: Endpoint, message_type: str, content: bytes | None, decisions: _Decisions
 ) -> Steps[bool]:
-    """Check whether the peer takes the message; validate once for peers whose contracts agree."""
-    usage = (yield from far_usages(catalog, endpoint)).get(message_type)
-    key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id
-    if key not in verdicts:
-        verdicts[key] = (yield from find_refusal(catalog, endpoint, message_type, [content])) is None
-    return verdicts[key]
+    """Check whether the peer accepts the message. Peers with equal facts are checked once."""
+    usage = (yield from find_peer_usages(catalog, endpoint)).get(message_type)
+    key = _DecisionKey(usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id)
+    if key not in decisions:
+        decisions[key] = (yield from find_refusal(catalog, endpoint, message_type, [content])) is None
+    return decisions[key]

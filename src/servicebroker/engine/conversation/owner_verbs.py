@@ -39,7 +39,7 @@ from servicebroker.engine.conversation.deferred_dialogs import DeferredDialog, D
 from servicebroker.engine.conversation.receive import Received
 from servicebroker.engine.conversation.replay import replay
 from servicebroker.engine.delivery import delayed_messages, transmission
-from servicebroker.engine.diagnosis.audit import note
+from servicebroker.engine.diagnosis.audit import record_action
 from servicebroker.engine.security import authorization, principals
 from servicebroker.model.arguments import CURRENT_DATABASE
 from servicebroker.model.conversation_events import VerbEvent
@@ -122,7 +122,7 @@ class OwnerVerbs:
         return principals.find_user(database_id, name)
 
     @staticmethod
-    def disable_queue(queue_id: int, now: datetime) -> Steps[poison_detection.Disabled | None]:
+    def disable_queue(queue_id: int, now: datetime) -> Steps[poison_detection.DisabledQueue | None]:
         """Switch the queue off: automatic poison detection has counted five rollbacks."""
         return poison_detection.disable_queue(queue_id, now)
 
@@ -358,7 +358,7 @@ def _begin_dialog(verbs: OwnerVerbs, operation: BeginDialog, identity: Identity 
             yield from _remember_own_side(verbs, operation)
     path = deferred_dialogs.find_path(verbs.catalog, database_id, operation)
     if isinstance(path, DeliveryPath) and not isinstance(handle, RepeatedHandle):
-        paths.note_begun(handle, path)
+        paths.record_begun(handle, path)
     return handle
 
 
@@ -424,7 +424,7 @@ def _replay_message(verbs: OwnerVerbs, operation: ReplayMessage) -> Steps[UUID |
     edited = {"body": "edited"} if operation.is_edited else {}
     anew = {} if handle is None else {"new_conversation": handle}
     number = str(operation.set_aside_id)
-    yield from note("REPLAY MESSAGE", verbs.user.database, number, message._asdict() | edited | anew)
+    yield from record_action("REPLAY MESSAGE", verbs.user.database, number, message._asdict() | edited | anew)
     return handle
 
 
@@ -432,7 +432,7 @@ def _discard_message(verbs: OwnerVerbs, operation: DiscardMessage) -> Steps[None
     operation.check()
     yield from authorization.demand(verbs.user, operation.permission)
     message = yield from failed_messages.discard(verbs.user.database_id, operation.set_aside_id)
-    yield from note("DISCARD MESSAGE", verbs.user.database, str(operation.set_aside_id), message._asdict())
+    yield from record_action("DISCARD MESSAGE", verbs.user.database, str(operation.set_aside_id), message._asdict())
 
 
 def _delayed_messages(verbs: OwnerVerbs, operation: DelayedMessages) -> Steps[list[DelayedMessage]]:

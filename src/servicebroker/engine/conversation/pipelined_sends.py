@@ -1,4 +1,4 @@
-"""SENDs of a pipeline: one statement for all those whose cached path leads to one queue."""
+"""SENDs of a pipeline of statements (`Database.pipeline`): those to one queue go into one SQL statement."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ SendBatchVerb: TypeAlias = Callable[[SendBatch], Steps[int]]
 
 
 class PipelinedSend(NamedTuple):
-    """A pipelined SEND, its arguments checked. `place` is its position in its pipeline, from 0; `at`: its delay."""
+    """A pipelined SEND with checked arguments, at `position` in its pipeline. `at` is the due time if delayed."""
 
-    place: int
+    position: int
     handle: UUID
     message_type: str
     at: datetime | None
     content: bytes | None
 
 
-def checked_send(place: int, operation: Send[int], maximum_body: int, clock: Clock) -> PipelinedSend:
+def checked_send(index: int, operation: Send[int], maximum_body: int, clock: Clock) -> PipelinedSend:
     """Return a pipelined SEND.
 
     Raises:
-        BrokerError: what SEND says of its arguments.
+        BrokerError: what SEND raises for its arguments.
     """
     content = operation.content(maximum_body)
     assert isinstance(operation.handle, UUID)
     due = operation.due(clock()) if operation.is_delayed else None
-    return PipelinedSend(place, operation.handle, operation.message_type, due, content)
+    return PipelinedSend(index, operation.handle, operation.message_type, due, content)
 
 
 def send_pipelined(
     catalog: Catalog, sends: Sequence[PipelinedSend], send_batch: SendBatchVerb, now: datetime
 ) -> Steps[dict[int, int]]:
-    """SEND all of them, as if one after the other. Returns the sequence numbers by place.
+    """SEND all messages, with the result of sending in order. Returns the sequence numbers, by position of the SEND.
 
     `send_batch` is the verb for SENDs whose path is not cached, or leads to another instance.
 
@@ -54,45 +54,45 @@ def send_pipelined(
         BrokerError: as `send`, naming the SEND that was refused. The SENDs before it are done.
     """
     numbers: dict[int, int] = {}
-    left = sends
-    while left := (yield from _send_known(catalog, left, now, numbers)):
-        channel = catalog.channels.get(left[0].handle)
+    remaining = sends
+    while remaining := (yield from _send_cached(catalog, remaining, now, numbers)):
+        channel = catalog.channels.get(remaining[0].handle)
         is_remote = channel is not None and not channel.far_queue_id
-        # a message that a local peer refuses fails the conversation, and the next one is refused: so send one by one
-        yield from _send_run(_first_run(left) if is_remote else left[:1], send_batch, numbers)
-        left = [send for send in left if send.place not in numbers]
+        # to a local peer one by one: if the peer refuses it, the conversation fails, and the next SEND raises
+        yield from _send_run(_first_run(remaining) if is_remote else remaining[:1], send_batch, numbers)
+        remaining = [send for send in remaining if send.position not in numbers]
     return numbers
 
 
 def send_in_runs(sends: Sequence[PipelinedSend], send_batch: SendBatchVerb) -> Steps[dict[int, int]]:
-    """SEND without cached paths: one verb for messages of one type on one conversation.
+    """SEND without cached paths: one call of `send_batch` for each run of messages (`_first_run`).
 
     Raises:
         BrokerError: as `send_pipelined`.
     """
     numbers: dict[int, int] = {}
-    while left := [send for send in sends if send.place not in numbers]:
-        yield from _send_run(_first_run(left), send_batch, numbers)
+    while remaining := [send for send in sends if send.position not in numbers]:
+        yield from _send_run(_first_run(remaining), send_batch, numbers)
     return numbers
 
 
 def _first_run(sends: Sequence[PipelinedSend]) -> Sequence[PipelinedSend]:
-    """Return the first SEND, and those of its type and delay that follow it on its conversation."""
+    """Return the first run: the first SEND, and those on its conversation that follow with equal type and delay."""
     first = sends[0]
     same = (send for send in sends if send.handle == first.handle)
     return list(takewhile(lambda send: send.message_type == first.message_type and send.at == first.at, same))
 
 
 def _send_run(run: Sequence[PipelinedSend], send_batch: SendBatchVerb, numbers: dict[int, int]) -> Steps[None]:
-    """SEND messages of one type on one conversation, and record their numbers."""
+    """SEND a run with one call of `send_batch`, and record the sequence numbers in `numbers`."""
     first = run[0]
     try:
         number = yield from send_batch(
             SendBatch(first.handle, first.message_type, [send.content or b"" for send in run], at=first.at)
         )
     except BrokerError as refused:
-        raise refused.of_send(first.place, f"'{first.message_type}' on the conversation {first.handle}") from None
-    numbers.update({send.place: number + i for i, send in enumerate(run)})
+        raise refused.of_send(first.position, f"'{first.message_type}' on the conversation {first.handle}") from None
+    numbers.update({send.position: number + i for i, send in enumerate(run)})
 
 
 class _Run(NamedTuple):
@@ -104,48 +104,56 @@ class _Run(NamedTuple):
     sends: list[PipelinedSend]
 
 
-def _send_known(
+def _send_cached(
     catalog: Catalog, sends: Sequence[PipelinedSend], now: datetime, numbers: dict[int, int]
 ) -> Steps[list[PipelinedSend]]:
-    """SEND those before the first whose path is not cached or not free, and record numbers. Returns the others."""
+    """SEND the messages before the first one that needs more than a cached channel. Returns the remaining SENDs.
+
+    Such a message has no cached channel, is delayed, or is refused by the peer. Records sequence numbers in `numbers`.
+    """
     runs_by_queue: dict[tuple[int, int], dict[UUID, list[_Run]]] = defaultdict(lambda: defaultdict(list))
-    for (handle, message_type, at), given in groupby(sends, lambda send: send[1:4]):
-        channel, waiting = catalog.channels.get(handle), list(given)
+    for (handle, message_type, at), group in groupby(sends, lambda send: send[1:4]):
+        channel, group_sends = catalog.channels.get(handle), list(group)
         usage = channel and known_usage(channel, message_type)
         if channel is None or usage is None or at is not None:
             break
-        taken = waiting[: _taken(usage, channel.is_initiator, waiting)]
+        accepted = group_sends[: _count_accepted(usage, channel.is_initiator, group_sends)]
         runs = runs_by_queue[channel.far_queue_id, channel.catalog_version][handle]
         if runs and runs[-1].message_type == message_type:
-            runs[-1].sends.extend(taken)
-        elif taken:
-            runs.append(_Run(channel, message_type, usage, taken))
-        if len(taken) < len(waiting):
+            runs[-1].sends.extend(accepted)
+        elif accepted:
+            runs.append(_Run(channel, message_type, usage, accepted))
+        if len(accepted) < len(group_sends):
             break
     for (queue_id, version), conversations in runs_by_queue.items():
         if runs := [run for handle in sorted(conversations) for run in conversations[handle]]:
             yield from _send_many(catalog, queue_id, version, runs, now, numbers)
-    return [send for send in sends if send.place not in numbers]
+    return [send for send in sends if send.position not in numbers]
 
 
-def _taken(usage: Usage, is_initiator: bool, sends: Sequence[PipelinedSend]) -> int:
-    """Return how many of them the peer takes before the first that it refuses."""
-    refused = (place for place, send in enumerate(sends) if not accepts(usage, is_initiator, send.content))
+def _count_accepted(usage: Usage, is_initiator: bool, sends: Sequence[PipelinedSend]) -> int:
+    """Return the number of messages before the first one that the peer refuses."""
+    refused = (index for index, send in enumerate(sends) if not accepts(usage, is_initiator, send.content))
     return next(refused, len(sends))
 
 
 def _send_many(
     catalog: Catalog, queue_id: int, version: int, runs: Sequence[_Run], now: datetime, numbers: dict[int, int]
 ) -> Steps[None]:
-    """SEND to one queue, whose peers are unchanged since that version. Runs are ordered by handle, for locking."""
+    """SEND these runs to one queue, in one statement. They are ordered by handle, the locking order.
+
+    Records the sequence numbers in `numbers`. A conversation that has ended, or whose queue does not have the catalog
+    version `version` any more, sends nothing.
+    """
     handles: list[UUID] = []
     counts: list[int] = []
-    which, firsts, starts, start = [], [], [], 1
+    # for each run: index of its handle, its first message's index on the handle, index of its first body
+    handle_indexes, firsts, starts, start = [], [], [], 1
     for run in runs:
         if not handles or handles[-1] != run.sends[0].handle:
             handles.append(run.sends[0].handle)
             counts.append(0)
-        which.append(len(handles))
+        handle_indexes.append(len(handles))
         firsts.append(counts[-1])
         starts.append(start)
         counts[-1] += len(run.sends)
@@ -156,7 +164,7 @@ def _send_many(
         (
             handles,
             counts,
-            which,
+            handle_indexes,
             firsts,
             [len(run.sends) for run in runs],
             starts,
@@ -167,11 +175,11 @@ def _send_many(
             version,
         ),
     )
-    drawn = {handles[place - 1]: number for place, number, _ in rows}
-    for handle in set(handles) - drawn.keys():
-        catalog.forget(handle)  # ended, or its queue was altered: _send_slowly finds out
+    first_numbers = {handles[handle_index - 1]: number for handle_index, number, _ in rows}
+    for handle in set(handles) - first_numbers.keys():
+        catalog.forget(handle)  # ended, or its queue was altered: `send_batch` finds the reason
     for run, first in zip(runs, firsts, strict=True):
-        number = drawn.get(run.sends[0].handle)
+        number = first_numbers.get(run.sends[0].handle)
         if number is not None:
-            numbers.update(zip((send.place for send in run.sends), count(number + first)))
+            numbers.update(zip((send.position for send in run.sends), count(number + first)))
             catalog.count_enqueued(run.channel.far_priority, len(run.sends))

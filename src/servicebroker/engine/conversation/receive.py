@@ -25,15 +25,17 @@ from servicebroker.store.statements import Rows, Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_MESSAGES = 2_147_483_647  # TOP when none is given
+MAX_MESSAGES = 2_147_483_647  # messages; the limit of a RECEIVE without TOP, in effect none
 
 
-class TakenRow(NamedTuple):
-    """The columns of `receive_N` and `receive_groups_N` in store/queue.sql. Rows stay tuples, which are faster.
+class ReceivedRow(NamedTuple):
+    """The columns of the SQL functions `receive_N` and `receive_groups_N` in store/queue.sql, N being the queue id.
 
-    `place` packs the rank in the conversation and the number of arrival; `kind` packs the numbers of contract and
-    message type. The columns from `conversation_group_id` on are in the first row only, and hold for all of them;
-    `receive_groups_N` returns them in each row.
+    Only the field names are used: the rows stay plain tuples, which are faster.
+
+    `place` packs two numbers: the rank in the conversation in the high bits, the queuing order in the low bits. `kind`
+    packs contract id and message type id. `receive_N` returns the columns from `conversation_group_id` on in its first
+    row only, for all rows; `receive_groups_N` returns them in each row.
     """
 
     descent: int  # minus the priority
@@ -51,11 +53,12 @@ class TakenRow(NamedTuple):
 
 
 _HANDLE, _KIND, _GROUP, _SERVICE, _TRANSACTION, _UNDER_SAVEPOINT = map(
-    TakenRow._fields.index,
+    ReceivedRow._fields.index,
     ("conversation_handle", "kind", "conversation_group_id", "service_id", "transaction_id", "under_savepoint"),
 )
-_RANK_BITS, _TYPE_BITS = 61, 32  # below them in `place` the number of arrival, in `kind` that of the message type
-_ORDER, _TYPE = (1 << _RANK_BITS) - 1, (1 << _TYPE_BITS) - 1
+_ORDER_BITS = 61  # the low bits of `place`: the queuing order; above them the rank
+_TYPE_BITS = 32  # the low bits of `kind`: the message type id; above them the contract id
+_ORDER_MASK, _TYPE_MASK = (1 << _ORDER_BITS) - 1, (1 << _TYPE_BITS) - 1
 
 
 class Received(NamedTuple):
@@ -72,10 +75,10 @@ def receive(
     *,
     now: datetime,
 ) -> Steps[Received]:
-    """RECEIVE from a queue that was looked up.
+    """RECEIVE from a queue.
 
-    Without WHERE, takes the unlocked group with the oldest message of the highest priority. Its lock is held until the
-    transaction ends. Returns no rows if there is nothing to take.
+    Without WHERE, the messages are those of one group: the unlocked group with the oldest message of the highest
+    priority. The group stays locked until the transaction ends. Returns no rows if no message can be received.
 
     Raises:
         InstanceError: a pipeline reads the queue.
@@ -83,12 +86,12 @@ def receive(
     operation.check()
     if queue.database_id not in catalog.labels:
         yield from find_labels(catalog, queue.database_id)  # first, so that received rows only need names
-    most, handle, group = limits(operation)
-    is_of_many = operation.groups > 1 or operation.leaves
-    arguments = (most, now, operation.groups, operation.leaves) if is_of_many else (most, now, handle, group)
+    limit, handle, group = limits(operation)
+    has_many_groups = operation.groups > 1 or operation.leaves
+    arguments = (limit, now, operation.groups, operation.leaves) if has_many_groups else (limit, now, handle, group)
     if catalog.user is not None:
-        rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments, is_of_many=is_of_many)
-    elif is_of_many:
+        rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments, has_many_groups=has_many_groups)
+    elif has_many_groups:
         rows = yield Statement(
             "conversation.receive.groups",
             f"select * from servicebroker.receive_groups_{queue.queue_id}($1, $2, $3, $4)",
@@ -106,28 +109,29 @@ def receive(
     if received is None:
         yield from _check(queue, handle, group)
     elif received.rows:
-        note_taken(catalog, queue.queue_id, received.rows)
+        cache_conversations(catalog, queue.queue_id, received.rows)
     return received or Received((), 0)
 
 
-def note_taken(catalog: Catalog, queue_id: int, rows: Rows) -> None:
-    """Cache what the next verbs on the conversations of these messages need."""
+def cache_conversations(catalog: Catalog, queue_id: int, rows: Rows) -> None:
+    """Cache service, contract and queue of the received conversations, for the SEND or END that follows on them."""
     first = rows[0][_SERVICE]  # a row without a service id has that of the first row
     kinds = {row[_HANDLE]: (row[_SERVICE] or first, row[_KIND] >> _TYPE_BITS) for row in rows}
-    ended = {row[_HANDLE] for row in rows if row[_KIND] & _TYPE == names.END_DIALOG_ID}
-    catalog.note_received(queue_id, kinds, ended)
+    ended = {row[_HANDLE] for row in rows if row[_KIND] & _TYPE_MASK == names.END_DIALOG_ID}
+    catalog.cache_received(queue_id, kinds, ended)
 
 
 def limits(operation: Receive) -> tuple[int, UUID | None, UUID | None]:
-    """Return TOP and WHERE as the functions of PostgreSQL take them: maximum count, conversation, group."""
-    most = MAX_MESSAGES if operation.top is None else min(operation.top, MAX_MESSAGES)
-    return most, operation.conversation_handle, operation.conversation_group_id
+    """Return TOP and WHERE as parameters of `receive_N`: the maximum count, the conversation, the group."""
+    limit = MAX_MESSAGES if operation.top is None else min(operation.top, MAX_MESSAGES)
+    return limit, operation.conversation_handle, operation.conversation_group_id
 
 
 def read_received(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Received | None]:
-    """Return the rows of the queue's function as `Received`; None if it returned none.
+    """Return the rows of `receive_N` as `Received`; None if there is no row.
 
-    If the groups were locked under a savepoint, the statements that `keep` makes lock them for the session.
+    One row of nulls means that the queue has no message to receive; `_check` finds the reason of no row at all. If the
+    groups were locked under a savepoint, whose rollback would unlock them, the session locks each group with `keep`.
     """
     if not rows:
         return None
@@ -140,7 +144,7 @@ def read_received(rows: Rows, keep: Callable[[UUID], Statement]) -> Steps[Receiv
 
 
 def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
-    """Delete messages of one group that a `Hold` has read. Returns how many were still there."""
+    """Delete messages of one group that a `Hold` has read. Returns how many were still in the queue."""
     rows = yield Statement(
         "receive.take",
         f"select servicebroker.take_{queue_id}($1, $2, $3)",
@@ -150,19 +154,20 @@ def take(queue_id: int, messages: Sequence[Message]) -> Steps[int]:
 
 
 def queue_places(messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """Return the priorities and the orders of arrival by which `take_N` of store/queue.sql finds messages."""
+    """Return priorities and queuing orders: the parameters by which `take_N` of store/queue.sql finds messages."""
     return [message.priority for message in messages], [message.queuing_order for message in messages]
 
 
 def _receive_permitted(
-    catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...], *, is_of_many: bool
+    catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...], *, has_many_groups: bool
 ) -> Steps[Rows]:
-    """RECEIVE for a principal that is not dbo. The statement takes nothing if the cached permissions are out of date.
+    """RECEIVE for a principal that is not dbo: one statement while its cached permission is valid.
 
-    Then permissions are checked again; so the usual RECEIVE is a single statement here too.
+    The statement takes no message if the queue's catalog version differs from that of the permission check. Then the
+    permission is checked again.
     """
     number = queue.queue_id
-    function = f"receive_groups_{number}" if is_of_many else f"receive_{number}"
+    function = f"receive_groups_{number}" if has_many_groups else f"receive_{number}"
     current = f"(select catalog_version from servicebroker.queues where queue_id = {number})"
     top = f"case when {current} = $5 then $1 else 0 end"
     while True:
@@ -176,15 +181,16 @@ def _receive_permitted(
             )
             if rows:
                 return rows
-        found = yield Statement("receive.receive_permitted.find_permissions", f"select {current}")
-        if found[0][0] in (None, version):  # the queue was dropped, or is empty
+        rows = yield Statement("receive.receive_permitted.find_permissions", f"select {current}")
+        current_version = rows[0][0]
+        if current_version in (None, version):  # the queue was dropped, or is empty
             return ()
         yield from authorize(user, Receive.permission, queue_number(number))
-        catalog.receivable[number] = found[0][0]
+        catalog.receivable[number] = current_version
 
 
 def service_changes(queue: Queue) -> Steps[int]:
-    """Return how often services of the queue were altered or dropped: a waiting reader compares it.
+    """Return how often services of the queue were altered or dropped. A waiting reader compares it with the last value.
 
     Raises:
         BrokerError: 15151 the queue was dropped.
@@ -205,7 +211,7 @@ def read_change_count(rows: Rows, queue: Queue) -> int:
 
 
 def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
-    """GET CONVERSATION GROUP FROM queue: lock and return the group that RECEIVE would take from; None without messages.
+    """GET CONVERSATION GROUP: lock and return the group from which RECEIVE would take messages; None if there is none.
 
     Raises:
         BrokerError: 9617 queue disabled, 15151 queue dropped.
@@ -231,32 +237,33 @@ def with_default_names(labels: Labels) -> Labels:
 
 
 def name_rows(rows: Rows, labels: Labels) -> list[Message]:
-    """Return messages in the order of the rows, with names for ids. The first row has common values (queue.sql).
+    """Return the received rows as messages, with names in place of ids.
 
-    If each row names its group, they are messages of several groups, one group after the other.
+    If every row has a group id, the messages are of several groups, one group after the other (`ReceivedRow`).
 
     Raises:
-        KeyError: a name is missing. Its object is newer than the cache, or was dropped.
+        KeyError: an id has no name in `labels`. Its object is newer than the cache, or was dropped.
     """
     if not rows:
         return []
     if len(rows) > 1 and rows[-1][_GROUP] is not None:
-        return [message for own in split_by_group(rows) for message in _named_group(own, labels)]
+        return [message for group_rows in split_by_group(rows) for message in _named_group(group_rows, labels)]
     return _named_group(rows, labels)
 
 
 def split_by_group(rows: Rows) -> list[Rows]:
-    """Split the rows by group, if each row names its group."""
-    return [list(own) for _, own in groupby(rows, itemgetter(_GROUP))]
+    """Split the rows by group. Each row must have a group id."""
+    return [list(group_rows) for _, group_rows in groupby(rows, itemgetter(_GROUP))]
 
 
 def _named_group(rows: Rows, labels: Labels) -> list[Message]:
+    """Return the rows of one group as messages; the first row has the group and the service."""
     services, contracts, types = labels
     group, service = rows[0][_GROUP], rows[0][_SERVICE]
     service_name = services[service]
     handles = {handle: UUID(bytes=handle) for handle in {row[_HANDLE] for row in rows}}
     kinds = {
-        kind: (contracts[kind >> _TYPE_BITS], kind >> _TYPE_BITS, types[kind & _TYPE], kind & _TYPE)
+        kind: (contracts[kind >> _TYPE_BITS], kind >> _TYPE_BITS, types[kind & _TYPE_MASK], kind & _TYPE_MASK)
         for kind in {row[_KIND] for row in rows}
     }
     new = tuple.__new__  # Message(...) takes twice as long
@@ -266,7 +273,7 @@ def _named_group(rows: Rows, labels: Labels) -> list[Message]:
             (  # one tuple literal is faster than joining parts
                 0,
                 -descent,
-                place & _ORDER,
+                place & _ORDER_MASK,
                 group,
                 handles[handle],
                 number,
@@ -293,30 +300,30 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
 
 
 def raise_unreceivable(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
-    """Raise the reason why nothing can be received. The row: queue on, handle known, group known, read by a pipeline.
+    """Raise the reason why nothing can be received, from the row of `receive.sql`, `check`.
 
     Raises:
-        BrokerError: 15151, 9617, 8426, 8436.
+        BrokerError: 15151 queue dropped, 9617 queue disabled, 8426 unknown conversation, 8436 unknown group.
         InstanceError: a pipeline reads the queue.
     """
     if not rows:
         raise BrokerError(15151, "find", "queue", queue.name)
-    enabled, handle_known, group_known, owned = rows[0]
-    if not enabled:
+    is_enabled, has_conversation, has_group, is_read_by_pipeline = rows[0]
+    if not is_enabled:
         raise BrokerError(9617, queue.name)
-    if owned:
+    if is_read_by_pipeline:
         raise refuse_pipeline(f"'{queue.name}'")
-    if handle is not None and not handle_known:
+    if handle is not None and not has_conversation:
         raise BrokerError(8426, handle)
-    if group is not None and not group_known:
+    if group is not None and not has_group:
         raise BrokerError(8436, group)
 
 
 def keep_off_pipelines(queue_id: int) -> Steps[None]:
-    """Raise if a pipeline reads the queue; otherwise keep pipelines away until the transaction ends.
+    """Raise if a pipeline reads the queue; otherwise no pipeline can start on it until the transaction ends.
 
-    Callers are about to move messages within or out of the queue. A pipeline has planned batches, and would read moved
-    messages again.
+    For callers that move messages within the queue or out of it. A pipeline plans batches by position, and would read
+    moved messages again.
 
     Raises:
         InstanceError: a pipeline reads the queue.
@@ -327,7 +334,7 @@ def keep_off_pipelines(queue_id: int) -> Steps[None]:
 
 
 def refuse_pipeline(queue: str) -> InstanceError:
-    """Return the error for a queue whose only reader is a pipeline."""
+    """Return the error for a queue that a pipeline reads: a pipeline must be its only reader."""
     return InstanceError(
         f"A pipeline reads the queue {queue}: until it stops, nobody else can RECEIVE from the queue or MOVE its "
         "conversations."

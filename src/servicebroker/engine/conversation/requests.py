@@ -11,7 +11,7 @@ from uuid import UUID
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.endpoints import keep_lock
-from servicebroker.engine.conversation.receive import Received, note_taken, read_received
+from servicebroker.engine.conversation.receive import Received, cache_conversations, read_received
 from servicebroker.engine.delivery.transmission import lock_free
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.requests import LateAnswers, groups_of, is_request, late_groups
@@ -116,7 +116,7 @@ def receive_answers(catalog: Catalog, queue_id: int, handles: Sequence[UUID]) ->
     received = yield from read_received(rows, keep_lock)
     if received is None:
         return Received((), 0)
-    note_taken(catalog, queue_id, received.rows)
+    cache_conversations(catalog, queue_id, received.rows)
     return received
 
 

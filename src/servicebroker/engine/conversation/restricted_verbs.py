@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from servicebroker.engine.activation.poison_detection import Disabled
+from servicebroker.engine.activation.poison_detection import DisabledQueue
 from servicebroker.engine.catalog.catalog import Labels, Queue
 from servicebroker.engine.catalog.delivery_paths import RestrictedPathKey
 from servicebroker.engine.conversation import deferred_dialogs, enqueue, receive
@@ -80,11 +80,11 @@ class RestrictedVerbs(OwnerVerbs):
         return User(database_id, database, principal_id, principal)
 
     @staticmethod
-    def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
+    def disable_queue(queue_id: int, now: datetime) -> Steps[DisabledQueue | None]:
         """Switch the queue off; an instance that the owner has open posts the event."""
         rows = yield call("disable_queue", queue_id)
         database_id, name = rows[0]
-        return None if database_id is None else Disabled(database_id, name, [])
+        return None if database_id is None else DisabledQueue(database_id, name, [])
 
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
@@ -329,7 +329,7 @@ def _send_all(
     numbers, refusal = rows[0]
     _refuse(refusal)
     for handle in handles:
-        verbs.catalog.restricted_paths.note_sent(handle, message_type)
+        verbs.catalog.restricted_paths.record_sent(handle, message_type)
     return list(numbers)
 
 
@@ -391,7 +391,7 @@ def _begin_dialog(verbs: RestrictedVerbs, operation: BeginDialog) -> Steps[UUID]
     begun: UUID = handle
     if is_repeated:
         return RepeatedHandle.of(begun)
-    verbs.catalog.restricted_paths.note_begun(begun, _key(operation))
+    verbs.catalog.restricted_paths.record_begun(begun, _key(operation))
     return begun
 
 

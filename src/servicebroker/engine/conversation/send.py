@@ -38,11 +38,14 @@ SQL = SqlFile(__file__)
 
 
 def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body: int = MAX_BODY_BYTES) -> Steps[int]:
-    """SEND on one conversation. Returns the message sequence number; `maximum_body` is in bytes."""
+    """SEND one message on one conversation. Returns its sequence number.
+
+    `maximum_body` is the size limit of a body, in bytes.
+    """
     content = operation.content(maximum_body)
     handle, message_type = operation.handle, operation.message_type
     assert isinstance(handle, UUID)  # several handles go to `multicast`
-    # not `is_delayed`: each SEND comes here, and a loop of them feels each call
+    # not `operation.is_delayed`: every SEND runs this line, and the property call costs measurable time
     is_delayed = operation.delay is not None or operation.at is not None
     if is_delayed and (until := operation.due(now)) is not None:
         return (yield from _delay(catalog, handle, message_type, [content], now, until))
@@ -54,12 +57,12 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
     if channel is not None:
-        far = known_usage(channel, message_type)
-        if far is not None and (far.validation == ANYTHING or accepts(far, channel.is_initiator, content)):
+        usage = known_usage(channel, message_type)
+        if usage is not None and (usage.validation == ANYTHING or accepts(usage, channel.is_initiator, content)):
             rows = yield Statement(
                 "conversation.send",
                 enqueue.send(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
+                (handle, usage.message_type_id, usage.validation, content, now, channel.catalog_version),
                 certain=enqueue.send(channel.far_queue_id, certain=True),
             )
             if rows:
@@ -76,9 +79,10 @@ def send(catalog: Catalog, operation: Send[int], *, now: datetime, maximum_body:
 def _answer(
     catalog: Catalog, handle: UUID, message_type: str, content: bytes | None, now: datetime
 ) -> Steps[int | None]:
-    """SEND the first message on a received conversation, on the path of the last such SEND.
+    """SEND the first message on a received conversation, using the delivery path of the last such SEND.
 
-    None, with nothing sent, if that path is not cached or does not apply.
+    The path is cached for the pair of service and contract. Returns the sequence number. Returns None, with nothing
+    sent, if no path is cached or the cached path does not apply.
     """
     kind = catalog.received[handle.bytes].kind
     path = catalog.answer_paths.get(kind)
@@ -114,8 +118,8 @@ def _transmit_answer(
     content: bytes | None,
     now: datetime,
 ) -> Steps[int | None]:
-    """SEND the first message on a received conversation with a peer in another instance, as `_answer`."""
-    if not _is_allowed(channel.near, channel.is_initiator, message_type):
+    """SEND the first message on a received conversation whose peer is in another instance. Returns as `_answer`."""
+    if not _is_allowed(channel.own_usages, channel.is_initiator, message_type):
         return None
     rows = yield Statement(
         "send.transmit_answer",
@@ -132,7 +136,7 @@ def _transmit_answer(
 def _open_and_send(
     catalog: Catalog, path: DeliveryPath, operation: Send[int], content: bytes | None, now: datetime
 ) -> Steps[bool]:
-    """SEND the first message on a conversation whose path is cached. False if nothing was written."""
+    """Create the target endpoint and SEND the first message, on a cached path. Returns False if nothing was written."""
     usage = first_usage(path, operation.message_type, [content])
     if usage is None:
         return False
@@ -146,30 +150,31 @@ def _open_and_send(
         catalog.paths.forget(path)
         return False
     assert isinstance(handle, UUID)
-    note_sent(catalog, path, [handle], rows[0][0], 1)
+    cache_channels(catalog, path, [handle], rows[0][0], 1)
     return True
 
 
 def first_usage(
     path: DeliveryPath | DeparturePath, message_type: str, contents: Sequence[bytes | None]
 ) -> Usage | None:
-    """Return the target's usage of the type of first messages, from the cache; None if a side does not take them.
+    """Return the target's cached usage of the message type of first messages.
 
-    Another instance judges by itself what it takes: then the usage is that of the own contract.
+    None if the own contract does not allow the type for an initiator, or the target refuses one of the bodies. A target
+    in another instance checks messages itself, so for such a target the usage of the own contract is returned.
     """
-    near = path.target.near.get(message_type)
-    if near is None or not near.by_initiator:
+    own_usage = path.target.own_usages.get(message_type)
+    if own_usage is None or not own_usage.by_initiator:
         return None
     if isinstance(path, DeparturePath):
-        return near
-    far = path.target.far.get(message_type)
-    return far if all(accepts(far, True, content) for content in contents) else None
+        return own_usage
+    peer_usage = path.target.peer_usages.get(message_type)
+    return peer_usage if all(accepts(peer_usage, True, content) for content in contents) else None
 
 
-def note_sent(catalog: Catalog, path: DeliveryPath, handles: Sequence[UUID], priority: int, messages: int) -> None:
-    """Cache the path of conversations whose first messages were sent."""
+def cache_channels(catalog: Catalog, path: DeliveryPath, handles: Sequence[UUID], priority: int, messages: int) -> None:
+    """Cache a channel for each conversation whose first messages were sent, and count those messages."""
     target = path.target
-    channel = Channel(True, target.queue_id, target.near, target.far, target.catalog_version, priority)
+    channel = Channel(True, target.queue_id, target.own_usages, target.peer_usages, target.catalog_version, priority)
     for handle in handles:
         catalog.remember_channel(handle, channel)
     catalog.count_enqueued(priority, messages)
@@ -188,12 +193,13 @@ def send_batch(
         return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
     portions = enqueue.split_batch(contents)
     if channel is not None and len(portions) == 1:
-        far = known_usage(channel, message_type)
-        if far is not None and all(accepts(far, channel.is_initiator, content) for content in contents):
+        usage = known_usage(channel, message_type)
+        if usage is not None and all(accepts(usage, channel.is_initiator, content) for content in contents):
+            kind = usage.message_type_id, usage.validation
             rows = yield Statement(
                 "send.send_batch",
                 enqueue.send_batch(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
+                (handle, *kind, portions[0], len(contents), now, channel.catalog_version),
             )
             if rows:
                 catalog.count_enqueued(channel.far_priority, len(contents))
@@ -205,9 +211,9 @@ def send_batch(
 def _delay(
     catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime, until: datetime
 ) -> Steps[int]:
-    """SEND into the transmission queue, where the messages are held until that time.
+    """SEND delayed messages: store them in the transmission queue until the time `until`.
 
-    The peer is not asked whether it takes them: it may take others then.
+    The peer's contract is not checked now but when the messages are released, because it may change before that.
     """
     catalog.paths.take_begun(handle)
     catalog.forget(handle)
@@ -216,16 +222,16 @@ def _delay(
         yield from authorize(catalog.user, Send.permission, conversation(handle))
     yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
     endpoint = yield from lock_endpoint(handle)
-    near = yield from check_own_side(catalog, endpoint, message_type, now)
+    own_usages = yield from check_own_side(catalog, endpoint, message_type, now)
     check_delay(endpoint, until)
-    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, until=until))
+    return (yield from deliver_or_park(catalog, endpoint, own_usages, message_type, contents, now, until=until))
 
 
 def check_delay(endpoint: Endpoint, until: datetime) -> None:
-    """Refuse a delay that ends after the conversation.
+    """Refuse a delay that ends after the conversation's lifetime.
 
     Raises:
-        BrokerError: 402.
+        BrokerError: 402 the delay ends after the lifetime.
     """
     if until > endpoint.lifetime:
         raise BrokerError(
@@ -236,9 +242,9 @@ def check_delay(endpoint: Endpoint, until: datetime) -> None:
 def _transmit(
     catalog: Catalog, channel: Channel, handle: UUID, message_type: str, contents: list[bytes | None], now: datetime
 ) -> Steps[int]:
-    """SEND to a peer in another instance."""
+    """SEND to a peer in another instance, in one statement if the messages fit into one."""
     portions = enqueue.split_batch(contents)
-    if len(portions) == 1 and _is_allowed(channel.near, channel.is_initiator, message_type):
+    if len(portions) == 1 and _is_allowed(channel.own_usages, channel.is_initiator, message_type):
         rows = yield Statement(
             "send.transmit", enqueue.TRANSMIT, (handle, message_type, portions[0], len(contents), now)
         )
@@ -251,18 +257,21 @@ def _transmit(
 def _transmit_all(
     catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
 ) -> Steps[int]:
-    """SEND in portions. Only the statements lock the endpoint, so that arrivals for it meanwhile are stored."""
+    """SEND in portions to a peer in another instance. Returns the first sequence number.
+
+    The endpoint is locked by each statement, not before: the daemon can store messages for it between two portions.
+    """
     numbers = []
     portions = enqueue.split_batch(contents)
-    for place, portion in enumerate(portions):
+    for index, portion in enumerate(portions):
         rows = yield Statement(
             "send.transmit_all", enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now)
         )
         if not rows:  # the endpoint ended meanwhile, or its queue retains now
             endpoint = yield from lock_endpoint(handle)
-            near = yield from check_own_side(catalog, endpoint, message_type, now)
-            left = [content for portion in portions[place:] for content in portion]
-            numbers.append((yield from pass_on(catalog, endpoint, near, message_type, left, now)))
+            own_usages = yield from check_own_side(catalog, endpoint, message_type, now)
+            unsent = [content for portion in portions[index:] for content in portion]
+            numbers.append((yield from deliver_or_park(catalog, endpoint, own_usages, message_type, unsent, now)))
             break
         numbers.append(int(rows[0][0]))
     return numbers[0]
@@ -275,11 +284,11 @@ def _send_slowly(
     endpoint = yield from find_endpoint(handle)
     if catalog.user is not None:
         yield from authorize(catalog.user, Send.permission, conversation(handle))
-    looked_at = endpoint.catalog_version  # permissions checked so far, and below, are at least as recent
-    near = yield from check_own_side(catalog, endpoint, message_type, now)
+    permissions_version = endpoint.catalog_version  # the checks above and below see at least this catalog version
+    own_usages = yield from check_own_side(catalog, endpoint, message_type, now)
     if endpoint.is_remote and not endpoint.retains:
         if catalog.user is None:
-            channel = Channel(endpoint.is_initiator, 0, near, {}, 0)
+            channel = Channel(endpoint.is_initiator, 0, own_usages, {}, 0)
             catalog.remember_channel(handle, channel)
             kind = endpoint.service_id, endpoint.service_contract_id
             catalog.remember_answer_path(kind, AnswerPath(channel, 0, 0))
@@ -292,60 +301,76 @@ def _send_slowly(
         if (yield from find_refusal(catalog, endpoint, message_type, contents)):
             yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
         elif not endpoint.is_blocked and not endpoint.retains:
-            number = yield from _send_unlocked(catalog, endpoint, near, message_type, contents, now, looked_at)
+            number = yield from _send_unlocked(
+                catalog, endpoint, own_usages, message_type, contents, now, permissions_version
+            )
             if number is not None:
                 return number
     endpoint = yield from lock_endpoint(handle)
-    near = yield from check_own_side(catalog, endpoint, message_type, now)
-    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, looked_at=looked_at))
+    own_usages = yield from check_own_side(catalog, endpoint, message_type, now)
+    return (
+        yield from deliver_or_park(
+            catalog, endpoint, own_usages, message_type, contents, now, permissions_version=permissions_version
+        )
+    )
 
 
 def _send_unlocked(
     catalog: Catalog,
     endpoint: Endpoint,
-    near: Usages,
+    own_usages: Usages,
     message_type: str,
     contents: Sequence[bytes | None],
     now: datetime,
-    looked_at: int,
+    permissions_version: int,
 ) -> Steps[int | None]:
-    """SEND in one statement, which also checks that the endpoint is unchanged. The peer takes these messages.
+    """SEND in one statement that also checks that the endpoint is unchanged. The caller knows that the peer accepts.
 
-    None, with nothing sent, if the endpoint has changed.
+    Returns the first sequence number. Returns None, with nothing sent, if the endpoint has changed or the messages need
+    several statements.
     """
     portions = enqueue.split_batch(contents)
     if len(portions) > 1:
         return None
-    far = yield from far_usages(catalog, endpoint)
-    number = yield from _enqueue_portion(endpoint, far[message_type], portions[0], now, None)
+    peer_usages = yield from find_peer_usages(catalog, endpoint)
+    number = yield from _enqueue_portion(endpoint, peer_usages[message_type], portions[0], now, None)
     if number is not None:
         catalog.count_enqueued(endpoint.far_priority, len(contents))
-        _remember(catalog, endpoint, near, far, looked_at)
+        _cache_channel(catalog, endpoint, own_usages, peer_usages, permissions_version)
     return number
 
 
-def pass_on(
+def deliver_or_park(
     catalog: Catalog,
     endpoint: Endpoint,
-    near: Usages,
+    own_usages: Usages,
     message_type: str,
     contents: Sequence[bytes | None],
     now: datetime,
     body_id: int | None = None,
-    looked_at: int = -1,
+    permissions_version: int = -1,
     until: datetime | None = None,
 ) -> Steps[int]:
-    """Deliver, park or turn into Errors messages from a locked endpoint, which the sender's side allows.
+    """Deliver or park messages of a locked endpoint; a message that the peer refuses fails the conversation.
 
-    With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
-    body that stands for the only element of `contents`. `looked_at` is the catalog version under which permissions were
-    checked; with another version the next SEND checks them again. `until`: the messages are delayed until that time.
+    The caller has called `check_own_side`. With RETENTION on, the own queue keeps copies of the messages.
+
+    Args:
+        body_id: the shared body that replaces the only element of `contents`.
+        permissions_version: the catalog version under which permissions were checked. If it is not that of the peer's
+            queue, the next SEND checks them again.
+        until: the time until which the messages are delayed.
+
+    Returns:
+        The first sequence number.
     """
     if until is None and not endpoint.is_delayed:
-        first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
+        first = yield from _dispatch(
+            catalog, endpoint, own_usages, message_type, contents, now, body_id, permissions_version
+        )
     elif endpoint.has_peer and endpoint.peer_has_ended:
         first = yield from transmission.discard(endpoint, len(contents))
-    else:  # behind earlier messages that are delayed, too
+    else:  # these messages are delayed, or earlier messages of the conversation are
         first = yield from park(endpoint, message_type, contents, "", body_id=body_id, until=until)
     if endpoint.retains:
         yield from retain_sent(endpoint, message_type, first, contents, body_id)
@@ -355,41 +380,44 @@ def pass_on(
 def _dispatch(
     catalog: Catalog,
     endpoint: Endpoint,
-    near: Usages,
+    own_usages: Usages,
     message_type: str,
     contents: Sequence[bytes | None],
     now: datetime,
     body_id: int | None,
-    looked_at: int,
+    permissions_version: int,
 ) -> Steps[int]:
-    handle, begun, found = endpoint.conversation_handle, endpoint, None
+    """Deliver or park messages that are not delayed. Opens the target first if there is none."""
+    handle, unopened, stable_route = endpoint.conversation_handle, endpoint, None
     if endpoint.is_remote:
         return (yield from park(endpoint, message_type, contents, "", body_id=body_id))
     if not endpoint.has_peer:
-        outcome = yield from open_target(catalog, endpoint, now)
-        if outcome.refusal:
-            yield from fail_conversation(endpoint, outcome.refusal)
+        opening = yield from open_target(catalog, endpoint, now)
+        if opening.refusal:
+            yield from fail_conversation(endpoint, opening.refusal)
             return endpoint.send_sequence
-        if outcome.waits:
-            if outcome.departs_under is not None:
-                _remember_departure(catalog, endpoint, outcome.departs_under, near)
-            return (yield from park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
+        if opening.waiting_reason:
+            if opening.remote_routes_version is not None:
+                _cache_remote_target(catalog, endpoint, opening.remote_routes_version, own_usages)
+            return (yield from park(endpoint, message_type, contents, opening.waiting_reason, body_id=body_id))
         opened = yield from find_endpoint(handle)
         if not (yield from transmission.deliver_waiting(catalog, opened, now)):
             return endpoint.send_sequence
-        endpoint, found = (yield from find_endpoint(handle)), outcome.found
+        endpoint, stable_route = (yield from find_endpoint(handle)), opening.stable_route
     if endpoint.peer_has_ended:
         return (yield from transmission.discard(endpoint, len(contents)))
     first = endpoint.send_sequence
     refused = yield from find_refusal(catalog, endpoint, message_type, contents)
     if refused:
-        if refused.place:
-            before = contents[: refused.place]
-            yield from _dispatch(catalog, endpoint, near, message_type, before, now, body_id, looked_at)
+        if refused.position:
+            accepted = contents[: refused.position]
+            yield from _dispatch(
+                catalog, endpoint, own_usages, message_type, accepted, now, body_id, permissions_version
+            )
         yield from fail_conversation(endpoint, *refused.rejection)
         return first
-    far = yield from far_usages(catalog, endpoint)
-    usage = far[message_type]
+    peer_usages = yield from find_peer_usages(catalog, endpoint)
+    usage = peer_usages[message_type]
     portions = enqueue.split_batch(contents)
     while portions:
         if endpoint.is_blocked:
@@ -412,22 +440,29 @@ def _dispatch(
             catalog.count_enqueued(endpoint.far_priority, len(portions.pop(0)))
         else:  # the queue or the message type was altered meanwhile
             endpoint = yield from find_endpoint(handle)
-            left = [content for portion in portions for content in portion]
-            yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
+            unsent = [content for portion in portions for content in portion]
+            yield from _dispatch(catalog, endpoint, own_usages, message_type, unsent, now, body_id, permissions_version)
             return first
-    _remember(catalog, endpoint, near, far, looked_at)
-    if found and endpoint.far_queue_id and not endpoint.retains:
-        yield from _remember_target(catalog, begun, endpoint, found, near, far)
+    _cache_channel(catalog, endpoint, own_usages, peer_usages, permissions_version)
+    if stable_route and endpoint.far_queue_id and not endpoint.retains:
+        yield from _cache_target(catalog, unopened, endpoint, stable_route, own_usages, peer_usages)
     return first
 
 
-def _remember(catalog: Catalog, endpoint: Endpoint, near: Usages, far: Usages, looked_at: int) -> None:
-    """Cache the path of sent messages, unless permissions count that were checked under another version."""
-    is_old = endpoint.catalog_version != looked_at and _is_checked(catalog, endpoint)
+def _cache_channel(
+    catalog: Catalog, endpoint: Endpoint, own_usages: Usages, peer_usages: Usages, permissions_version: int
+) -> None:
+    """Cache the channel for the next SEND. Does nothing if its permissions were checked under another version."""
+    is_old = endpoint.catalog_version != permissions_version and _is_checked(catalog, endpoint)
     if not endpoint.far_queue_id or endpoint.retains or is_old:
         return
     channel = Channel(
-        endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
+        endpoint.is_initiator,
+        endpoint.far_queue_id,
+        own_usages,
+        peer_usages,
+        endpoint.catalog_version,
+        endpoint.far_priority,
     )
     catalog.remember_channel(endpoint.conversation_handle, channel)
     kind = endpoint.service_id, endpoint.service_contract_id
@@ -439,12 +474,18 @@ def _is_checked(catalog: Catalog, endpoint: Endpoint) -> bool:
     return catalog.user is not None or endpoint.owner_id != DBO_ID or endpoint.acts_as is not None
 
 
-def _remember_target(
-    catalog: Catalog, begun: Endpoint, opened: Endpoint, found: StableRoute, near: Usages, far: Usages
+def _cache_target(
+    catalog: Catalog,
+    unopened: Endpoint,
+    opened: Endpoint,
+    stable_route: StableRoute,
+    own_usages: Usages,
+    peer_usages: Usages,
 ) -> Steps[None]:
     """Cache the target of a conversation's first message, for the next conversations of its service.
 
-    Permissions are checked again: the first check came before the version of the target's queue was known.
+    `unopened` and `opened` are the initiator before and after its target was opened. Permissions are checked again,
+    because the first check came before the version of the target's queue was known.
     """
     if _is_checked(catalog, opened):
         try:
@@ -455,36 +496,44 @@ def _remember_target(
         if (yield from refused_arrival(opened, opened.far_service_id)):
             return
     target = TargetSide(
-        found.routes_version,
+        stable_route.routes_version,
         opened.far_database_id,
         opened.far_service_id,
         opened.far_contract_id,
         opened.far_queue_id,
         opened.catalog_version,
-        found.broker,
-        near,
-        far,
+        stable_route.broker,
+        own_usages,
+        peer_usages,
     )
+    _remember_target(catalog, unopened, target)
+
+
+def _cache_remote_target(catalog: Catalog, initiator: Endpoint, routes_version: int, own_usages: Usages) -> None:
+    """Cache that conversations between these two services leave the instance.
+
+    No permission is checked: whoever may begin such a conversation may send its first messages.
+    """
+    if not initiator.retains:
+        _remember_target(catalog, initiator, RemoteSide(routes_version, initiator.far_broker_instance, own_usages))
+
+
+def _remember_target(catalog: Catalog, initiator: Endpoint, target: TargetSide | RemoteSide) -> None:
     catalog.paths.remember_target(
-        begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
+        initiator.service_id,
+        initiator.service_contract_id,
+        initiator.far_service,
+        initiator.far_broker_instance,
+        target,
     )
-
-
-def _remember_departure(catalog: Catalog, begun: Endpoint, routes_version: int, near: Usages) -> None:
-    """Cache that conversations of these services leave the instance. Who may begin one may send its first messages."""
-    if not begun.retains:
-        target = RemoteSide(routes_version, begun.far_broker_instance, near)
-        catalog.paths.remember_target(
-            begun.service_id, begun.service_contract_id, begun.far_service, begun.far_broker_instance, target
-        )
 
 
 def _enqueue_portion(
     endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None
 ) -> Steps[int | None]:
-    """Deliver one portion. Returns the first sequence number.
+    """Deliver one portion of a batch. Returns its first sequence number.
 
-    None if the peer's queue, or an object behind its catalog version, has changed.
+    Returns None, with nothing sent, if the peer's queue or its catalog version has changed.
     """
     handle, version = endpoint.conversation_handle, endpoint.catalog_version
     kind = (usage.message_type_id, usage.validation)
@@ -499,13 +548,17 @@ def _enqueue_portion(
     return int(rows[0][1]) if rows else None
 
 
-def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
-    """Return the usages of the peer's contract, with the peer's own validation letters."""
+def find_peer_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
+    """Return the usages of the peer's contract, with the validation of the peer's message types."""
     return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
 def check_own_side(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
-    """Raise what the sender's side forbids: state, message type, direction, a queue that is off. Returns its usages."""
+    """Check the sender's side: state, message type, direction, and its queue if it retains. Returns its usages.
+
+    Raises:
+        BrokerError: as the state, 8428 and 8431 unknown message type, 8432 and 8434 wrong side, 9618 queue disabled.
+    """
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
@@ -520,13 +573,14 @@ def check_own_side(catalog: Catalog, endpoint: Endpoint, message_type: str, now:
 
 
 def known_usage(channel: Channel, message_type: str) -> Usage | None:
-    """Return the peer's cached usage of a message type; None if this side may not send it or the peer not get it."""
-    near, far, is_initiator = channel.near.get(message_type), channel.far.get(message_type), channel.is_initiator
-    if near is None or not (near.by_initiator if is_initiator else near.by_target):
+    """Return the peer's cached usage of a message type; None unless both contracts allow this side to send it."""
+    own_usage, peer_usage = channel.own_usages.get(message_type), channel.peer_usages.get(message_type)
+    is_initiator = channel.is_initiator
+    if own_usage is None or not (own_usage.by_initiator if is_initiator else own_usage.by_target):
         return None
-    if far is None or not (far.by_initiator if is_initiator else far.by_target):
+    if peer_usage is None or not (peer_usage.by_initiator if is_initiator else peer_usage.by_target):
         return None
-    return far
+    return peer_usage
 
 
 def _is_allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
@@ -535,21 +589,24 @@ def _is_allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
 
 
 class PeerRefusal(NamedTuple):
-    """The first of several messages that the peer refuses: its position, and the reason."""
+    """The first message of a batch that the peer refuses: its position in the batch, and the reason."""
 
-    place: int
+    position: int
     rejection: Rejection
 
 
 def find_refusal(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[PeerRefusal | None]:
-    """Return the first of these messages that the peer refuses, or a refusal of the sender; None if it takes all."""
+    """Return the first message that the peer refuses; None if it accepts all.
+
+    A sender without permission is refused with the first message.
+    """
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
         return PeerRefusal(0, on_both_sides(refused))
-    far = yield from far_usages(catalog, endpoint)
-    for place, content in enumerate(contents):
-        number = endpoint.send_sequence + place
-        if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
-            return PeerRefusal(place, failure)
+    peer_usages = yield from find_peer_usages(catalog, endpoint)
+    for index, content in enumerate(contents):
+        number = endpoint.send_sequence + index
+        if failure := (yield from rejection(sender_of(endpoint), peer_usages, message_type, number, content)):
+            return PeerRefusal(index, failure)
     return None

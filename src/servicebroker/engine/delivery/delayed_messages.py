@@ -1,20 +1,19 @@
 """Delayed messages: rows of the transmission queue that have a time, and are not delivered before it.
 
-**The problem.** A delayed message is stored with the transaction of its SEND, and is delivered once. No later message
-of its conversation overtakes it, whether the peer is in this instance or in another.
+**The problem.** A delayed message is stored with the transaction of its SEND, and is delivered exactly once. No later
+message of its conversation overtakes it, whether the peer is in this instance or in another.
 
 **The flow.** A delayed SEND parks its messages with `delayed_until` (`parking.py`). Its conversation is then parked, so
-that every later SEND, and END CONVERSATION, goes behind them. What delivers parked messages, and the daemon's reads of
-the transmission queue, stop before the first row with `delayed_until`. The maintenance thread (`api/upkeep.py`)
-releases rows whose time has come, and then delivers them as it delivers other messages. The SEND of a delayed message
-notifies that thread of its time.
+every later SEND or END CONVERSATION queues its message behind them. The delivery of parked messages and the daemon
+both stop before the first row with `delayed_until`. The maintenance thread (`api/upkeep.py`) releases due rows, and
+delivers them like other parked messages. A delayed SEND notifies that thread of the message's due time.
 
 **The rules.**
 
 * Only rows of delayed messages are in the two indexes of `delayed_until`, so other SENDs write no entry into them.
-* A delayed row has the transaction id 0: no poll of a daemon finds it. Its release writes the id of its own transaction
-  into it, and into the rows behind it, as if they were sent at the release.
-* A cancelled message leaves no gap: later messages, none of which has left, move up.
+* A delayed row has the transaction id 0, so no poll of a daemon finds it. The release sets the transaction id of that
+  row and of the rows behind it to its own, as if they were sent at the release.
+* A cancelled message leaves no gap in the sequence numbers: later messages, all undelivered, are renumbered.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from servicebroker.store.statements import Statement, Steps
 
 SQL = SqlFile(__file__)
 
-MAX_RELEASED_CONVERSATIONS = 500  # by one transaction
+MAX_RELEASED_CONVERSATIONS = 500  # conversations released by one transaction
 
 
 class DueMessages(NamedTuple):
-    """Conversations with a due message, and the time of the next one that is not due yet."""
+    """Conversations with a due message, and the due time of the next message that is not due yet."""
 
     handles: Sequence[UUID]
     next_time: datetime | None
 
 
 def find_due(now: datetime, busy: Iterable[UUID]) -> Steps[DueMessages]:
-    """Return conversations with a due delayed message, except the busy ones, and the time of the next."""
+    """Return conversations with a due delayed message, except those in `busy`, and the next due time."""
     rows = yield SQL("find_due", (now, MAX_RELEASED_CONVERSATIONS, list(busy)))
     return DueMessages(*rows[0])
 
 
 def release(handles: Sequence[UUID], now: datetime) -> Steps[set[UUID]]:
-    """Release due messages of these conversations. Returns the conversations that were not locked.
+    """Release due messages of these conversations for delivery. Returns the conversations that were released.
 
-    A conversation on which a session is sending is skipped until the next call. Released messages wait for delivery.
+    A conversation that another session has locked, by a SEND for example, is skipped until the next call.
     """
     rows = yield SQL("release.lock", (handles,))
     free = [handle for (handle,) in rows]
@@ -75,6 +74,6 @@ def find_delayed(database_id: int, handle: UUID | None) -> Steps[list[DelayedMes
 
 
 def cancel(handle: UUID, number: int | None) -> Steps[int]:
-    """Cancel one message that waits for its time, or all delayed ones of the conversation. Returns how many."""
+    """Cancel the delayed message of that number, or all delayed ones of the conversation. Returns how many."""
     rows = yield SQL("cancel", (handle, number))
     return int(rows[0][0])

@@ -1,4 +1,4 @@
-"""The target's side of a new conversation: found by name, and created when the first message arrives."""
+"""Open the target of a conversation: find the service by name, and create the target endpoint for the first message."""
 
 from __future__ import annotations
 
@@ -33,43 +33,51 @@ NO_TRANSPORT = RULES[9748].text.format("Service Broker")
 
 
 class StableRoute(NamedTuple):
-    """Routes that, in this version, lead every conversation of the same services and contract to this broker."""
+    """A result of routing that may be cached: the broker to which the routes lead, and the version of these routes.
+
+    While the routes have this version, they lead every conversation of the same two services and contract there.
+    """
 
     routes_version: int
     broker: str
 
 
-class Outcome(NamedTuple):
-    """The result of `open_target`: an error for the conversation, a reason to park messages, or an existing target.
+class OpeningResult(NamedTuple):
+    """The result of `open_target`. Without `refusal` and `waiting_reason` the target exists now.
 
-    `departs_under`: the version of the routes that lead every conversation of the same services to other instances.
+    Attributes:
+        refusal: the error for the conversation.
+        waiting_reason: the reason to park messages: their transmission status.
+        stable_route: the route to cache; None if it may not be cached.
+        remote_routes_version: the version of the routes, if every conversation of the same two services and contract
+            leaves the instance under them.
     """
 
     refusal: BrokerError | None = None
-    waits: str = ""
-    found: StableRoute | None = None
-    departs_under: int | None = None
+    waiting_reason: str = ""
+    stable_route: StableRoute | None = None
+    remote_routes_version: int | None = None
 
 
 def lock_service(name: str) -> Statement:
-    """Announce that this transaction may find no service of that name and park messages, before it locks anything.
+    """Lock the service's name, shared, before any other lock: this transaction may park messages for the service.
 
-    CREATE, ALTER and DROP SERVICE take the lock of the name exclusively. Either they see every parked message, or the
-    sender sees their change. For the other lock see `lock_parking`.
+    CREATE, ALTER and DROP SERVICE lock the name exclusively. So either they see every parked message, or the sender
+    sees their change. The statement also takes the lock of `lock_parking`.
     """
     return SQL("lock_service", (locks.PARKED_DELIVERY, locks.SERVICE_NAME, name))
 
 
-def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:
-    """Create the target endpoint of a conversation whose first message is about to be delivered.
+def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[OpeningResult]:
+    """Create the target endpoint of a conversation, before its first message is delivered.
 
-    The routes of the initiator's database decide where (docs/reference/rules.md#routing). A missing service is no
-    error: messages wait. The caller has called `lock_service` before it locked the initiator.
+    The routes of the initiator's database decide in which database (docs/reference/rules.md#routing). A missing service
+    is no error: messages wait for it. The caller has called `lock_service` before it locked the initiator.
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from is_unopened(initiator))):
-        return Outcome(refusal=BrokerError(8462))
+        return OpeningResult(refusal=BrokerError(8462))
     if initiator.obstacle:
-        return Outcome(waits=initiator.obstacle)
+        return OpeningResult(waiting_reason=initiator.obstacle)
     contract = yield from _contract_name(catalog, initiator)
     located = yield from find_topology(
         [initiator.far_service], now, contract=contract, database_id=initiator.database_id
@@ -87,31 +95,33 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     )
     destination = decision.destination
     if isinstance(destination, Refused):
-        return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
+        return OpeningResult(refusal=BrokerError(destination.number, initiator.far_service))
     if isinstance(destination, Elsewhere):
         is_certain = not pick.was_asked or routes.leads_away(initiator.far_service, located.site.addresses)
         is_stable = is_certain and routes.is_timeless and not decision.through_outside and not located.homes
-        return Outcome(waits=NO_TRANSPORT, departs_under=own.routes_version if is_stable else None)
+        return OpeningResult(
+            waiting_reason=NO_TRANSPORT, remote_routes_version=own.routes_version if is_stable else None
+        )
     if isinstance(destination, Ask):
         lacking = located.msdb if decision.through_outside and located.msdb else own
         yield from ask(lacking.database_id, destination, now)
-        return Outcome(waits=RULES[9770].text)
+        return OpeningResult(waiting_reason=RULES[9770].text)
     if not isinstance(destination, Local):
-        return Outcome(waits=RULES[destination.number].text.format(initiator.far_service))
+        return OpeningResult(waiting_reason=RULES[destination.number].text.format(initiator.far_service))
     home = located.homes[initiator.far_service, destination.broker_instance]
     actor = None
     if home.is_bound and home.database_id != initiator.database_id:
         actor = yield from find_actor(catalog, initiator, home, now)
     if actor is not None and actor.waits:
-        return Outcome(waits=actor.waits)
+        return OpeningResult(waiting_reason=actor.waits)
     if refused := (yield from refused_arrival(_acting(initiator, actor), home.service_id)):
-        return Outcome(refusal=_explained(refused, actor))
+        return OpeningResult(refusal=_explained(refused, actor))
     if home.contract_id is None:
-        return Outcome(refusal=BrokerError(8425, contract))
+        return OpeningResult(refusal=BrokerError(8425, contract))
     if not home.accepted:
-        return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
+        return OpeningResult(refusal=BrokerError(8408, initiator.far_service, contract))
     if not home.is_open:
-        return Outcome(waits=waiting.TARGET_QUEUE_OFF)
+        return OpeningResult(waiting_reason=waiting.TARGET_QUEUE_OFF)
     yield Statement(
         "opening.open_target",
         "with target as ("
@@ -145,8 +155,8 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     )
     lasts = routes.is_timeless and not pick.was_asked and not decision.through_outside and actor is None
     if not lasts or (home.database_id != initiator.database_id and len(located.homes) > 1):
-        return Outcome()
-    return Outcome(found=StableRoute(own.routes_version, destination.broker_instance))
+        return OpeningResult()
+    return OpeningResult(stable_route=StableRoute(own.routes_version, destination.broker_instance))
 
 
 def _acting(initiator: Endpoint, actor: Actor | None) -> Endpoint:

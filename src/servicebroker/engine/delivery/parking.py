@@ -26,18 +26,22 @@ def park(
     body_id: int | None = None,
     until: datetime | None = None,
 ) -> Steps[int]:
-    """Store messages of a locked endpoint until they can be delivered. Returns the first sequence number.
+    """Store messages of a locked endpoint in the transmission queue. Returns the first sequence number.
 
-    `validation` is the letter under which the peer has accepted them, None if it was not asked. `body_id` is the shared
-    body that stands for the only element of `contents`. They wait at least `until` that time (delayed_messages.py).
+    Args:
+        status: the reason, which GET_TRANSMISSION_STATUS returns.
+        validation: the validation code of the message type under which the peer has accepted the bodies; None if they
+            were not checked.
+        body_id: the shared body that replaces the only element of `contents`.
+        until: the time before which the messages are not delivered (delayed_messages.py).
     """
     more: tuple[object, ...] = ()
     if until is not None:
-        columns, values = ", delayed_until, xact", ", $10, '0'::xid8"  # no poll of a daemon finds them
-        told, more = f"pg_notify('{DELIVERY_CHANNEL}', '')", (until,)  # each upkeep learns of the time
+        columns, values = ", delayed_until, xact", ", $10, '0'::xid8"  # xact 0: no poll of a daemon finds these rows
+        notify, more = f"pg_notify('{DELIVERY_CHANNEL}', '')", (until,)  # every maintenance thread reads the due time
         status = waiting.DELAYED
     else:
-        columns, values, told = "", "", WAKE_TRANSMITTER
+        columns, values, notify = "", "", WAKE_TRANSMITTER
         status = waiting.DELAYED if endpoint.is_delayed else status
     for portion in enqueue.split_batch(contents if body_id is None else [None]):
         yield Statement(
@@ -55,7 +59,7 @@ def park(
             "message_type_name, message_body, transmission_status, is_end_of_dialog, is_conversation_error, "
             f"validation, is_shared{columns}) "
             f"select $1, number, $2, body, $4, $6, $7, $8, $9 is not null{values} from message "
-            f"returning {told}",
+            f"returning {notify}",
             (
                 endpoint.conversation_handle,
                 message_type,

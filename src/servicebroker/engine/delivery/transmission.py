@@ -1,6 +1,7 @@
-"""The transmission queue: messages that are sent but cannot be delivered yet, with the reason.
+"""The transmission queue: sent messages that cannot be delivered yet, with the reason, and their later delivery.
 
-A conversation is parked while messages of it wait: its sender's `far_queue_id` is empty, so that no SEND overtakes.
+A conversation with messages in the transmission queue is parked. While it is parked, its sender's `far_queue_id` is
+null, so every SEND queues its message behind them.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ SQL = SqlFile(__file__)
 
 
 def discard(endpoint: Endpoint, count: int) -> Steps[int]:
-    """Count and drop messages to a peer that has ended but could not say so yet. Returns the first sequence number."""
+    """Drop messages to a peer that has ended, whose EndDialog or Error is not delivered yet; count their numbers.
+
+    Returns the first sequence number.
+    """
     yield SQL("discard", (endpoint.conversation_handle, count))
     return endpoint.send_sequence
 
 
 def get_transmission_status(database_id: int, operation: GetTransmissionStatus) -> Steps[str]:
-    """GET_TRANSMISSION_STATUS: return the reason why the endpoint's oldest row of sys.transmission_queue waits.
+    """GET_TRANSMISSION_STATUS: return the reason why the endpoint's oldest message in sys.transmission_queue waits.
 
-    The rules: docs/reference/rules.md#transmission-status.
-
-    '' if nothing waits, if delivery was not tried yet, and for an unknown handle.
+    Returns '' if no message waits, if no delivery was tried yet, and for an unknown handle. The rules:
+    docs/reference/rules.md#transmission-status.
 
     Raises:
         BrokerError: 8418, 402 an argument that is no handle.
@@ -59,24 +62,25 @@ def get_transmission_status(database_id: int, operation: GetTransmissionStatus) 
 
 
 def lock_delivery() -> Statement:
-    """Take the lock that delivering parked messages needs exclusively, see `lock_parking`.
+    """Take the lock for the delivery of parked messages, exclusively (`lock_parking` takes it shared).
 
-    New SENDs queue up behind this lock, so no statement under it may wait long: see api/lock_retry.py.
+    SENDs on parked conversations wait while it is held, so no statement may wait long then: see api/lock_retry.py.
     """
     return SQL("lock_delivery", (locks.PARKED_DELIVERY,))
 
 
 def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
-    """Deliver messages that wait for a service of that name, conversation by conversation."""
+    """Deliver messages that wait for a service of that name, one conversation after the other."""
     waiting = yield SQL("deliver_to_service", (service,))
     yield from _open_all(catalog, [handle for (handle,) in waiting], now)
 
 
 def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
-    """Deliver all parked messages with a free path, after a queue or a broker was switched on, or a service moved.
+    """Deliver all parked messages that can be delivered, after a queue or broker was switched on or a service moved.
 
-    The caller holds the lock of `lock_delivery` and must therefore wait for no row: its holder may be waiting for us.
-    Returns the handles that are left over, each for a transaction of its own with `deliver_conversation`.
+    The caller holds the lock of `lock_delivery`. So this may not wait for a locked row, whose owner may be waiting for
+    that lock: such conversations are skipped. Returns the skipped handles, to be delivered by `deliver_conversation` in
+    a transaction each.
     """
     busy = yield from deliver_kept((yield from find_kept()), now)
     parked, unopened = yield from _deliverable()
@@ -90,17 +94,17 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 
 
 def find_oldest_writer() -> Steps[int]:
-    """Return the oldest running transaction, or the next id: all before it have ended, and are visible from now on."""
+    """Return the id of the oldest running transaction, or the next id without one. All earlier ones have ended."""
     rows = yield SQL("find_oldest_writer")
     return int(rows[0][0])
 
 
 def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
-    """Return endpoints with parked messages on a free path: those with a peer, and those whose target is missing.
+    """Return endpoints whose parked messages can probably be delivered: with a peer, and without a target yet.
 
-    A message without a status was put there by the server's own SEND, and no one has looked for its target. A message
-    that waits for an answered, or never committed, route request is matched again. With `since`, only endpoints on
-    which that transaction or a later one has sent: rows that wait for longer are not even read.
+    The second list has conversations whose first message has no transmission status, because a SEND by the SQL
+    functions parked it without looking for the target. It also has those whose route request was answered or never
+    committed. With `since`, only endpoints on which that transaction or a later one has sent.
     """
     parked = yield Statement(
         "transmission.deliverable.find_parked",
@@ -114,15 +118,15 @@ def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
 
 
 def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
-    """Run `deliver_everything` under its lock."""
+    """Take the lock and run `deliver_everything`."""
     yield lock_delivery()
     return (yield from deliver_everything(catalog, now))
 
 
 def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
-    """Retry conversations of a database whose target was not found, because its routes have changed.
+    """Look for missing targets of a database's conversations again, because its routes have changed.
 
-    Locks and the returned handles are as for `deliver_everything`.
+    The caller's lock and the returned handles are those of `deliver_everything`.
     """
     rows = yield SQL("match_again", (database_id,))
     waiting = [handle for (handle,) in rows]
@@ -132,10 +136,10 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
 
 
 def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[bool]:
-    """Deliver messages that the server's own SEND, or a process that died, has left. Waits for no lock.
+    """Deliver parked messages of SENDs by SQL functions and of processes that died. Never waits for a lock.
 
-    With `since`, only where that transaction or a later one has sent. True if messages may be left over because another
-    session holds them: the daemon may store more beside a queue while we deliver its earlier messages.
+    With `since`, only on conversations on which that transaction or a later one has sent. Returns True if the caller
+    should try again: another session had a lock, or the daemon may have stored more messages beside a queue meanwhile.
     """
     parked, unopened = yield from _deliverable(since)
     wanted, kept = [*parked, *unopened], (yield from find_kept())
@@ -152,7 +156,7 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
-    """Deliver messages parked on one conversation, after waiting for its other users. It may be gone meanwhile."""
+    """Deliver messages parked on one conversation; waits for its locks. Does nothing if it has ended."""
     with suppress(BrokerError):
         endpoint = yield from find_endpoint(handle)
         yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
@@ -166,8 +170,8 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
             yield from deliver_waiting(catalog, endpoint, now)
 
 
-# Endpoints that are parked, or may have parked messages, though the path to the peer is free. Not those whose first
-# message is delayed.
+# Endpoints that may have parked messages although nothing prevents delivery, except those whose first parked message is
+# delayed.
 PATH_IS_FREE = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
@@ -182,15 +186,15 @@ PATH_IS_FREE = (
 
 
 def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
-    """Lock those of these endpoints, with their peers, that are not locked by others. Returns their handles."""
+    """Lock these endpoints and their peers, without those that other sessions have locked. Returns the handles."""
     rows = yield SQL("lock_free.lock_endpoints", (handles,))
-    peers = yield SQL("lock_free.lock_peers", ([far for _, far in rows if far is not None],))
-    ours = {handle for (handle,) in peers}
-    return {handle for handle, far in rows if far is None or far in ours}
+    peers = yield SQL("lock_free.lock_peers", ([peer for _, peer in rows if peer is not None],))
+    locked_peers = {handle for (handle,) in peers}
+    return {handle for handle, peer in rows if peer is None or peer in locked_peers}
 
 
 def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
-    """Deliver conversations that have a peer, with one statement for each queue."""
+    """Deliver parked messages of conversations that have a peer, with one statement for each queue."""
     rows = yield Statement(
         "transmission.deliver_parked",
         "select w.conversation_handle, w.queue_id, bool_or("
@@ -208,16 +212,17 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
         (handles,),
     )
     queues: dict[int, list[UUID]] = defaultdict(list)
-    for handle, queue_id, unsure in rows:
-        if unsure:  # the message type, its schemas or the owner's permission may have changed meanwhile
+    for handle, queue_id, needs_check in rows:
+        if needs_check:  # the message type, its schemas or the owner's permission may have changed meanwhile
             yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
         else:
             queues[queue_id].append(handle)
-    for queue_id, together in queues.items():
-        yield from _deliver(catalog, queue_id, together, now)
+    for queue_id, queue_handles in queues.items():
+        yield from _deliver(catalog, queue_id, queue_handles, now)
 
 
 def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
+    """Open the targets of these conversations and deliver their messages, or store why they have to wait."""
     for handle in handles:
         try:
             endpoint = yield from lock_endpoint(handle)
@@ -228,14 +233,17 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
             yield from fail_conversation(endpoint, outcome.refusal)
-        elif outcome.waits:
-            yield _set_status(endpoint, outcome.waits)
+        elif outcome.waiting_reason:
+            yield _set_status(endpoint, outcome.waiting_reason)
         else:
             yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
 
 
 def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Steps[bool]:
-    """Deliver messages parked on a locked endpoint whose path is free. False if the conversation failed."""
+    """Deliver messages parked on a locked endpoint. The caller knows that nothing prevents delivery.
+
+    Returns False if the peer refused a message, which fails the conversation.
+    """
     waiting = yield Statement(
         "transmission.deliver_waiting",
         "select message_sequence_number, message_type_name, "
@@ -244,7 +252,7 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
         "order by message_sequence_number",
         (endpoint.conversation_handle,),
     )
-    may_have_end = endpoint.state != "CO"  # the target may have been opened for the EndDialog alone
+    may_have_end = endpoint.state != "CO"  # an EndDialog may be the only parked message
     if not waiting and (endpoint.is_delayed or (endpoint.far_queue_id and not may_have_end)):
         return True
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
@@ -269,7 +277,10 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
 
 
 def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
-    """Deliver messages parked on locked endpoints to their peers in that queue, and apply the ends among them."""
+    """Deliver messages parked on locked endpoints to their peers in that queue, and end conversations.
+
+    A conversation ends if an EndDialog or Error is among its messages.
+    """
     ends = yield SQL("deliver.find_ends", (handles,))
     rows = yield Statement("transmission.deliver.enqueue", enqueue.deliver(queue_id), (handles,))
     priorities: list[int] = rows[0][0] or []
@@ -280,7 +291,7 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
 
 
 def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
-    """Apply EndDialogs and Errors that arrived: update each peer, and close endpoints that waited only for this."""
+    """Apply delivered EndDialogs (`ended`) and Errors (`failed`): update each peer's state, and close the senders."""
     yield SQL("finish", (ended, failed))
     yield from close_endpoints(ended, now)
 

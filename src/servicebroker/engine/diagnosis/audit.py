@@ -1,4 +1,4 @@
-"""The audit: who changed definitions, and what operators did. Triggers record definitions (`store/audit.sql`)."""
+"""The audit log: changes of definitions, recorded by triggers (`store/audit.sql`), and actions of operators."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ SQL = SqlFile(__file__)
 _DELETE_BATCH_ROWS = 1000  # rows deleted in one transaction
 
 
-class Act(NamedTuple):
-    """An audited action; all actions of one transaction have the same `transaction`.
+class AuditRecord(NamedTuple):
+    """One audited action. `transaction` is the id of its transaction.
 
-    `before` and `after`: the object, or of a change only the changed columns; without secrets and bodies.
+    `before` and `after` have the whole object for CREATE and DROP, only the changed columns for ALTER. Secrets and
+    message bodies are left out.
     """
 
     number: int
@@ -39,28 +40,34 @@ class Act(NamedTuple):
     after: dict[str, Any] | None
 
 
-def note(act: str, database: str, subject: str, after: Mapping[str, object], principal: str = "") -> Steps[None]:
-    """Record an operator's act that changes no definition. `after` has no body and no secret.
+def record_action(
+    act: str, database: str, subject: str, after: Mapping[str, object], principal: str = ""
+) -> Steps[None]:
+    """Record an operator's action that changes no definition. `after` may not have message bodies or secrets.
 
-    `principal` is the acting one; '' stands for the one that has taken the lock of definitions in this transaction.
+    `principal` is the name of the acting principal. '' means the principal in the setting servicebroker.principal,
+    which a transaction that changes definitions sets when it locks the catalog.
     """
     yield SQL(
-        "note",
+        "record_action",
         (principal, client_kind(), act, database, subject, list(after), [str(value) for value in after.values()]),
     )
 
 
-def find_acts(since: datetime | None = None, who: str = "", text: str = "", most: int = 100) -> Steps[list[Act]]:
-    """Return acts since then, latest first. `who` is a part of a role's or principal's name.
+def find_records(
+    since: datetime | None = None, principal: str = "", text: str = "", limit: int = 100
+) -> Steps[list[AuditRecord]]:
+    """Return the records from `since` on, latest first.
 
-    `text` is a part of the act, its database, its subject or its changes, compared without case; '' matches all.
+    `principal` is a part of a role's or principal's name. `text` is a part of the action, its database, its subject or
+    its changes. Both are compared without case; '' matches all.
     """
-    rows = yield SQL("find_acts", (since, who, text, most))
-    return [Act(*row[:-2], *(known and json.loads(known) for known in row[-2:])) for row in rows]
+    rows = yield SQL("find_records", (since, principal, text, limit))
+    return [AuditRecord(*row[:-2], *(state and json.loads(state) for state in row[-2:])) for row in rows]
 
 
 def forget_old(now: datetime) -> Steps[int]:
-    """Remove some of the rows beyond the retention time. Returns their number."""
+    """Delete up to `_DELETE_BATCH_ROWS` rows older than the retention time. Returns their number."""
     rows = yield Statement(
         "audit.forget_old",
         "delete from servicebroker.audit where audit_id = any (array(select audit_id from servicebroker.audit "

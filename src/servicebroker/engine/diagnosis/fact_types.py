@@ -13,7 +13,7 @@ from servicebroker.engine.diagnosis.publications import BlockingPublication
 from servicebroker.engine.diagnosis.queue_counts import ProcessStatus
 from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
-from servicebroker.engine.remote.refusals import Refused
+from servicebroker.engine.remote.refusals import RefusalRecord
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model.daemon_reports import DaemonReport
@@ -259,7 +259,7 @@ class Facts(NamedTuple):
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
     old_copies: Sequence[OldCopyFacts] = ()
-    refusals: Sequence[Refused] = ()  # of the last hour
+    refusals: Sequence[RefusalRecord] = ()  # of the last hour
     clocks: Sequence[WrongClock] = ()
     processes: Sequence[ProcessStatus] = ()
     publications: Sequence[BlockingPublication] = ()

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from servicebroker.engine.diagnosis.fact_types import LONG_WAIT, DisputeFacts, OldCopyFacts, PeerFacts
 from servicebroker.engine.diagnosis.findings import REPEATED_TIMES, Finding, Severity
-from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, ROUND_FAILED, Refused
+from servicebroker.engine.remote.refusals import CONNECTION_BROKEN, ROUND_FAILED, RefusalRecord
 from servicebroker.engine.remote.unfinished_arrivals import UnfinishedOfPeer
 from servicebroker.engine.security.certificate_ages import UsedCertificate
 from servicebroker.model.remedies import REMEDIES, after_refusal
@@ -35,7 +35,7 @@ _ROUTE = (
 )
 
 
-def judge_refusals(refusals: Sequence[Refused], now: datetime) -> list[Finding]:
+def judge_refusals(refusals: Sequence[RefusalRecord], now: datetime) -> list[Finding]:
     """Report what peers or this instance refuse, failures of the daemon's work, and connections that break."""
     return [
         *(_refusal(one) for one in refusals if one.number not in (CONNECTION_BROKEN, ROUND_FAILED)),
@@ -44,7 +44,7 @@ def judge_refusals(refusals: Sequence[Refused], now: datetime) -> list[Finding]:
     ]
 
 
-def _refusal(one: Refused) -> Finding:
+def _refusal(one: RefusalRecord) -> Finding:
     """Report a connection or a message that one of both sides has refused."""
     what = "Refused here" if one.is_ours else "It refuses us"
     return Finding(
@@ -54,17 +54,17 @@ def _refusal(one: Refused) -> Finding:
     )
 
 
-def _failed(one: Refused) -> Finding:
+def _failed(one: RefusalRecord) -> Finding:
     """Report a failure of the daemon itself, which has restarted its work."""
     return Finding(one.peer, f"It has failed {_often(one)}: {one.number} {one.text}", REMEDIES[one.number])
 
 
-def _lasts(one: Refused, now: datetime) -> bool:
+def _lasts(one: RefusalRecord, now: datetime) -> bool:
     """Check whether connections with a peer broke repeatedly and lately; every restart of a machine breaks one."""
     return one.times >= REPEATED_TIMES and abs(now - one.last) < LONG_WAIT
 
 
-def _broken(one: Refused) -> Finding:
+def _broken(one: RefusalRecord) -> Finding:
     return Finding(
         f"peer {one.peer}",
         f"The connection with it broke, {_often(one)}: {one.text}",
@@ -72,7 +72,7 @@ def _broken(one: Refused) -> Finding:
     )
 
 
-def _often(one: Refused) -> str:
+def _often(one: RefusalRecord) -> str:
     return f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
 
 

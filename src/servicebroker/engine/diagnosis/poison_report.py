@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.diagnosis.audit import note
+from servicebroker.engine.diagnosis.audit import record_action
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.queue import quoted
@@ -109,5 +109,5 @@ def forget_failures(queue_id: int) -> Steps[int]:
     rows = yield SQL("forget_failures.delete_failed_messages", (queue_id,))
     queues = yield SQL("forget_failures.update_queues", (queue_id,))
     for database, queue in queues:
-        yield from note("RETRY FAILED MESSAGES", database, queue, {"messages": len(rows)})
+        yield from record_action("RETRY FAILED MESSAGES", database, queue, {"messages": len(rows)})
     return len(rows)

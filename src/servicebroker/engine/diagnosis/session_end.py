@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servicebroker.engine.diagnosis.audit import note
+from servicebroker.engine.diagnosis.audit import record_action
 from servicebroker.store.sql_files import SqlFile
 from servicebroker.store.statements import Steps
 
@@ -18,5 +18,5 @@ def end_session(pid: int) -> Steps[bool]:
     if not rows:
         return False
     role, application = rows[0]
-    yield from note("END SESSION", "", str(pid), {"role": role, "application": application})
+    yield from record_action("END SESSION", "", str(pid), {"role": role, "application": application})
     return True

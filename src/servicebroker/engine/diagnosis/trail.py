@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.diagnosis.audit import note
+from servicebroker.engine.diagnosis.audit import record_action
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.sql_files import SqlFile
@@ -116,7 +116,7 @@ def switch(wanted: TrailSettings) -> Steps[None]:
     chosen = sorted({identifiers[one] for one in wanted.conversations}, key=str)
     yield SQL("switch.update", (wanted.is_on, round(wanted.share * _SHARE_UNITS), wanted.services, chosen))
     told = {"share": wanted.share, "services": ", ".join(wanted.services), "conversations": ", ".join(map(str, chosen))}
-    yield from note("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", told if wanted.is_on else {})
+    yield from record_action("TRAIL ON" if wanted.is_on else "TRAIL OFF", "", "", told if wanted.is_on else {})
 
 
 def changes() -> Steps[list[Change]]:

@@ -1,4 +1,4 @@
-"""Refusals between this instance and its peers: one row for each peer and reason, for doctor."""
+"""Refusals between this instance and its peers: one stored row for each peer and reason, which `doctor` reports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from servicebroker.store.statements import Statement, Steps
 SQL = SqlFile(__file__)
 
 
-MAX_ROWS = 200  # rows, the latest
+MAX_ROWS = 200  # rows kept, the latest
 REFUSAL_RETENTION = timedelta(days=1)
 CONNECTION_BROKEN = 9753  # the number under which a broken connection is stored
 ROUND_FAILED = 9644  # the number under which an unexpected failure of a daemon's round is stored
 
 
-class Refusal(NamedTuple):
-    """The key of a refusal: `is_ours` if this side refused, the peer, the number of the reason."""
+class RefusalKey(NamedTuple):
+    """The key of a refusal: the peer, the error number of the reason, and `is_ours` if this instance refused."""
 
     is_ours: bool
     peer: str
     number: int
 
 
-class Refused(NamedTuple):
+class RefusalRecord(NamedTuple):
     """A refusal, with its count of consecutive occurrences, its first and last time, and its latest text."""
 
     is_ours: bool
@@ -38,28 +38,28 @@ class Refused(NamedTuple):
     text: str
 
 
-def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> Steps[None]:
-    """Add these refusals, with count and latest text, to the stored ones. Deletes old and surplus rows."""
+def save_refusals(refusals: Mapping[RefusalKey, tuple[int, str]], now: datetime) -> Steps[None]:
+    """Add these refusals, each with count and latest text, to the stored ones. Deletes old rows, and those too many."""
     yield SQL(
         "save_refusals",
         (
-            [one.is_ours for one in found],
-            [one.peer for one in found],
-            [one.number for one in found],
-            [times for times, _ in found.values()],
-            [text for _, text in found.values()],
+            [refusal.is_ours for refusal in refusals],
+            [refusal.peer for refusal in refusals],
+            [refusal.number for refusal in refusals],
+            [times for times, _ in refusals.values()],
+            [text for _, text in refusals.values()],
             now,
         ),
     )
     yield Statement(
-        "refusals.save_refusals.forget",
+        "refusals.save_refusals.delete_old",
         "delete from servicebroker.refusals where last_time < $1 or (is_ours, peer, number) in "
         f"(select is_ours, peer, number from servicebroker.refusals order by last_time desc offset {MAX_ROWS})",
         (now - REFUSAL_RETENTION,),
     )
 
 
-def find_refusals(since: datetime) -> Steps[list[Refused]]:
-    """Return refusals since then, latest first. Peers that may no longer connect are left out."""
+def find_refusals(since: datetime) -> Steps[list[RefusalRecord]]:
+    """Return the refusals of `since` and later, latest first, without those of peers whose certificate was dropped."""
     rows = yield SQL("find_refusals", (since,))
-    return [Refused(*row) for row in rows]
+    return [RefusalRecord(*row) for row in rows]
