@@ -71,9 +71,9 @@ def send(queue_id: int, *, certain: bool = False) -> str:
     """SEND of one message to the peer in that queue.
 
     Parameters: handle, message type id, validation code, body, the time, the queue's catalog version. Returns a row
-    with the sequence number. Returns no row, with nothing written, if the endpoint is not conversing or has its peer in
-    another queue, its lifetime has run out, the queue is off, or the version has changed. With `certain` the statement
-    fails in these cases (a division by zero), so that a pipeline of statements stops.
+    with the sequence number. Returns no row, with nothing written, if the endpoint is not conversing, its lifetime has
+    run out, or its peer has another queue. The same if the queue is off or its version has changed. With `certain` the
+    statement fails in all these cases (a division by zero), so that a pipeline of statements stops.
     """
     before, after = (", arrived as (", _CERTAIN) if certain else (" ", "")
     return (
@@ -157,9 +157,9 @@ def send_many(queue_id: int) -> str:
     A run is a list of consecutive messages of one type on one conversation.
 
     Parameters: handles (an array, in locking order), message count of each handle. Arrays with a value for each run:
-    index of the handle (from 1), number of the handle's messages before the run, number of messages in the run, index
-    of its first body (from 1), message type id, validation code. Then the bodies, the time, the queue's catalog
-    version. Returns index and first sequence number of each handle whose messages were sent.
+    index of the handle (from 1), number of the handle's messages before the run, number of messages in the run. Further
+    arrays for each run: index of its first body (from 1), message type id, validation code. Then the bodies, the time,
+    the queue's catalog version. Returns index and first sequence number of each handle whose messages were sent.
     """
     return (
         f"with sender as ("
@@ -222,8 +222,8 @@ def _transmit(count: str, now: int, messages: str, more_conditions: str = "") ->
 
     `count` is the number of messages, as SQL; `now` the parameter with the time. `messages` selects the rows from
     `sender`. The messages share one token, because it is only compared with the token of a message with the same number
-    (decision 180). No row, with nothing written, if the endpoint is not conversing, its lifetime has run out, its peer
-    is not known to be remote, or its own queue has RETENTION on (a cached path does not know that).
+    (decision 180). No row, with nothing written, if the endpoint is not conversing, its lifetime has run out, or its
+    peer is not known to be remote. The same if its own queue has RETENTION on, which a cached path does not know.
     """
     return (
         f"with sender as ("
@@ -458,9 +458,10 @@ def insert_arrived(queue_id: int) -> str:
 
     The statement does not notify readers: the caller does that with `wake` after its commit.
 
-    Parameters: arrays with a value for each run of messages that differ only in number and body: handle, first sequence
-    number, count, index of the first body (from 1), message type id, validation code, rank, and whether the body was
-    stored as fragments in arrived_fragments. Then the bodies.
+    A run is a list of consecutive messages that differ only in number and body. Parameters: arrays with a value for
+    each run: handle, first sequence number, count, index of the first body (from 1), message type id. Further arrays
+    for each run: validation code, rank, and whether the body was stored as fragments in arrived_fragments. Then the
+    bodies.
     """
     fragments = _FRAGMENTS.format(handle="handle", number="first + i")
     return _ARRIVE.format(
