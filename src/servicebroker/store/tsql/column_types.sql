@@ -61,6 +61,12 @@ begin
             ('class', 'tinyint', 'database_permissions server_permissions extended_properties'), ('permission_name', 'nvarchar(128)', '*'),
             ('internal_type', 'tinyint', '*'), ('internal_type_desc', 'nvarchar(60)', '*'),
             ('host_name', 'nvarchar(128)', '*'), ('program_name', 'nvarchar(128)', '*'), ('login_name', 'nvarchar(128)', '*'), ('status', 'nvarchar(30)', '*'),
+            ('original_login_name', 'nvarchar(128)', '*'), ('nt_domain', 'nvarchar(128)', '*'), ('nt_user_name', 'nvarchar(128)', '*'),
+            ('client_interface_name', 'nvarchar(32)', '*'), ('context_info', 'varbinary(128)', '*'), ('date_format', 'nvarchar(3)', '*'),
+            ('quoted_identifier', 'bit', '*'), ('arithabort', 'bit', '*'), ('ansi_null_dflt_on', 'bit', '*'), ('ansi_defaults', 'bit', '*'),
+            ('ansi_warnings', 'bit', '*'), ('ansi_padding', 'bit', '*'), ('ansi_nulls', 'bit', '*'), ('concat_null_yields_null', 'bit', '*'),
+            ('request_mode', 'nvarchar(60)', '*'), ('resource_type', 'nvarchar(60)', '*'), ('request_status', 'nvarchar(60)', '*'),
+            ('command', 'nvarchar(32)', '*'), ('wait_type', 'nvarchar(60)', '*'), ('last_wait_type', 'nvarchar(60)', '*'),
             ('object_name', 'nchar(128)', '*'), ('counter_name', 'nchar(128)', '*'), ('instance_name', 'nchar(128)', '*')
           ) wanted(name, type, views)
           join pg_class c on c.relkind = 'v' and c.relnamespace in ('sys'::regnamespace, 'tsql'::regnamespace)

@@ -165,12 +165,12 @@ create or replace function tsql.key_action(said text) returns text language sql 
 select case said when 'CASCADE' then 'c' when 'SET NULL' then 'n' when 'SET DEFAULT' then 'd' when 'RESTRICT' then 'r' else 'a' end $$;
 
 create view tsql.key_constraints with (security_invoker = true) as
-select o.*, c.conindid::bigint::integer as unique_index_id,
+select o.*, tsql.index_number(c.conindid) as unique_index_id,
        (o.name ~ '^(PK|UQ)__.*__[0-9A-F]{16}$')::integer::smallint as is_system_named
   from tsql.objects o join pg_constraint c on c.oid = o.object_id::bigint::oid where o.type in ('PK', 'UQ');
 
 create view tsql.foreign_keys with (security_invoker = true) as
-select o.*, f.referenced::bigint::integer as referenced_object_id, f.key_index::bigint::integer as key_index_id,
+select o.*, f.referenced::bigint::integer as referenced_object_id, tsql.index_number(f.key_index) as key_index_id,
        (tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_disabled,
        (not c.convalidated or tsql.noted_constraint(c.oid, 2) is not null)::integer::smallint as is_not_trusted,
        (o.name ~ '^FK__.*__[0-9A-F]{8}$')::integer::smallint as is_system_named,
@@ -216,8 +216,8 @@ select i.object_id, i.index_id, own.place::integer as index_column_id, own.colum
        case when own.place <= x.indnkeyatts then own.place::integer else 0 end as key_ordinal,
        coalesce((x.indoption[own.place - 1] & 1), 0)::smallint as is_descending_key,
        (own.place > x.indnkeyatts)::integer::smallint as is_included_column, i.broker_database
-  from tsql.indexes i
-  join pg_index x on x.indexrelid = i.index_id::bigint::oid,
+  from tsql.every_index i
+  join pg_index x on x.indexrelid = i.postgres_index,
        unnest(x.indkey::smallint[]) with ordinality own (column_number, place);
 
 create view tsql.information_schema_table_constraints with (security_invoker = true) as
@@ -267,8 +267,17 @@ select f.file_id, f.type, f.type_desc, f.data_space_id, f.name, f.physical_name,
   join servicebroker.shown_databases shown on f.database_id = sys.shown_database_id(shown.database_id, shown.broker_database);
 
 create or replace view tsql.dm_tran_locks with (security_invoker = true) as
-select case l.locktype when 'relation' then 'OBJECT' when 'tuple' then 'ROW' when 'transactionid' then 'XACT' else upper(l.locktype) end as resource_type,
-       coalesce(n.spid, l.pid) as request_session_id, l.relation::bigint as resource_associated_entity_id, l.mode as request_mode,
-       case when l.granted then 'GRANT' else 'WAIT' end as request_status
+select case l.locktype when 'relation' then 'OBJECT' when 'tuple' then 'RID' when 'transactionid' then 'XACT' when 'virtualxid' then 'XACT'
+                       when 'advisory' then 'APPLICATION' else upper(l.locktype) end as resource_type,
+       coalesce(n.spid, l.pid) as request_session_id, coalesce(l.relation::bigint, 0) as resource_associated_entity_id,
+       case l.mode when 'AccessShareLock' then 'Sch-S' when 'RowShareLock' then 'IS' when 'RowExclusiveLock' then 'IX' when 'ShareLock' then 'S'
+                   when 'ShareUpdateExclusiveLock' then 'U' when 'ShareRowExclusiveLock' then 'SIX' when 'ExclusiveLock' then 'X'
+                   when 'AccessExclusiveLock' then 'Sch-M' else l.mode end as request_mode,
+       case when l.granted then 'GRANT' else 'WAIT' end as request_status,
+       ''::text as resource_subtype, (select sys.shown_database_id(s.database_id, s.broker_database)
+          from pg_class c join pg_namespace m on m.oid = c.relnamespace join tsql.every_schema s on s.postgres_schema = m.nspname
+         where c.oid = l.relation limit 1) as resource_database_id, ''::text as resource_description, 0 as resource_lock_partition,
+       'LOCK'::text as request_type, 1::smallint as request_reference_count, 0 as request_lifetime, 0 as request_exec_context_id, 0 as request_request_id,
+       case l.locktype when 'advisory' then 'SESSION' else 'TRANSACTION' end as request_owner_type
   from pg_locks l left join tsql.session_numbers n using (pid)
  where l.database = (select d.oid from pg_database d where d.datname = current_database()) or l.locktype = 'transactionid';

@@ -29,19 +29,18 @@ select o.object_id as id, key.name, case when key.name is null then 0 else 1 end
        case when key.name is null then 0 else 2050 end as status, p.rows, p.rows as rowcnt, p.used as dpages, p.used as used, p.used as reserved,
        0 as rowmodctr, 0::smallint as "OrigFillFactor", 1::smallint as groupid, key.keys as keycnt, o.broker_database
   from tsql.objects o
-  left join lateral (select i.name, x.indnkeyatts as keys from tsql.indexes i join pg_index x on x.indexrelid = i.index_id::bigint::oid
+  left join lateral (select i.name, x.indnkeyatts as keys from tsql.every_index i join pg_index x on x.indexrelid = i.postgres_index
                       where i.object_id = o.object_id and i.is_primary_key = 1 limit 1) key on true
  cross join lateral (select s.rows, coalesce(pg_total_relation_size(o.object_id::bigint::oid::regclass), 0) / 8192 as used
                        from tsql.partitions s where s.object_id = o.object_id limit 1) p
  where o.type = 'U'
  union all
 select i.object_id, i.name, i.index_id, i.is_unique * 2 + i.is_unique_constraint * 4096, 0, 0, 0, 0, 0, 0, 0::smallint, 1::smallint, x.indnkeyatts, i.broker_database
-  from tsql.indexes i join pg_index x on x.indexrelid = i.index_id::bigint::oid where i.is_primary_key = 0;
+  from tsql.every_index i join pg_index x on x.indexrelid = i.postgres_index where i.is_primary_key = 0;
 
 create view tsql.sysindexkeys with (security_invoker = true) as
-select c.object_id as id, case when i.is_primary_key = 1 then 1 else c.index_id end as indid, c.column_id::smallint as colid,
-       c.key_ordinal::smallint as keyno, c.broker_database
-  from tsql.index_columns c join tsql.indexes i on i.index_id = c.index_id where c.key_ordinal > 0;
+select c.object_id as id, c.index_id as indid, c.column_id::smallint as colid, c.key_ordinal::smallint as keyno, c.broker_database
+  from tsql.index_columns c where c.key_ordinal > 0;
 
 -- The texts of modules, defaults and checks, in pieces of 4,000 characters.
 create view tsql.syscomments with (security_invoker = true) as

@@ -2,7 +2,7 @@
 -- database of the setting servicebroker.database. Every migration drops and creates them, since only T-SQL reads them.
 
 drop view if exists
-    tsql.sysusers, tsql.sql_logins, tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.master_files, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
+    tsql.sysusers, tsql.sql_logins, tsql.database_principals, tsql.syslogins, tsql.server_principals, tsql.filegroups, tsql.master_files, tsql.routes, tsql.dm_db_file_space_usage, tsql.dm_os_waiting_tasks, tsql.every_schema, tsql.every_object, tsql.every_column, tsql.every_index, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
 -- The first line of a relation's comment is its T-SQL name. For a view, the next lines are the text of its CREATE VIEW.
 create or replace function tsql.noted_name(relation oid) returns text language sql stable strict parallel safe
@@ -112,15 +112,24 @@ begin
     execute format('select count(*) from (select from %s limit 10001) few', relation::regclass) into found;
     return case when found > 10000 then greatest(found, pg_stat_get_live_tuples(relation)) else found end;
 end $$;
+-- A table has one row, that of its primary key or, without one, of the heap.
 create view tsql.partitions with (security_invoker = true) as
-select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number,
+select o.object_id as partition_id, o.object_id,
+       exists (select from pg_index i where i.indrelid = o.object_id::bigint::oid and i.indisprimary)::integer as index_id, 1 as partition_number,
        case o.type when 'S' then (select count(*) from sys.transmission_queue) else tsql.rows_of(o.object_id::bigint::oid) end as rows,
+       o.object_id::bigint as hobt_id, 0::smallint as filestream_filegroup_id, 0::smallint as data_compression, 'NONE'::text as data_compression_desc,
        o.broker_database from tsql.objects o where o.type in ('U', 'IT', 'S');
 create view tsql.dm_db_partition_stats with (security_invoker = true) as
 select p.partition_id, p.object_id, p.index_id, p.partition_number, p.rows as row_count,
        pages.used as in_row_data_page_count, pages.used as in_row_used_page_count, pages.used as used_page_count, pages.used as reserved_page_count,
-       p.broker_database
+       pages.used as in_row_reserved_page_count, 0::bigint as lob_used_page_count, 0::bigint as lob_reserved_page_count,
+       0::bigint as row_overflow_used_page_count, 0::bigint as row_overflow_reserved_page_count, p.broker_database
   from tsql.partitions p, lateral (select coalesce(pg_total_relation_size(p.object_id::bigint::oid::regclass), 0) / 8192 as used) pages;
+create view tsql.allocation_units with (security_invoker = true) as
+select p.partition_id::bigint as allocation_unit_id, 1::smallint as type, 'IN_ROW_DATA'::text as type_desc, p.partition_id::bigint as container_id,
+       1 as data_space_id, p.reserved_page_count as total_pages, p.used_page_count as used_pages, p.in_row_data_page_count as data_pages,
+       p.broker_database
+  from tsql.dm_db_partition_stats p;
 create view tsql.sql_modules with (security_invoker = true) as
 select o.object_id, tsql.as_created(coalesce(m.definition, tsql.noted_text(o.object_id::bigint::oid))) as definition, 1::smallint as uses_ansi_nulls,
        1::smallint as uses_quoted_identifier, 0::smallint as is_schema_bound, 0::smallint as uses_database_collation, 0::smallint as is_recompiled,
@@ -262,15 +271,31 @@ select -a.attrelid::bigint::integer, a.attname, a.attnum::integer, null, null, n
   join pg_class c on c.oid = a.attrelid and c.relnamespace = 'pg_catalog'::regnamespace
  where a.attnum > 0 and not a.attisdropped;
 create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
-create view tsql.indexes with (security_invoker = true) as
+-- The number of an index within its table: 1 is the primary key, 0 a heap.
+create or replace function tsql.index_number(id oid) returns integer language sql stable strict parallel safe
+return (select case when i.indisprimary then 1
+               else 1 + (select count(*) from pg_index other where other.indrelid = i.indrelid and not other.indisprimary
+                            and other.indexrelid <= i.indexrelid)::integer end
+          from pg_index i where i.indexrelid = id);
+create view tsql.every_index with (security_invoker = true) as
 select i.indrelid::bigint::integer as object_id, coalesce(obj_description(c.oid, 'pg_class'), (select obj_description(k.oid, 'pg_constraint') from pg_constraint k
-                 where k.conindid = c.oid and k.contype in ('p', 'u') limit 1), c.relname::text) as name, i.indexrelid::bigint::integer as index_id,
+                 where k.conindid = c.oid and k.contype in ('p', 'u') limit 1), c.relname::text) as name, tsql.index_number(i.indexrelid) as index_id,
        i.indisunique::integer::smallint as is_unique, i.indisprimary::integer::smallint as is_primary_key, o.broker_database,
        (case when i.indisprimary then 1 else 2 end)::smallint as type, case when i.indisprimary then 'CLUSTERED' else 'NONCLUSTERED' end as type_desc,
        1 as data_space_id, exists (select from pg_constraint u where u.conindid = i.indexrelid and u.contype = 'u')::integer::smallint as is_unique_constraint,
        0::smallint as fill_factor, 0::smallint as is_disabled, (i.indpred is not null)::integer::smallint as has_filter,
-       pg_get_expr(i.indpred, i.indrelid) as filter_definition
+       pg_get_expr(i.indpred, i.indrelid) as filter_definition, i.indexrelid as postgres_index
   from tsql.objects o join pg_index i on i.indrelid = o.object_id::bigint::oid join pg_class c on c.oid = i.indexrelid;
+create view tsql.indexes with (security_invoker = true) as
+select i.object_id, i.name, i.index_id, i.is_unique, i.is_primary_key, i.broker_database, i.type, i.type_desc, i.data_space_id, i.is_unique_constraint,
+       i.fill_factor, i.is_disabled, i.has_filter, i.filter_definition, 0::smallint as ignore_dup_key, 0::smallint as is_padded,
+       0::smallint as is_hypothetical, 1::smallint as allow_row_locks, 1::smallint as allow_page_locks, 0::smallint as auto_created
+  from tsql.every_index i
+ union all  -- a table without a primary key is a heap
+select o.object_id, null, 0, 0::smallint, 0::smallint, o.broker_database, 0::smallint, 'HEAP', 1, 0::smallint, 0::smallint, 0::smallint, 0::smallint,
+       null, 0::smallint, 0::smallint, 0::smallint, 1::smallint, 1::smallint, 0::smallint
+  from tsql.objects o
+ where o.type in ('U', 'IT') and not exists (select from pg_index i where i.indrelid = o.object_id::bigint::oid and i.indisprimary);
 
 create view tsql.information_schema_tables with (security_invoker = true) as
 select o.broker_database as table_catalog, o.schema_name as table_schema, o.name as table_name,
@@ -376,12 +401,40 @@ begin
     end if;
     return known;
 end $$;
+-- The settings that this session has sent to its connection (tsql/scope.py).
+create or replace view tsql.own_session with (security_invoker = true) as
+select pg_backend_pid() as pid, nullif(current_setting('servicebroker.tsql_login', true), '') as login,
+       nullif(current_setting('servicebroker.tsql_original_login', true), '') as original_login,
+       (select sys.shown_database_id(d.database_id, d.name) from servicebroker.databases d
+         where lower(d.name) = lower(current_setting('servicebroker.database', true))) as database_id,
+       coalesce(nullif(current_setting('servicebroker.tsql_isolation', true), ''), '2')::smallint as isolation,
+       (select coalesce(nullif(g.setting::integer, 0), -1) from pg_settings g where g.name = 'lock_timeout') as lock_timeout_ms,
+       nullif(current_setting('servicebroker.date_order', true), '') as date_order,
+       nullif(current_setting('servicebroker.date_first', true), '')::smallint as date_first,
+       decode(nullif(current_setting('servicebroker.tsql_context_info', true), ''), 'hex') as context_info;
+-- Values that only a session itself knows are those of this session, and the usual ones of others. The database of
+-- another session is unknown, unless it runs an activated task.
 create or replace view tsql.dm_exec_sessions with (security_invoker = true) as
 select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
-       a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status,
-       1::smallint as is_user_process, a.usename::text as original_login_name, a.query_start as last_request_start_time,
-       a.state_change as last_request_end_time, (a.xact_start is not null)::integer as open_transaction_count, a.pid as host_process_id
-  from pg_stat_activity a left join tsql.session_numbers n using (pid)
+       coalesce(own.login, a.usename::text) as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status,
+       (task.database_id is null)::integer::smallint as is_user_process, coalesce(own.original_login, own.login, a.usename::text) as original_login_name,
+       a.query_start as last_request_start_time, a.state_change as last_request_end_time,
+       (a.xact_start is not null)::integer as open_transaction_count, a.pid as host_process_id,
+       coalesce(own.database_id, task.database_id)::smallint as database_id, coalesce(own.database_id, task.database_id)::smallint as authenticating_database_id,
+       coalesce(own.isolation, 0)::smallint as transaction_isolation_level, coalesce(own.lock_timeout_ms, -1) as lock_timeout,
+       coalesce(own.date_order, 'mdy') as date_format, coalesce(own.date_first, 7)::smallint as date_first, own.context_info,
+       0 as cpu_time, 0 as memory_usage, 0 as total_scheduled_time,
+       coalesce(extract(epoch from greatest(a.state_change, a.query_start) - a.query_start) * 1000, 0)::integer as total_elapsed_time,
+       0::bigint as reads, 0::bigint as writes, 0::bigint as logical_reads, 2147483647 as text_size, 1::smallint as quoted_identifier, 1::smallint as arithabort,
+       1::smallint as ansi_null_dflt_on, 1::smallint as ansi_defaults, 1::smallint as ansi_warnings, 1::smallint as ansi_padding, 1::smallint as ansi_nulls,
+       1::smallint as concat_null_yields_null, 0 as deadlock_priority, 0::bigint as row_count, 0 as prev_error, null::text as nt_domain,
+       null::text as nt_user_name, 'PostgreSQL'::text as client_interface_name, 7 as client_version, 4 as endpoint_id, 1 as group_id
+  from pg_stat_activity a
+  left join tsql.session_numbers n using (pid)
+  left join tsql.own_session own using (pid)
+  left join (select t.spid as pid, sys.shown_database_id(d.database_id, d.name) as database_id
+               from servicebroker.rows_here(null::servicebroker.activated_tasks) t
+               join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id)) task using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
 -- A handle for the present or last statement of a session, by its process id. The text is PostgreSQL's SQL, not T-SQL.
 create or replace function tsql.sql_handle(pid integer) returns bytea language sql immutable strict parallel safe
@@ -415,7 +468,10 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as connect_time,
        case when a.client_addr is null then 'Shared memory' else 'TCP' end as net_transport, 'TSQL'::text as protocol_type,
        coalesce((select case when s.ssl then 'TRUE' else 'FALSE' end from pg_stat_ssl s where s.pid = a.pid), 'FALSE') as encrypt_option,
        'SQL'::text as auth_scheme, coalesce(host(a.client_addr), '<local machine>') as client_net_address, a.client_port as client_tcp_port,
-       a.state_change as last_read, a.state_change as last_write, tsql.sql_handle(a.pid) as most_recent_sql_handle
+       a.state_change as last_read, a.state_change as last_write, tsql.sql_handle(a.pid) as most_recent_sql_handle,
+       coalesce(n.spid, a.pid) as most_recent_session_id, 1946157060 as protocol_version, 4 as endpoint_id, 0::smallint as node_affinity, 0 as num_reads,
+       0 as num_writes, 4096 as net_packet_size, host(inet_server_addr()) as local_net_address, inet_server_port() as local_tcp_port,
+       md5('connection ' || a.pid || ' ' || a.backend_start)::uuid as connection_id, null::uuid as parent_connection_id
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
 create or replace view tsql.dm_tran_session_transactions with (security_invoker = true) as
@@ -441,8 +497,9 @@ select null::bytea as sql_handle, null::bytea as plan_handle, 0 as statement_sta
        0::bigint as max_physical_reads, 0::bigint as last_logical_writes, 0::bigint as min_logical_writes, 0::bigint as max_logical_writes, 0::bigint as last_logical_reads,
        0::bigint as min_logical_reads, 0::bigint as max_logical_reads, 0::bigint as last_elapsed_time, 0::bigint as min_elapsed_time, 0::bigint as max_elapsed_time where false;
 create or replace view tsql.dm_db_index_usage_stats with (security_invoker = true) as
-select shown.database_id::smallint as database_id, o.object_id, i.indexrelid::bigint::integer as index_id, i.idx_scan as user_seeks, 0::bigint as user_scans,
-       0::bigint as user_lookups, 0::bigint as user_updates
+select shown.database_id::smallint as database_id, o.object_id, tsql.index_number(i.indexrelid) as index_id, i.idx_scan as user_seeks, 0::bigint as user_scans,
+       0::bigint as user_lookups, 0::bigint as user_updates, null::timestamptz as last_user_seek, null::timestamptz as last_user_scan,
+       null::timestamptz as last_user_lookup, null::timestamptz as last_user_update
   from pg_stat_user_indexes i join tsql.every_object o on o.object_id::bigint::oid = i.relid
   join servicebroker.shown_databases shown using (database_id);
 -- Running requests. wait_type is PostgreSQL's name of the wait event.
@@ -457,8 +514,14 @@ select coalesce(n.spid, a.pid) as session_id, 0 as request_id, a.query_start as 
        (a.xact_start is not null)::integer as open_transaction_count,
        0 as cpu_time, (extract(epoch from clock_timestamp() - a.query_start) * 1000)::integer as total_elapsed_time,
        null::bytea as plan_handle, 0 as statement_start_offset, -1 as statement_end_offset, upper(a.wait_event_type || '_' || a.wait_event) as last_wait_type,
-       0::bigint as reads, 0::bigint as writes, 0::bigint as logical_reads, 0::real as percent_complete, ''::text as wait_resource
+       0::bigint as reads, 0::bigint as writes, 0::bigint as logical_reads, 0::real as percent_complete, ''::text as wait_resource,
+       s.database_id, 1 as user_id, md5('connection ' || a.pid || ' ' || a.backend_start)::uuid as connection_id, 1 as open_resultset_count,
+       coalesce(coalesce(a.backend_xid, a.backend_xmin)::text::bigint, 0) as transaction_id, s.context_info, 0::bigint as estimated_completion_time,
+       0 as scheduler_id, null::bytea as task_address, s.text_size, s.date_format, s.date_first, s.transaction_isolation_level, s.lock_timeout,
+       s.deadlock_priority, 0::bigint as row_count, 0 as prev_error, 0 as nest_level, 0 as granted_query_memory, 1 as group_id,
+       null::bytea as query_hash, null::bytea as query_plan_hash, 1 as dop
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
+  join tsql.dm_exec_sessions s on s.host_process_id = a.pid
  where a.datname = current_database() and a.backend_type = 'client backend' and a.state = 'active';
 -- Columns about the machine are null: PostgreSQL does not know them.
 create or replace view tsql.dm_os_sys_info with (security_invoker = true) as
@@ -599,5 +662,7 @@ select null::bytea as plan_handle, 0 as usecounts, 0 as size_in_bytes, ''::text 
 create or replace view tsql.sysprocesses with (security_invoker = true) as
 select s.session_id as spid, coalesce(r.blocking_session_id, 0) as blocked, coalesce(r.wait_time, 0) as waittime, r.wait_type as lastwaittype,
        s.login_name as loginame, s.host_name as hostname, s.program_name, s.status, coalesce(r.command, 'AWAITING COMMAND') as cmd, s.login_time,
-       coalesce(r.open_transaction_count, 0) as open_tran
+       coalesce(r.open_transaction_count, 0) as open_tran, s.database_id as dbid, 0::smallint as kpid, 0 as cpu, 0::bigint as physical_io, 0 as memusage,
+       s.last_request_start_time as last_batch, 0::smallint as ecid, s.host_process_id::text as hostprocess, s.nt_domain, s.nt_user_name as nt_username,
+       s.context_info, coalesce(r.sql_handle, tsql.sql_handle(s.host_process_id)) as sql_handle, coalesce(r.wait_resource, '') as waitresource
   from tsql.dm_exec_sessions s left join tsql.dm_exec_requests r using (session_id);

@@ -29,7 +29,7 @@ from servicebroker.tsql.interpreter.procedures.session_functions import (
     serialize_caught_error,
     serialize_session_context,
 )
-from servicebroker.tsql.interpreter.set_options import LOCKING_LEVELS
+from servicebroker.tsql.interpreter.set_options import ISOLATION_NUMBERS, LOCKING_LEVELS, READ_COMMITTED
 from servicebroker.tsql.interpreter.simple_expressions import Value
 from servicebroker.tsql.interpreter.statement_runner import run_definition, run_statement
 from servicebroker.tsql.interpreter.violations import translate_violation
@@ -41,6 +41,7 @@ from servicebroker.tsql.scope import (
     DATE_FIRST_SETTING,
     DATE_ORDER_SETTING,
     ERROR,
+    ISOLATION_SETTING,
     LOGIN,
     ORIGINAL_LOGIN,
     USER,
@@ -68,7 +69,8 @@ from servicebroker.tsql.types import NVARCHAR, VARIANT
 _FILLS_EXISTING_TABLE = re.compile(r"\A\s*(?:with\b.*?\b)?(?:insert|merge|update|delete)\b", re.IGNORECASE | re.DOTALL)
 _CHANGES_ROWS = re.compile(r"\A\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
 _MAY_READ_SESSION = re.compile(
-    r"\b(?:insert|update|merge|into|transmission_queue|(?:user|login)_token)\b", re.IGNORECASE
+    r"\b(?:insert|update|merge|into|transmission_queue|(?:user|login)_token|dm_exec_(?:sessions|requests)|sysprocesses)\b",
+    re.IGNORECASE,
 )
 _MAY_READ_CATALOG = re.compile(
     r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(|property\s*\(", re.IGNORECASE
@@ -436,6 +438,7 @@ class Queries:
             self._sent_settings is not None
             or self.user_functions.has_called_any
             or self.machine.dates != US_ENGLISH
+            or self.machine.isolation != READ_COMMITTED
             or not self.machine.database.user.is_dbo
         )
         if not (may_ask or _matches(_MAY_READ_SESSION, text)):
@@ -674,6 +677,7 @@ def _session_settings(machine: Machine) -> dict[str, str]:
         CONTEXT_INFO: (machine.context_info or b"").hex(),
         DATE_ORDER_SETTING: "" if machine.dates.order == US_ENGLISH.order else machine.dates.order,
         DATE_FIRST_SETTING: "" if machine.dates.first == US_ENGLISH.first else str(machine.dates.first),
+        ISOLATION_SETTING: "" if machine.isolation == READ_COMMITTED else str(ISOLATION_NUMBERS[machine.isolation]),
         ERROR: serialize_caught_error(machine) if machine.caught_errors else "",
     }
 

@@ -40,7 +40,10 @@ _CONTEXT_INFO_TYPE = SqlType("binary", 128)
 SNAPSHOT = "SNAPSHOT"
 # levels under which a transaction locks the tables that it reads; see `Queries._read_locks`
 LOCKING_LEVELS = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
-_ISOLATION_LEVELS = frozenset({"READ UNCOMMITTED", "READ COMMITTED", SNAPSHOT}) | LOCKING_LEVELS
+READ_COMMITTED = "READ COMMITTED"
+ISOLATION_NUMBERS = {  # in sys.dm_exec_sessions
+    "READ UNCOMMITTED": 1, READ_COMMITTED: 2, "REPEATABLE READ": 3, "SERIALIZABLE": 4, SNAPSHOT: 5
+}  # fmt: skip
 
 
 def set_option(machine: Machine, statement: SetOption) -> None:
@@ -143,7 +146,7 @@ def _set_isolation_level(machine: Machine, level: str, statement: SetOption) -> 
 def _check_option(option: str, value: str, statement: SetOption) -> None:
     """Refuse an unknown or unsupported option, and a value that it cannot have."""
     if option == "TRANSACTION ISOLATION LEVEL":
-        if value not in _ISOLATION_LEVELS:
+        if value not in ISOLATION_NUMBERS:
             raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
     elif option in ALWAYS_ON | ALWAYS_OFF:
         if value not in ("ON", "OFF"):

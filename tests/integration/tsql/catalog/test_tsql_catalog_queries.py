@@ -57,6 +57,44 @@ def test_monitoring_scripts_find_what_they_join(db: sb.Database) -> None:
     assert one(db, "SELECT broker_instance FROM sys.routes WHERE name = 'r'") == "6F9619FF-8B86-D011-B42D-00C04FC964FF"
 
 
+def test_a_session_finds_its_own_options(db: sb.Database) -> None:
+    own = "FROM sys.{} WHERE session_id = @@SPID"
+    options = "SELECT DB_NAME(database_id), transaction_isolation_level, lock_timeout, date_format, quoted_identifier "
+    options += own.format("dm_exec_sessions")
+    assert told(db, options) == [[(db.name, 2, -1, "mdy", True)]]
+    changed = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE; SET LOCK_TIMEOUT 5000; SET DATEFORMAT dmy; "
+    requests = "SELECT DB_NAME(database_id), transaction_isolation_level " + own.format("dm_exec_requests")
+    assert told(db, changed + options + "; " + requests) == [[(db.name, 4, 5000, "dmy", True)], [(db.name, 4)]]
+
+
+def test_sizes_of_tables_join_indexes_partitions_and_units(db: sb.Database) -> None:
+    db.execute_tsql("""
+    CREATE TABLE Heaped (a int, b int); CREATE INDEX ix_b ON Heaped (b); INSERT Heaped VALUES (1, 2), (3, 4)
+    CREATE TABLE Keyed (a int CONSTRAINT pk_keyed PRIMARY KEY, b int CONSTRAINT uq_keyed UNIQUE)
+    CREATE TABLE Pointing (a int REFERENCES Keyed (b))
+    """)
+    tables = "IN (OBJECT_ID('Heaped'), OBJECT_ID('Keyed'))"
+    indexes = f"SELECT OBJECT_NAME(object_id), index_id, name, type_desc FROM sys.indexes WHERE object_id {tables}"
+    assert sorted(rows(db, indexes)) == [
+        ("Heaped", 0, None, "HEAP"),
+        ("Heaped", 2, "ix_b", "NONCLUSTERED"),
+        ("Keyed", 1, "pk_keyed", "CLUSTERED"),
+        ("Keyed", 2, "uq_keyed", "NONCLUSTERED"),
+    ]
+    sizes = f"""SELECT t.name, i.index_id, p.rows, SUM(u.total_pages) / SUM(u.used_pages) FROM sys.tables t
+    JOIN sys.indexes i ON i.object_id = t.object_id
+    JOIN sys.partitions p ON p.object_id = i.object_id AND p.index_id = i.index_id
+    JOIN sys.allocation_units u ON u.container_id = p.partition_id WHERE t.object_id {tables} AND i.index_id < 2
+    GROUP BY t.name, i.index_id, p.rows ORDER BY t.name"""
+    assert [row[:3] for row in rows(db, sizes)] == [("Heaped", 0, 2), ("Keyed", 1, 0)]
+    assert rows(db, "SELECT k.name FROM sys.foreign_keys f JOIN sys.key_constraints k ON k.unique_index_id = "
+                "f.key_index_id AND k.parent_object_id = f.referenced_object_id "
+                "WHERE f.parent_object_id = OBJECT_ID('Pointing')") == [("uq_keyed",)]  # fmt: skip
+    locks = "SELECT DISTINCT resource_type, request_mode, DB_NAME(resource_database_id) FROM sys.dm_tran_locks "
+    locks += "WHERE request_session_id = @@SPID AND resource_associated_entity_id = OBJECT_ID('Heaped')"
+    assert told(db, f"SET NOCOUNT ON; BEGIN TRAN; DELETE Heaped; {locks}; ROLLBACK") == [[("OBJECT", "IX", db.name)]]
+
+
 def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
     db.execute_tsql("""CREATE LOGIN Known WITH PASSWORD = 'Secret 1'; CREATE USER Known FOR LOGIN Known
     CREATE USER Alone WITHOUT LOGIN; CREATE ROLE Readers""")
@@ -90,7 +128,7 @@ def test_users_are_found_by_the_sid_of_their_login(db: sb.Database) -> None:
         ("SELECT * FROM msdb.dbo.sysjobs", "'msdb.dbo.sysjobs'. SQL Server Agent is not supported"),
         ("SELECT * FROM msdb..backupset", "See the page on backups."),
         ("SELECT * FROM master..sysperfinfo", "Use PostgreSQL's own views"),
-        ("SELECT * FROM sys.allocation_units", "This view of SQL Server is not supported"),
+        ("SELECT * FROM sys.all_parameters", "This view of SQL Server is not supported"),
     ],
 )
 def test_what_the_catalog_of_sql_server_has_besides_is_known(db: sb.Database, query: str, shown: str) -> None:

@@ -50,7 +50,7 @@ def shop(instance: sb.Instance) -> sb.Database:
         ("'OwnRights.sys.conversation_endpoints', 'OBJECT', 'INSERT'", 0, 0, 0),
         ("'INFORMATION_SCHEMA.TABLES', 'OBJECT', 'ANY'", 1, 1, 1),
         ("'sys.nothing', 'OBJECT', 'SELECT'", None, None, None),
-        ("'sys.allocation_units', 'OBJECT', 'SELECT'", None, None, None),
+        ("'sys.all_parameters', 'OBJECT', 'SELECT'", None, None, None),
     ],
 )
 def test_who_may(shop: sb.Database, asked: str, dbo: int | None, clerk: int | None, writer: int | None) -> None:

@@ -66,7 +66,7 @@ select case t.type when 'PK' then 'PRIMARY KEY (clustered)' when 'UQ' then 'UNIQ
        when 'C' then t.definition when 'D' then t.definition
        else (select string_agg(c.name, ', ' order by p.key_ordinal) from tsql.index_columns p
                join tsql.every_column c on c.object_id = $1 and c.column_id = p.column_id
-              where p.index_id = t.unique_index_id and p.key_ordinal > 0) end,
+              where p.object_id = $1 and p.index_id = t.unique_index_id and p.key_ordinal > 0) end,
        (select format('REFERENCES %s.%s.%s (%s)', r.broker_database, r.schema_name, r.name,
                       string_agg(c.name, ', ' order by p.constraint_column_id))
           from tsql.every_object r join tsql.foreign_key_columns p on p.constraint_object_id = t.object_id

@@ -34,7 +34,14 @@ TSQL_VIEWS = frozenset(
         "all_columns",
     }
     | {"key_constraints", "foreign_keys", "foreign_key_columns", "check_constraints", "default_constraints"}
-    | {"computed_columns", "index_columns", "database_files", "dm_tran_locks", "dm_exec_connections"}
+    | {
+        "computed_columns",
+        "index_columns",
+        "database_files",
+        "dm_tran_locks",
+        "dm_exec_connections",
+        "allocation_units",
+    }
     | {"dm_tran_session_transactions", "dm_tran_active_transactions", "dm_os_wait_stats", "dm_os_waiting_tasks"}
     | {"database_principals", "syslogins", "trigger_events", "servers", "stats"}
     | {"credentials", "sql_expression_dependencies", "dm_exec_cached_plans", "sysprocesses"}

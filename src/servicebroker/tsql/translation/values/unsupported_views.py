@@ -19,7 +19,7 @@ _OF_THE_CATALOG = re.compile(
     r"(?:availability|change_tracking|column_encryption|column_master|column_store|cryptographic|fulltext|masked|memory_optimized|"
     r"module_assembly|numbered|external|query_store|remote_data|resource_governor|security|selective_xml|server_audit|server_event_session|"
     r"server_role|server_trigger|spatial|system|trusted|xml_index|database_(?:audit|automatic|credential|event_session|"
-    r"filestream|mirroring|query_store|recovery|scoped))\w*|all_(?:parameters|sql_modules|views)|allocation_units|assembly_\w+|backup_devices|"
+    r"filestream|mirroring|query_store|recovery|scoped))\w*|all_(?:parameters|sql_modules|views)|assembly_\w+|backup_devices|"
     r"column_\w+_usages|destination_data_spaces|edge_constraints|extended_procedures|filetables|hash_indexes|http_endpoints|"
     r"linked_logins|remote_logins|openkeys|parameter_\w+_usages|partition_parameters|periods|plan_guides|securable_classes|"
     r"server_(?:assembly_modules|file_audits|principal_credentials|sql_modules)|soap_endpoints|sql_dependencies|stats_columns|"

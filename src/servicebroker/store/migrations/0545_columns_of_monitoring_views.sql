@@ -1,0 +1,1 @@
+-- Columns of views for monitoring, and numbers of indexes, in store/tsql. Every migration makes the library anew.
