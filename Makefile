@@ -71,15 +71,19 @@ ALONE := tests/integration/security/test_fence.py::test_a_ledger_of_others_stays
     tests/integration/between_instances/test_hostile.py::test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody
 
 # one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)
-test: install
+test: install $(VENV)/spark.jsa
 	$(PYTEST) --reruns 1 $(ALONE:%=--deselect %)
 	$(BIN)/python -m pytest --seed $(SEED) $(ON_POSTGRES) --reruns 1 $(ALONE)
+
+# Java spends half of Spark's start on loading classes: the tests start it some 30 times
+$(VENV)/spark.jsa: $(VENV)/installed
+	@$(BIN)/python tools/spark_classes.py $@ >/dev/null 2>&1 || true  # without Java the tests of Spark are skipped
 
 # test modules are compiled at their first import: here once, and not by all processes of `test` at the same time
 modules:
 	-@$(BIN)/python -m pytest --collect-only -q -n 0 >/dev/null
 
-test-all: install
+test-all: install $(VENV)/spark.jsa
 	$(PYTEST) --reruns 1 --full $(ALONE:%=--deselect %)
 	$(BIN)/python -m pytest --seed $(SEED) $(ON_POSTGRES) --reruns 1 --full $(ALONE)
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -127,8 +128,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Java compiles what it runs a second time, at length: that pays after minutes, and a test of Spark takes seconds
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SPARK_CLASSES = Path(sys.prefix, "spark.jsa")  # by tools/spark_classes.py
+if _SPARK_CLASSES.exists():
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{JAVA_OPTIONS} -XX:SharedArchiveFile={_SPARK_CLASSES} -Xlog:disable")
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ.setdefault(_options, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ.setdefault(_options, JAVA_OPTIONS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
